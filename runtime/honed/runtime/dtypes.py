@@ -1,0 +1,62 @@
+"""The element types honed carries, under each of the three names they go by.
+
+Open Inference Protocol names are on the socket, NumPy names in Python and in `.honed` files, OpenCL C
+names in kernels. A bool is one byte, 0 or 1, everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import InvalidArgument
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """One element type."""
+
+    name: str  # NumPy's
+    datatype: str  # the Open Inference Protocol's
+    opencl: str  # OpenCL C's
+    itemsize: int  # bytes
+
+    @property
+    def numpy(self) -> np.dtype[np.generic]:
+        """The NumPy dtype."""
+        return np.dtype(self.name)
+
+
+DTYPES: tuple[DType, ...] = (
+    DType("bool", "BOOL", "uchar", 1),
+    DType("uint8", "UINT8", "uchar", 1),
+    DType("uint16", "UINT16", "ushort", 2),
+    DType("uint32", "UINT32", "uint", 4),
+    DType("uint64", "UINT64", "ulong", 8),
+    DType("int8", "INT8", "char", 1),
+    DType("int16", "INT16", "short", 2),
+    DType("int32", "INT32", "int", 4),
+    DType("int64", "INT64", "long", 8),
+    DType("float16", "FP16", "half", 2),
+    DType("float32", "FP32", "float", 4),
+    DType("float64", "FP64", "double", 8),
+)
+_BY_NAME = {d.name: d for d in DTYPES}
+_BY_DATATYPE = {d.datatype: d for d in DTYPES}
+
+
+def dtype(name: str) -> DType:
+    """The type NumPy calls `name`; raises InvalidArgument where honed does not carry it."""
+    found = _BY_NAME.get(name)
+    if found is None:
+        raise InvalidArgument(f"element type {name!r} is not supported; use one of {', '.join(_BY_NAME)}")
+    return found
+
+
+def from_datatype(datatype: str) -> DType:
+    """The type the Open Inference Protocol calls `datatype`; raises InvalidArgument for others."""
+    found = _BY_DATATYPE.get(datatype)
+    if found is None:
+        raise InvalidArgument(f"datatype {datatype!r} is not supported; use one of {', '.join(_BY_DATATYPE)}")
+    return found

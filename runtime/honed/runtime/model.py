@@ -1,0 +1,155 @@
+"""What a compiled model says: the header of a `.honed` file as frozen dataclasses.
+
+The compiler fills these in, `modelfile` writes and reads them, the executor binds them. Nothing here
+does I/O and nothing is checked here; `validate` holds every rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from .profile import DeviceProfile
+
+FORMAT_VERSION = 1
+CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can be mapped
+Place = Literal["input", "output", "constant", "scratch"]
+Attr = int | float | str | bool | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where the model came from."""
+
+    sha256: str  # of the ONNX file as it was given
+    filename: str
+    producer: str
+    opset: int
+    precision: str  # of the arithmetic: "fp32", "fp16" or "mixed"
+    notes: tuple[str, ...]  # what the user should know, one sentence each (fallbacks, bound shapes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """A tensor in device memory: dense, row-major.
+
+    `offset` (bytes) counts from the start of the constant section for place "constant" and from the
+    start of the scratch arena for "scratch"; it is 0 for inputs and outputs, which are allocations of
+    their own so that the host can map them.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    place: Place
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """A named input or output. Where `dtype` differs from its buffer's, the executor casts at the border."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    buffer: int  # index into CompiledModel.buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelArg:
+    """One `__global` pointer argument of a kernel."""
+
+    dtype: str
+    nbytes: int  # the least the buffer bound to it must hold
+    access: Literal["read", "write", "readwrite"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """One entry of an OpenCL C source with its launch geometry.
+
+    `grid` is in work-groups and `block` in work-items per work-group, each (x, y, z).
+    `flops` and `bytes` are what one launch must at least compute (operations) and move (bytes).
+    """
+
+    name: str  # unique in the model, what profiles show
+    source: int  # index into CompiledModel.sources
+    entry: str
+    args: tuple[KernelArg, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    flops: int
+    bytes: int
+    task: str  # the tuning task it came from
+    schedule: str  # what scheduled it: a default rule's name, or a record's id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Enqueue kernel number `kernel` on `buffers`, in the order of its arguments."""
+
+    kernel: int
+    buffers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copy:
+    """Copy the bytes of one buffer to another of the same size."""
+
+    source: int
+    target: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostCall:
+    """Run a NumPy function of `hostcalls` on the host between two launches."""
+
+    function: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    attrs: dict[str, Attr]
+
+
+Step = Launch | Copy | HostCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Inputs with the outputs an independent reference gave for them.
+
+    The tuples hold indices of constant buffers, in the order of the model's inputs and outputs and in
+    the types the user sees. `tolerance[i]` is the largest allowed |difference| over the largest
+    |reference value| of output i (0: equal).
+    """
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    tolerance: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What the compiled form was compared with."""
+
+    reference: str  # name and version of the evaluator
+    probes: tuple[Probe, ...]
+    device: str | None  # the device the comparison ran on when compiling; None: not run there
+    error: tuple[float, ...]  # per output, the largest over the probes; empty where not run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledModel:
+    """A whole compiled model, without the bytes of its constants."""
+
+    source: Source
+    compiler: dict[str, str]  # name -> version of what made it
+    device: DeviceProfile
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    buffers: tuple[Buffer, ...]
+    arena_bytes: int
+    constant_bytes: int
+    sources: tuple[str, ...]  # OpenCL C
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+    proof: Proof | None
