@@ -1,0 +1,297 @@
+"""The demo model: a LightGlue matcher with seeded weights, made with onnx.helper and NumPy alone.
+
+The architecture is LightGlue's ("LightGlue: Local Feature Matching at Light Speed", Lindenberger, Sarlin
+and Pollefeys, ICCV 2023): nine layers, each a self-attention with rotary position encoding and a
+cross-attention, for both images; then a double log-softmax over the similarities plus the logarithm of
+both points' matchability. The operators are the ones an exporter writes. The weights are random but not
+arbitrary: the network leaves a descriptor recognisable, so it really matches what `example_inputs` gives.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from honed.runtime.errors import InvalidArgument
+
+from .graph import GraphBuilder
+
+OPSET = 17  # the first with LayerNormalization
+IR_VERSION = 8  # of the ONNX release that brought opset 17
+LAYERS = 9
+HEADS = 4
+WIDTH = 256
+HEAD_WIDTH = WIDTH // HEADS
+KEYPOINTS = 192  # per image, by default
+MAX_KEYPOINTS = 4096
+
+_UPDATE = 0.2  # size of what a block adds to a descriptor, next to the descriptor's own
+_SIMILARITY = 0.9  # gain of the final projection: how far matches stand out in the scores
+_MATCHABLE = 2.0  # bias of the matchability: most points are taken to have a partner
+_EPSILON = 1e-5
+
+
+def build(keypoints: int | None = KEYPOINTS, seed: int = 0) -> onnx.ModelProto:
+    """The matcher as an ONNX model (opset 17) for `keypoints` points per image; None: symbolic, named N.
+
+    Inputs, float32: kpts0 and kpts1 [1, N, 2] (x and y, each normalised to -1..1), desc0 and desc1
+    [1, N, 256] (elements of about unit size). Outputs, float32: scores [1, N, N], the log-probability
+    that point i of image 0 is point j of image 1; matchability0 and matchability1 [1, N], the
+    probability that a point has a partner at all. The same seed gives the same weights. Raises
+    InvalidArgument for a number of keypoints outside 1..4096.
+    """
+    _check(keypoints)
+    size: int | str = "N" if keypoints is None else keypoints
+    net = _Matcher(np.random.default_rng(seed))
+    net.matcher()
+    model = net.graph.model(
+        "lightglue",
+        {
+            "kpts0": (1, size, 2),
+            "kpts1": (1, size, 2),
+            "desc0": (1, size, WIDTH),
+            "desc1": (1, size, WIDTH),
+        },
+        {"scores": (1, size, size), "matchability0": (1, size), "matchability1": (1, size)},
+        opset=OPSET,
+        ir_version=IR_VERSION,
+    )
+    onnx.checker.check_model(model)
+    return model
+
+
+def write(
+    path: str | os.PathLike[str], keypoints: int = KEYPOINTS, symbolic: bool = False, seed: int = 0
+) -> Path:
+    """Write the model to `path` (45 MB), with a symbolic N where `symbolic`.
+
+    The file is replaced whole or not at all. Raises OSError where it cannot be written.
+    """
+    target = Path(path)
+    data = build(None if symbolic else keypoints, seed).SerializeToString(deterministic=True)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.write_bytes(data)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def example_inputs(keypoints: int = KEYPOINTS, seed: int = 0) -> dict[str, np.ndarray]:
+    """Two views of one scene for the model, float32: image 1 shows the points of image 0 in another order.
+
+    Its points are turned and shifted a little and its descriptors carry noise; point `i` of image 0 is
+    point `partners(keypoints, seed)[i]` of image 1.
+    """
+    _check(keypoints)
+    rng = np.random.default_rng([seed, 1])
+    order = rng.permutation(keypoints)
+    kpts0 = rng.uniform(-0.9, 0.9, (keypoints, 2))
+    desc0 = rng.standard_normal((keypoints, WIDTH))
+    angle = 0.1
+    turn = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    kpts1 = (kpts0 @ turn.T + (0.03, -0.02))[order]
+    desc1 = (desc0 + 0.3 * rng.standard_normal(desc0.shape))[order]
+    values = {"kpts0": kpts0, "kpts1": kpts1, "desc0": desc0, "desc1": desc1}
+    return {name: np.ascontiguousarray(value[None], np.float32) for name, value in values.items()}
+
+
+def partners(keypoints: int = KEYPOINTS, seed: int = 0) -> np.ndarray:
+    """The true matches of `example_inputs`: int64 [keypoints], for each point of image 0 its index in image 1."""
+    _check(keypoints)
+    order = np.random.default_rng([seed, 1]).permutation(keypoints)
+    return np.argsort(order)
+
+
+def _check(keypoints: int | None) -> None:
+    if keypoints is not None and not 1 <= keypoints <= MAX_KEYPOINTS:
+        raise InvalidArgument(f"keypoints is {keypoints}; give a number from 1 to {MAX_KEYPOINTS}")
+
+
+class _Matcher:
+    """Writes the network into a GraphBuilder; weights are drawn when first used and shared by both images."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.graph = GraphBuilder()
+        self._rng = rng
+        self._weights: dict[str, np.ndarray] = {}
+
+    def matcher(self) -> None:
+        """Everything from the four inputs to the three outputs."""
+        desc0, desc1 = "desc0", "desc1"
+        rotary0 = self.rotary("posenc0", "kpts0")
+        rotary1 = self.rotary("posenc1", "kpts1")
+        for layer in range(LAYERS):
+            name = f"layers.{layer}"
+            desc0 = self.self_block(name, 0, desc0, rotary0)
+            desc1 = self.self_block(name, 1, desc1, rotary1)
+            desc0, desc1 = self.cross_block(name, desc0, desc1)
+        self.assignment(desc0, desc1)
+
+    def rotary(self, name: str, keypoints: str) -> tuple[str, str]:
+        """Cosines and sines [1, 1, N, 64] of a learnt Fourier encoding of the positions, each one twice."""
+        g = self.graph
+        weight = self.weight("posenc.Wr.weight", 2, HEAD_WIDTH // 2, 1.0)
+        angles = g.op(f"{name}/Wr/matmul", "MatMul", keypoints, weight)
+        pair = []
+        for kind in ("Cos", "Sin"):
+            part = f"{name}/{kind.lower()}"
+            value = g.op(f"{part}/value", kind, angles)
+            column = g.op(f"{part}/unsqueeze", "Unsqueeze", value, g.integers(3))
+            twice = g.op(f"{part}/twice", "Concat", column, column, axis=3)
+            pair.append(g.op(f"{part}/heads", "Reshape", twice, g.integers(1, 1, -1, HEAD_WIDTH)))
+        return pair[0], pair[1]
+
+    def rotate(self, name: str, x: str, rotary: tuple[str, str]) -> str:
+        """Turn each pair of channels of x [1, 4, N, 64] by its angle: x cos + (-odd, even) sin."""
+        g = self.graph
+        pairs = g.op(f"{name}/pairs", "Reshape", x, g.integers(1, HEADS, -1, HEAD_WIDTH // 2, 2))
+        even = g.op(f"{name}/even", "Gather", pairs, g.index(0), axis=4)
+        odd = g.op(f"{name}/odd", "Gather", pairs, g.index(1), axis=4)
+        minus = g.op(f"{name}/neg", "Neg", odd)
+        left = g.op(f"{name}/left", "Unsqueeze", minus, g.integers(4))
+        right = g.op(f"{name}/right", "Unsqueeze", even, g.integers(4))
+        crossed = g.op(f"{name}/concat", "Concat", left, right, axis=4)
+        turned = g.op(f"{name}/turned", "Reshape", crossed, g.integers(1, HEADS, -1, HEAD_WIDTH))
+        by_cos = g.op(f"{name}/mul_cos", "Mul", x, rotary[0])
+        by_sin = g.op(f"{name}/mul_sin", "Mul", turned, rotary[1])
+        return g.op(f"{name}/add", "Add", by_cos, by_sin)
+
+    def self_block(self, layer: str, image: int, x: str, rotary: tuple[str, str]) -> str:
+        """Attention of one image's points to each other, then the update of x [1, N, 256]."""
+        g, weights, name = self.graph, f"{layer}.self", f"{layer}/self{image}"
+        qkv = self.linear(f"{name}/qkv", x, f"{weights}.qkv", WIDTH, 3 * WIDTH)
+        split = g.op(f"{name}/split", "Reshape", qkv, g.integers(1, -1, HEADS, HEAD_WIDTH, 3))
+        heads = g.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3, 4])
+        q, k, v = (
+            g.op(f"{name}/{part}", "Gather", heads, g.index(i), axis=4) for i, part in enumerate("qkv")
+        )
+        q = self.rotate(f"{name}/rotary_q", q, rotary)
+        k = self.rotate(f"{name}/rotary_k", k, rotary)
+        message = self.linear(
+            f"{name}/out_proj", self.attention(name, q, k, v), f"{weights}.out_proj", WIDTH, WIDTH
+        )
+        return self.update(f"{name}/ffn", x, message, f"{weights}.ffn")
+
+    def cross_block(self, layer: str, x0: str, x1: str) -> tuple[str, str]:
+        """Attention of each image's points to the other's, then the update of both [1, N, 256]."""
+        weights = f"{layer}.cross"
+        names = (f"{layer}/cross0", f"{layer}/cross1")
+        points = (x0, x1)
+        qk = [
+            self.heads(f"{n}/to_qk", self.linear(f"{n}/to_qk", x, f"{weights}.to_qk", WIDTH, WIDTH))
+            for n, x in zip(names, points, strict=True)
+        ]
+        v = [
+            self.heads(f"{n}/to_v", self.linear(f"{n}/to_v", x, f"{weights}.to_v", WIDTH, WIDTH))
+            for n, x in zip(names, points, strict=True)
+        ]
+        updated = []
+        for image, (name, x) in enumerate(zip(names, points, strict=True)):
+            other = 1 - image
+            merged = self.attention(name, qk[image], qk[other], v[other])
+            message = self.linear(f"{name}/to_out", merged, f"{weights}.to_out", WIDTH, WIDTH)
+            updated.append(self.update(f"{name}/ffn", x, message, f"{weights}.ffn"))
+        return updated[0], updated[1]
+
+    def heads(self, name: str, x: str) -> str:
+        """[1, N, 256] to [1, 4, N, 64]."""
+        g = self.graph
+        split = g.op(f"{name}/split", "Reshape", x, g.integers(1, -1, HEADS, HEAD_WIDTH))
+        return g.op(f"{name}/heads", "Transpose", split, perm=[0, 2, 1, 3])
+
+    def attention(self, name: str, q: str, k: str, v: str) -> str:
+        """softmax(q k^T / 8) v over the heads [1, 4, N, 64], merged to [1, N, 256]."""
+        g = self.graph
+        keys = g.op(f"{name}/attention/keys", "Transpose", k, perm=[0, 1, 3, 2])
+        products = g.op(f"{name}/attention/scores", "MatMul", q, keys)
+        scaled = g.op(f"{name}/attention/scaled", "Mul", products, g.scalar(HEAD_WIDTH**-0.5))
+        weights = g.op(f"{name}/attention/softmax", "Softmax", scaled, axis=-1)
+        values = g.op(f"{name}/attention/values", "MatMul", weights, v)
+        rows = g.op(f"{name}/attention/rows", "Transpose", values, perm=[0, 2, 1, 3])
+        return g.op(f"{name}/attention/merged", "Reshape", rows, g.integers(1, -1, WIDTH))
+
+    def update(self, name: str, x: str, message: str, weights: str) -> str:
+        """Give x + W2 gelu(norm(W1 [x, message])), the feed-forward of every block; [1, N, 256]."""
+        g = self.graph
+        both = g.op(f"{name}/concat", "Concat", x, message, axis=2)
+        wide = self.linear(f"{name}/fc1", both, f"{weights}.fc1", 2 * WIDTH, 2 * WIDTH)
+        normed = g.op(
+            f"{name}/norm",
+            "LayerNormalization",
+            wide,
+            self.vector(f"{weights}.norm.weight", 2 * WIDTH, mean=1.0),
+            self.vector(f"{weights}.norm.bias", 2 * WIDTH),
+            axis=-1,
+            epsilon=_EPSILON,
+        )
+        active = self.gelu(f"{name}/gelu", normed)
+        change = self.linear(f"{name}/fc2", active, f"{weights}.fc2", 2 * WIDTH, WIDTH, gain=_UPDATE)
+        return g.op(f"{name}/add", "Add", x, change)
+
+    def gelu(self, name: str, x: str) -> str:
+        """Give x (1 + erf(x / sqrt 2)) / 2, written out as exporters do below opset 20."""
+        g = self.graph
+        scaled = g.op(f"{name}/div", "Div", x, g.scalar(math.sqrt(2.0)))
+        erf = g.op(f"{name}/erf", "Erf", scaled)
+        shifted = g.op(f"{name}/add", "Add", erf, g.scalar(1.0))
+        product = g.op(f"{name}/mul", "Mul", x, shifted)
+        return g.op(f"{name}/half", "Mul", product, g.scalar(0.5))
+
+    def assignment(self, desc0: str, desc1: str) -> None:
+        """The three outputs: log-assignment scores and both images' matchability."""
+        g = self.graph
+        projected = [
+            g.op(
+                f"assignment/scaled{i}",
+                "Mul",
+                self.linear(f"assignment/final_proj{i}", x, "assignment.final_proj", WIDTH, WIDTH),
+                g.scalar(WIDTH**-0.25),
+            )
+            for i, x in enumerate((desc0, desc1))
+        ]
+        columns = g.op("assignment/columns", "Transpose", projected[1], perm=[0, 2, 1])
+        similarity = g.op("assignment/similarity", "MatMul", projected[0], columns)
+        by_row = g.op("assignment/log_softmax0", "LogSoftmax", similarity, axis=2)
+        by_column = g.op("assignment/log_softmax1", "LogSoftmax", similarity, axis=1)
+        logs = []
+        for i, desc in enumerate((desc0, desc1)):
+            name = f"assignment/matchability{i}"
+            logit = self.linear(name, desc, "assignment.matchability", WIDTH, 1)
+            probability = g.op(f"{name}/sigmoid", "Sigmoid", logit)
+            logs.append(g.op(f"{name}/log", "Log", probability))
+            g.op(f"matchability{i}", "Squeeze", probability, g.integers(2))
+        other = g.op("assignment/certainty1", "Transpose", logs[1], perm=[0, 2, 1])
+        certainty = g.op("assignment/certainty", "Add", logs[0], other)
+        assigned = g.op("assignment/assigned", "Add", by_row, by_column)
+        g.op("scores", "Add", assigned, certainty)
+
+    def linear(self, name: str, x: str, weights: str, inputs: int, outputs: int, *, gain: float = 1.0) -> str:
+        """Give x W + b, with W [inputs, outputs] as exporters transpose it."""
+        g = self.graph
+        matrix = self.weight(f"{weights}.weight", inputs, outputs, gain / math.sqrt(inputs))
+        product = g.op(f"{name}/matmul", "MatMul", x, matrix)
+        return g.op(f"{name}/add", "Add", product, self.vector(f"{weights}.bias", outputs))
+
+    def weight(self, name: str, inputs: int, outputs: int, deviation: float) -> str:
+        """A random matrix; the final projection is near the identity, so that matches stand out."""
+        if name not in self._weights:
+            value = self._rng.standard_normal((inputs, outputs), np.float32) * np.float32(deviation)
+            if name == "assignment.final_proj.weight":
+                value = np.float32(0.1) * value + np.float32(_SIMILARITY) * np.eye(inputs, dtype=np.float32)
+            self._weights[name] = value
+        return self.graph.constant(name, self._weights[name])
+
+    def vector(self, name: str, length: int, *, mean: float = 0.0) -> str:
+        """A bias or a norm's weights: small random values around `mean`."""
+        if name not in self._weights:
+            value = self._rng.standard_normal(length, np.float32) * np.float32(0.05) + np.float32(mean)
+            if name == "assignment.matchability.bias":
+                value = value + np.float32(_MATCHABLE)
+            self._weights[name] = value
+        return self.graph.constant(name, self._weights[name])
