@@ -1,0 +1,26 @@
+"""Runs compiled models, in this process or through the honed service.
+
+`Client` and `AsyncClient` talk to the service and need only NumPy and msgpack; `load` runs a `.honed`
+file here and needs pyopencl. Each is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient
+    from .client import Client
+    from .executor import load
+
+__all__ = ["AsyncClient", "Client", "load"]
+
+_HOMES = {"AsyncClient": ".aio", "Client": ".client", "load": ".executor"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home, __name__), name)

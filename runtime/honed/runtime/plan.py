@@ -1,0 +1,157 @@
+"""The rules of a plan's steps: what each may touch, what is written when, and which memory is shared.
+
+A buffer is live from its first use to its last. Two scratch buffers may share bytes only where they are never
+live at the same step. "readwrite" means that a kernel reads back what it wrote itself or updates in place, so
+it counts as a write when it comes first.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import hostcalls
+from .errors import InvalidArgument, ModelFileError
+from .model import CompiledModel, Copy, HostCall, Launch, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One buffer touched by one step."""
+
+    buffer: int
+    reads: bool  # needs to have been written before
+    writes: bool
+
+
+def check(model: CompiledModel) -> None:
+    """Raise ModelFileError unless every step is possible where it stands."""
+    for i, step in enumerate(model.steps):
+        _check_step(model, f"step {i}", step)
+    _check_order(model)
+    _check_sharing(model)
+
+
+def uses(model: CompiledModel, step: Step) -> Iterator[Use]:
+    """Every buffer `step` touches, in the order of its arguments."""
+    if isinstance(step, Launch):
+        for arg, index in zip(model.kernels[step.kernel].args, step.buffers, strict=True):
+            yield Use(index, reads=arg.access == "read", writes=arg.access != "read")
+    elif isinstance(step, Copy):
+        yield Use(step.source, reads=True, writes=False)
+        yield Use(step.target, reads=False, writes=True)
+    else:
+        for index in step.inputs:
+            yield Use(index, reads=True, writes=False)
+        for index in step.outputs:
+            yield Use(index, reads=False, writes=True)
+
+
+def _fail(problem: str) -> ModelFileError:
+    return ModelFileError(f"{problem}; compile the model again")
+
+
+def _check_step(model: CompiledModel, where: str, step: Step) -> None:
+    if isinstance(step, Launch):
+        _check_launch(model, where, step)
+    elif isinstance(step, Copy):
+        _check_indices(model, where, (step.source, step.target))
+        source, target = model.buffers[step.source], model.buffers[step.target]
+        if source.nbytes != target.nbytes:
+            raise _fail(f"{where} copies {source.nbytes} bytes to a buffer of {target.nbytes}")
+    else:
+        _check_host_call(model, where, step)
+    _check_access(model, where, step)
+
+
+def _check_indices(model: CompiledModel, where: str, indices: tuple[int, ...]) -> None:
+    for index in indices:
+        if not 0 <= index < len(model.buffers):
+            raise _fail(f"{where} names buffer {index}, which does not exist")
+
+
+def _check_launch(model: CompiledModel, where: str, step: Launch) -> None:
+    if not 0 <= step.kernel < len(model.kernels):
+        raise _fail(f"{where} names kernel {step.kernel}, which does not exist")
+    kernel = model.kernels[step.kernel]
+    where = f"{where}, kernel {kernel.name!r}"
+    if len(step.buffers) != len(kernel.args):
+        raise _fail(f"{where}: it takes {len(kernel.args)} buffers and gets {len(step.buffers)}")
+    _check_indices(model, where, step.buffers)
+    for i, (arg, index) in enumerate(zip(kernel.args, step.buffers, strict=True)):
+        buffer = model.buffers[index]
+        if buffer.dtype != arg.dtype:
+            raise _fail(f"{where}: argument {i} is {arg.dtype} and buffer {index} is {buffer.dtype}")
+        if buffer.nbytes < arg.nbytes:
+            raise _fail(
+                f"{where}: argument {i} needs {arg.nbytes} bytes and buffer {index} has {buffer.nbytes}"
+            )
+
+
+def _check_host_call(model: CompiledModel, where: str, step: HostCall) -> None:
+    _check_indices(model, where, step.inputs + step.outputs)
+
+    def signatures(indices: tuple[int, ...]) -> list[hostcalls.Signature]:
+        return [hostcalls.Signature(model.buffers[i].dtype, model.buffers[i].shape) for i in indices]
+
+    try:
+        hostcalls.check(step.function, signatures(step.inputs), signatures(step.outputs), step.attrs)
+    except InvalidArgument as error:
+        raise _fail(f"{where}: {error}") from error
+
+
+def _check_access(model: CompiledModel, where: str, step: Step) -> None:
+    touched: dict[int, bool] = {}  # buffer -> whether some use writes it
+    for use in uses(model, step):
+        place = model.buffers[use.buffer].place
+        if use.writes and place in ("constant", "input"):
+            raise _fail(f"{where} writes buffer {use.buffer}, which is of place {place}")
+        if use.buffer in touched and (use.writes or touched[use.buffer]):
+            raise _fail(f"{where} uses buffer {use.buffer} twice and writes it")
+        touched[use.buffer] = touched.get(use.buffer, False) or use.writes
+
+
+def _check_order(model: CompiledModel) -> None:
+    """Nothing is read before it is written, and every output is written. Empty buffers hold nothing."""
+    written = {i for i, b in enumerate(model.buffers) if b.place in ("constant", "input") or b.nbytes == 0}
+    for i, step in enumerate(model.steps):
+        for use in uses(model, step):
+            if use.reads and use.buffer not in written:
+                raise _fail(f"step {i} reads buffer {use.buffer} before anything was written to it")
+        written.update(use.buffer for use in uses(model, step) if use.writes)
+    for tensor in model.outputs:
+        if tensor.buffer not in written:
+            raise _fail(f"nothing writes output {tensor.name!r}")
+
+
+def _check_sharing(model: CompiledModel) -> None:
+    """No two scratch buffers that are live at the same step overlap. Takes n log n steps for n buffers."""
+    first: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for i, step in enumerate(model.steps):
+        for use in uses(model, step):
+            buffer = model.buffers[use.buffer]
+            if buffer.place == "scratch" and buffer.nbytes:
+                first.setdefault(use.buffer, i)
+                last[use.buffer] = i
+    starting: dict[int, list[int]] = {}
+    ending: dict[int, list[int]] = {}
+    for index, i in first.items():
+        starting.setdefault(i, []).append(index)
+        ending.setdefault(last[index], []).append(index)
+    live: list[tuple[int, int, int]] = []  # (offset, end, buffer), sorted and disjoint
+    for i in range(len(model.steps)):
+        for index in starting.get(i, ()):
+            offset = model.buffers[index].offset
+            span = (offset, offset + model.buffers[index].nbytes, index)
+            at = bisect_left(live, span)
+            for neighbour in live[max(at - 1, 0) : at + 1]:
+                if neighbour[0] < span[1] and span[0] < neighbour[1]:
+                    raise _fail(
+                        f"buffers {neighbour[2]} and {index} share scratch bytes and both live at step {i}"
+                    )
+            insort(live, span)
+        for index in ending.get(i, ()):
+            offset = model.buffers[index].offset
+            live.pop(bisect_left(live, (offset, offset + model.buffers[index].nbytes, index)))

@@ -1,0 +1,117 @@
+"""Device profiles as TOML: for compiling on one machine for another, and for keeping measured peaks."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from . import strict
+from .errors import NotFound, ProfileError
+from .profile import DeviceProfile
+
+FAMILIES = ("mali", "cpu", "gpu")
+MAX_FILE_BYTES = 64 << 10
+
+
+def load(path: str | os.PathLike[str]) -> DeviceProfile:
+    """The profile in a TOML file; raises NotFound or ProfileError."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError as error:
+        raise NotFound(f"there is no profile file {path}; write one with `hone doctor --profile`") from error
+    except OSError as error:
+        raise ProfileError(
+            f"profile file {path} cannot be read ({error.strerror}); check its permissions"
+        ) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ProfileError(
+            f"profile file {path} is larger than {MAX_FILE_BYTES} bytes; give a device profile"
+        )
+    try:
+        return from_dict(tomllib.loads(data.decode()))
+    except ValueError as error:  # of UTF-8 and of TOML
+        raise ProfileError(f"profile file {path} is not TOML ({error}); see docs/devices.md") from error
+    except ProfileError as error:
+        raise ProfileError(f"profile file {path}: {error}") from error
+
+
+def dumps(profile: DeviceProfile) -> str:
+    """`profile` as TOML, one table for each of its parts."""
+    lines: list[str] = []
+    for table, values in to_dict(profile).items():
+        lines += [f"[{table}]", *(f"{key} = {_value(value)}" for key, value in values.items()), ""]
+    return "\n".join(lines)
+
+
+def to_dict(profile: DeviceProfile) -> dict[str, dict[str, Any]]:
+    """`profile` as plain maps; what is None is left out."""
+    plain: dict[str, dict[str, Any]] = strict.to_plain(profile, omit_none=True)
+    return plain
+
+
+def from_dict(plain: dict[str, Any]) -> DeviceProfile:
+    """The profile `plain` describes; raises ProfileError for unknown, missing or impossible figures."""
+    try:
+        profile = strict.from_plain(DeviceProfile, plain, where="profile", none_omitted=True)
+    except strict.Mismatch as error:
+        raise ProfileError(f"{error}; see docs/devices.md for what a profile holds") from error
+    check(profile)
+    return profile
+
+
+def check(profile: DeviceProfile) -> None:
+    """Raise ProfileError where a figure cannot be true of any device."""
+    limits, rules = profile.limits, profile.rules
+    at_least_one = {
+        "limits.compute_units": limits.compute_units,
+        "limits.max_work_group_size": limits.max_work_group_size,
+        **{f"limits.max_work_item_sizes[{i}]": size for i, size in enumerate(limits.max_work_item_sizes)},
+        "limits.global_mem_bytes": limits.global_mem_bytes,
+        "limits.max_alloc_bytes": limits.max_alloc_bytes,
+        "limits.base_align_bytes": limits.base_align_bytes,
+        "rules.max_threads": rules.max_threads,
+        "rules.max_vector_bytes": rules.max_vector_bytes,
+        "rules.max_unroll": rules.max_unroll,
+        "rules.max_source_bytes": rules.max_source_bytes,
+    }
+    for name, value in at_least_one.items():
+        if value < 1:
+            raise ProfileError(f"{name} is {value}; it must be at least 1")
+    if limits.local_mem_bytes < 0 or rules.max_queued_launches < 0:
+        raise ProfileError("limits.local_mem_bytes and rules.max_queued_launches must not be negative")
+    if limits.base_align_bytes & (limits.base_align_bytes - 1):
+        raise ProfileError(f"limits.base_align_bytes is {limits.base_align_bytes}; it must be a power of two")
+    if rules.max_threads > limits.max_work_group_size:
+        raise ProfileError(
+            f"rules.max_threads is {rules.max_threads}; it must not exceed limits.max_work_group_size, "
+            f"{limits.max_work_group_size}"
+        )
+    if rules.family not in FAMILIES:
+        raise ProfileError(f"rules.family is {rules.family!r}; it must be one of {', '.join(FAMILIES)}")
+    _check_peaks(profile)
+
+
+def _check_peaks(profile: DeviceProfile) -> None:
+    peaks = profile.peaks
+    if peaks is None:
+        return
+    figures = {
+        "fp32_gflops": peaks.fp32_gflops,
+        "fp16_gflops": peaks.fp16_gflops,
+        "bandwidth_gbs": peaks.bandwidth_gbs,
+        "launch_us": peaks.launch_us,
+    }
+    for name, value in figures.items():
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise ProfileError(f"peaks.{name} is {value}; it must be a positive number")
+
+
+def _value(value: object) -> str:
+    """A TOML value. JSON's strings, numbers, booleans and lists are TOML's, but for DEL in strings."""
+    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
