@@ -102,7 +102,7 @@ def example_inputs(keypoints: int = KEYPOINTS, seed: int = 0) -> dict[str, np.nd
 
 
 def partners(keypoints: int = KEYPOINTS, seed: int = 0) -> np.ndarray:
-    """The true matches of `example_inputs`: int64 [keypoints], for each point of image 0 its index in image 1."""
+    """The true matches of `example_inputs`: int64 [keypoints], per point of image 0 its index in image 1."""
     _check(keypoints)
     order = np.random.default_rng([seed, 1]).permutation(keypoints)
     return np.argsort(order)
