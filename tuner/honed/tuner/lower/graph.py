@@ -1,0 +1,214 @@
+"""Reads the `main` of a legalised Relax module into a program.
+
+Values are keyed by the Relax variable object: variable names are not unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from tvm import ir, relax, tirx
+from tvm.ir import IRModule
+
+from honed.runtime.errors import ModelRefused
+from honed.runtime.model import Attr
+
+from .program import Call, FunctionCall, HostFunctionCall, Program, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A value as the graph sees it at one point: the memory, and the shape it is seen with."""
+
+    value: int
+    shape: tuple[int, ...]
+
+
+Bound = Seen | tuple["Bound", ...]
+
+
+@dataclass
+class _Reader:
+    module: IRModule
+    values: list[Value] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    bound: dict[relax.Var, Bound] = field(default_factory=dict)
+    constants: dict[object, Seen] = field(default_factory=dict)
+    reshapes: dict[str, bool] = field(default_factory=dict)
+
+    def new(self, dtype: str, shape: tuple[int, ...], constant: np.ndarray | None = None) -> Seen:
+        self.values.append(Value(dtype=dtype, shape=shape, constant=constant))
+        return Seen(len(self.values) - 1, shape)
+
+    def of(self, expr: relax.Expr) -> Bound:
+        """The value of an expression that computes nothing."""
+        if isinstance(expr, relax.Var):
+            return self.bound[expr]
+        if isinstance(expr, ir.GenericConst):
+            if expr not in self.constants:
+                array = np.ascontiguousarray(expr.value.numpy()).reshape(tuple(expr.value.shape))
+                self.constants[expr] = self.new(array.dtype.name, array.shape, array)
+            return self.constants[expr]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self.of(item) for item in expr.fields)
+        if isinstance(expr, relax.TupleGetItem):
+            whole = self.of(expr.tuple_value)
+            assert isinstance(whole, tuple)
+            item: Bound = whole[expr.index]
+            return item
+        raise ModelRefused(
+            f"the compiler cannot lower a {type(expr).__name__} of the model's graph; report this model",
+            (f"unsupported expression {type(expr).__name__}",),
+        )
+
+    def tensors(self, exprs: list[relax.Expr]) -> list[Seen]:
+        found = [self.of(e) for e in exprs]
+        return [seen for seen in found if isinstance(seen, Seen)]
+
+
+def read_program(module: IRModule) -> Program:
+    """The program of `module["main"]`, whose functions are named by their global variables.
+
+    Raises ModelRefused, with every operator that is left without a kernel.
+    """
+    main = module["main"]
+    reader = _Reader(module)
+    inputs = [reader.new(*_tensor(p.ty)) for p in main.params]
+    reader.bound.update(zip(main.params, inputs, strict=True))
+    left: list[str] = []
+    for block in main.body.blocks:
+        for binding in block.bindings:
+            reason = _read_binding(reader, binding)
+            if reason and reason not in left:
+                left.append(reason)
+    if left:
+        raise ModelRefused("the model uses operators that have no kernel on an OpenCL device", tuple(left))
+    result = reader.of(main.body.body)
+    outputs = [s for s in (result if isinstance(result, tuple) else (result,)) if isinstance(s, Seen)]
+    return Program(
+        values=tuple(reader.values),
+        inputs=tuple(seen.value for seen in inputs),
+        outputs=tuple(seen.value for seen in outputs),
+        output_shapes=tuple(seen.shape for seen in outputs),
+        calls=tuple(reader.calls),
+    )
+
+
+def _tensor(ty: object) -> tuple[str, tuple[int, ...]]:
+    """Dtype and static shape of a tensor type."""
+    shape = getattr(ty, "shape", None)
+    if shape is None or not all(isinstance(extent, tirx.IntImm) for extent in shape):
+        raise ModelRefused(
+            "the shape of a value inside the model depends on its data; fix input shapes with --shape",
+            (f"a value of type {ty} has no fixed shape",),
+        )
+    return str(ty.dtype), tuple(int(extent) for extent in shape)  # type: ignore[attr-defined]
+
+
+def _types(ty: object) -> list[tuple[str, tuple[int, ...]]]:
+    fields = getattr(ty, "fields", None)
+    return [_tensor(f) for f in fields] if fields is not None else [_tensor(ty)]
+
+
+def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
+    """Bind one variable; returns why it cannot be lowered, if so."""
+    if isinstance(binding, relax.MatchCast):
+        reader.bound[binding.var] = reader.of(binding.value)
+        return None
+    value = binding.value
+    if not isinstance(value, relax.Call):
+        reader.bound[binding.var] = reader.of(value)
+        return None
+    outputs = [reader.new(dtype, shape) for dtype, shape in _types(binding.var.ty)]
+    is_tuple = getattr(binding.var.ty, "fields", None) is not None
+    reader.bound[binding.var] = tuple(outputs) if is_tuple else outputs[0]
+    name = str(getattr(value.op, "name", value.op))
+    if name == "relax.call_tir":
+        _read_call_tir(reader, binding.var, value, outputs)
+        return None
+    host = _HOST_CALLS.get(name)
+    if host is None:
+        return f"{name.removeprefix('relax.')} has no kernel"
+    inputs = reader.tensors([value.args[0]])
+    function, attrs = host(value, len(inputs[0].shape))
+    reader.calls.append(
+        HostFunctionCall(
+            function=function,
+            inputs=tuple(s.value for s in inputs),
+            input_shapes=tuple(s.shape for s in inputs),
+            outputs=tuple(s.value for s in outputs),
+            attrs=attrs,
+        )
+    )
+    return None
+
+
+def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[Seen]) -> None:
+    function = call.args[0]
+    arguments = call.args[1]
+    inputs = reader.tensors(list(arguments.fields) if isinstance(arguments, relax.Tuple) else [arguments])
+    if len(inputs) == 1 and len(outputs) == 1 and _is_reshape(reader, function):
+        source = reader.values[inputs[0].value]
+        target = reader.values[outputs[0].value]
+        if source.dtype == target.dtype and source.nbytes == target.nbytes:
+            reader.bound[var] = Seen(inputs[0].value, outputs[0].shape)
+            return
+    if all(reader.values[s.value].nbytes == 0 for s in outputs):
+        return  # nothing to compute
+    reader.calls.append(
+        FunctionCall(
+            function=str(function.name_hint),
+            inputs=tuple(s.value for s in inputs),
+            outputs=tuple(s.value for s in outputs),
+        )
+    )
+
+
+def _is_reshape(reader: _Reader, function: relax.GlobalVar) -> bool:
+    name = str(function.name_hint)
+    if name not in reader.reshapes:
+        reader.reshapes[name] = bool(relax.analysis.has_reshape_pattern(reader.module[function]))
+    return reader.reshapes[name]
+
+
+def _axis(value: object, rank: int) -> int:
+    axis: int = int(value)  # type: ignore[call-overload]
+    return axis + rank if axis < 0 else axis
+
+
+def _sorting(function: str) -> Callable[[relax.Call, int], tuple[str, dict[str, Attr]]]:
+    def attributes(call: relax.Call, rank: int) -> tuple[str, dict[str, Attr]]:
+        return function, {"axis": _axis(call.attrs.axis, rank), "descending": bool(call.attrs.descending)}
+
+    return attributes
+
+
+def _scanning(function: str) -> Callable[[relax.Call, int], tuple[str, dict[str, Attr]]]:
+    def attributes(call: relax.Call, rank: int) -> tuple[str, dict[str, Attr]]:
+        exclusive = bool(call.attrs.exclusive) if call.attrs.exclusive is not None else False
+        return function, {"axis": _axis(call.attrs.axis, rank), "exclusive": exclusive, "reverse": False}
+
+    return attributes
+
+
+def _topk(call: relax.Call, rank: int) -> tuple[str, dict[str, Attr]]:
+    attrs = call.attrs
+    if str(attrs.ret_type) != "both":
+        return f"topk-{attrs.ret_type}", {}
+    return "topk", {
+        "axis": _axis(attrs.axis, rank),
+        "k": int(attrs.k),
+        "largest": bool(attrs.largest),
+        "sorted": True,
+    }
+
+
+_HOST_CALLS: Mapping[str, Callable[[relax.Call, int], tuple[str, dict[str, Attr]]]] = {
+    "relax.sort": _sorting("sort"),
+    "relax.argsort": _sorting("argsort"),
+    "relax.topk": _topk,
+    "relax.cumsum": _scanning("cumsum"),
+    "relax.cumprod": _scanning("cumprod"),
+}

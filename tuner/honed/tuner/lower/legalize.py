@@ -1,0 +1,32 @@
+"""Relax operators to fused PrimFuncs."""
+
+from __future__ import annotations
+
+import tvm
+from tvm import relax
+from tvm.ir import IRModule
+from tvm.target import Target
+
+# Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
+HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
+
+
+def legalize(module: IRModule, target: Target) -> IRModule:
+    """`main` as calls of fused PrimFuncs, and of HOST_OPERATORS.
+
+    Constants are not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has
+    folded them before.
+    """
+    with target:
+        return tvm.transform.Sequential(
+            [
+                relax.transform.DecomposeOpsForInference(),
+                relax.transform.CanonicalizeBindings(),
+                relax.transform.EliminateCommonSubexpr(),
+                relax.transform.LegalizeOps(skip_ops=list(HOST_OPERATORS)),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FuseOps(),
+                relax.transform.FuseTIR(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(module)

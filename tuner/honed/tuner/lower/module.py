@@ -1,0 +1,108 @@
+"""The whole of lowering: legalise, schedule, generate, plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.target import Target
+from tvm_ffi import structural_hash
+
+from honed.runtime.errors import ModelRefused
+from honed.runtime.profile import DeviceProfile
+
+from .cost import function_flops
+from .graph import read_program
+from .legalize import legalize
+from .opencl import Lowered, LoweringFailed
+from .plan import Plan, plan
+from .program import Function, FunctionCall, KernelLaunch, Program
+from .schedule import SERIAL, default_kernels
+from .target import target_for
+
+Progress = Callable[[float, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoweredModel:
+    """A program with the functions it calls, not yet laid out in memory."""
+
+    program: Program
+    functions: dict[str, Function]
+    notes: tuple[str, ...]
+
+    def plan(self, profile: DeviceProfile, extra: Sequence[np.ndarray] = ()) -> Plan:
+        """Lay it out for a device; `extra` arrays become the last constants."""
+        return plan(self.program, self.functions, _alignment(profile), extra)
+
+
+def lower_module(
+    module: IRModule, profile: DeviceProfile, progress: Progress = lambda _fraction, _text: None
+) -> LoweredModel:
+    """Lower the `main` of a Relax module with default schedules.
+
+    `progress` is called with the share done (0 to 1) and what is being done. Raises ModelRefused with every
+    function that cannot be lowered.
+    """
+    target = target_for(profile)
+    progress(0.0, "legalise and fuse operators")
+    legal = legalize(module, target)
+    program = read_program(legal)
+    names = list(dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall)))
+    functions: dict[str, Function] = {}
+    notes: list[str] = []
+    failed: list[str] = []
+    for n, name in enumerate(names):
+        progress(0.3 + 0.7 * n / len(names), f"kernel {n + 1} of {len(names)}: {name}")
+        try:
+            functions[name], passed_over = _lower(legal[name], name, target, profile)
+        except LoweringFailed as error:
+            failed.append(f"{name}: {error}")
+            continue
+        if functions[name].schedule == SERIAL:
+            why = "; ".join(passed_over)
+            notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
+    if failed:
+        raise ModelRefused("some functions of the model cannot be turned into OpenCL kernels", tuple(failed))
+    return LoweredModel(program=program, functions=functions, notes=tuple(notes))
+
+
+def _lower(
+    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+) -> tuple[Function, list[str]]:
+    rule, lowered, passed_over = default_kernels(func, name, target, profile)
+    function = Function(
+        name=name,
+        task=f"{structural_hash(func) & 0xFFFFFFFFFFFFFFFF:016x}",
+        schedule=rule,
+        source=lowered.source,
+        parameters=lowered.parameters,
+        inner=lowered.inner,
+        launches=_share_flops(lowered, function_flops(func)),
+    )
+    return function, passed_over
+
+
+def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:
+    """Divide a function's operations among its launches by what each executes."""
+    executed = sum(launch.flops for launch in lowered.launches)
+    return tuple(
+        KernelLaunch(
+            entry=one.entry,
+            args=one.args,
+            arg_types=one.arg_types,
+            grid=one.grid,
+            block=one.block,
+            flops=round(total * one.flops / executed),
+            bytes=one.bytes,
+        )
+        for one in lowered.launches
+    )
+
+
+def _alignment(profile: DeviceProfile) -> int:
+    """Of scratch buffers, in bytes: what sub-buffers need, and whole cache lines (64 bytes)."""
+    return max(64, profile.limits.base_align_bytes)

@@ -1,0 +1,256 @@
+"""From a scheduled PrimFunc to OpenCL C with its launches and inner buffers.
+
+The passes are those of TVM's S-TIR pipeline up to the split of host and device code. Stopping there leaves a
+host function that is nothing but allocations and launches, which is what a plan needs; packing arguments for
+a TVM runtime, and asserting them, would come after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import tvm
+from tvm import ir, s_tir, tirx
+from tvm.ir import IRModule
+from tvm.s_tir.pipeline import finalize_device_passes
+from tvm.target import Target
+from tvm_ffi import structural_walk
+
+from honed.runtime.model import KernelArg
+from honed.runtime.profile import DeviceProfile
+
+from .barriers import divergent_barriers
+from .cost import executed_operations
+from .program import KernelLaunch, Value
+
+_AXES = ("x", "y", "z")
+_KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
+
+
+class LoweringFailed(Exception):
+    """A schedule of a function gives no kernel that may be run; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lowered:
+    """OpenCL C and what it takes to run it; see `program.Function`."""
+
+    source: str
+    parameters: int
+    inner: tuple[Value, ...]
+    launches: tuple[KernelLaunch, ...]
+
+
+def lower_function(func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile) -> Lowered:
+    """Generate OpenCL C for a scheduled function; raises LoweringFailed where it must not be run."""
+    module = IRModule({name: func.with_attr("global_symbol", name)})
+    try:
+        split = _passes(target)(tirx.transform.BindTarget(target)(module))
+        kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
+        source = _generate(kernels, target)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise LoweringFailed(last_line(error)) from error
+    host = next(f for f in split.functions.values() if not _is_kernel(f))
+    lowered = _read_host(host, kernels, source)
+    _check(lowered, profile, kernels)
+    return lowered
+
+
+def _passes(target: Target) -> tvm.transform.Pass:
+    s, t = s_tir.transform, tirx.transform
+    return tvm.transform.Sequential(
+        [
+            s.CanonicalizeLoop(),
+            s.LowerCrossThreadReduction(),
+            s.LowerInitBlock(),
+            s.PlanAndUpdateBufferAllocationLocation(),
+            s.ConvertBlocksToOpaque(),
+            s.LiftThreadBinding(),
+            s.CompactBufferAllocation(),
+            s.UnifyThreadBinding(),
+            s.LowerMatchBuffer(),
+            t.StmtSimplify(),
+            s.AnnotateIrregularLoop(),
+            s.LowerOpaqueBlock(),
+            t.FlattenBuffer(),
+            t.NarrowDataType(32),
+            s.LoopPartition(),
+            t.VectorizeLoop(True),
+            s.InjectVirtualThread(),
+            t.StorageRewrite(),
+            s.HoistIfThenElse(),
+            t.UnrollLoop(),
+            s.RenormalizeSplitPattern(),
+            t.StmtSimplify(),
+            t.RemoveNoOp(),
+            s.RewriteUnsafeSelect(),
+            t.CommonSubexprElim(),
+            t.VerifyMemory(),
+            t.AnnotateEntryFunc(),
+            s.ThreadSync("shared"),
+            s.LowerThreadAllreduce(),
+            s.MergeSharedMemoryAllocations(),
+            t.SplitHostDevice(),
+        ]
+    )
+
+
+def _is_kernel(func: tirx.PrimFunc) -> bool:
+    return int(func.attrs.get("calling_conv", 0)) == _KERNEL_LAUNCH
+
+
+def _generate(kernels: dict[str, tirx.PrimFunc], target: Target) -> str:
+    device = finalize_device_passes()(IRModule(kernels))
+    module = tvm.get_global_func("target.build.opencl")(device, target)
+    return str(module.inspect_source("cl"))
+
+
+def last_line(error: BaseException) -> str:
+    """What an error of TVM says, without the trace that it carries in its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
+
+
+def _read_host(host: tirx.PrimFunc, kernels: dict[str, tirx.PrimFunc], source: str) -> Lowered:
+    """Read allocations and launches out of the host function."""
+    memory: dict[ir.Var, int] = {parameter: n for n, parameter in enumerate(host.params)}
+    count = len(host.params)
+    inner: list[Value] = []
+    launches: list[KernelLaunch] = []
+    for statement in _statements(host.body):
+        if isinstance(statement, tirx.AllocBuffer):
+            buffer = statement.buffer
+            memory[buffer] = count + len(inner)
+            inner.append(Value(dtype=str(buffer.dtype), shape=_static_shape(buffer.shape)))
+        elif isinstance(statement, tirx.DeclBuffer):
+            memory[statement.buffer] = memory[_behind(statement.data)]
+        elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
+            launches.append(_read_launch(statement.value, memory, kernels))
+        elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
+            raise LoweringFailed(f"part of the function would run on the host ({type(statement).__name__})")
+    return Lowered(source=source, parameters=count, inner=tuple(inner), launches=tuple(launches))
+
+
+def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:
+    if isinstance(body, tirx.SeqStmt):
+        return [s for part in body.seq for s in _statements(part)]
+    if isinstance(body, tirx.AttrStmt):
+        return _statements(body.body)
+    return [body]
+
+
+def _is_launch(call: object) -> bool:
+    return isinstance(call, ir.Call) and str(call.op.name) == "tirx.call_ffi_kernel"
+
+
+def _behind(pointer: ir.Expr) -> ir.Var:
+    """The buffer, or the pointer argument, behind the data of a buffer."""
+    if isinstance(pointer, ir.Call) and str(pointer.op.name) == "tirx.buffer_data":
+        pointer = pointer.args[0]
+    if not isinstance(pointer, ir.Var):
+        raise LoweringFailed("a kernel takes an argument that is no buffer")
+    return pointer
+
+
+def _static_shape(shape: Iterable[object]) -> tuple[int, ...]:
+    extents = list(shape)
+    if not all(isinstance(extent, tirx.IntImm) for extent in extents):
+        raise LoweringFailed(f"an inner buffer has the symbolic shape {extents}")
+    return tuple(int(extent) for extent in extents)  # type: ignore[call-overload]
+
+
+def _read_launch(call: ir.Call, memory: dict[ir.Var, int], kernels: dict[str, tirx.PrimFunc]) -> KernelLaunch:
+    entry = str(call.args[0].value)
+    kernel = kernels[entry]
+    count = len(kernel.params)
+    grid, block = [1, 1, 1], [1, 1, 1]
+    for tag, extent in zip(call.attrs.launch_params, call.args[1 + count :], strict=True):
+        kind, _, axis = str(tag).partition(".")
+        if kind not in ("blockIdx", "threadIdx"):
+            raise LoweringFailed(f"the kernel is launched with {tag}, which OpenCL does not have")
+        (grid if kind == "blockIdx" else block)[_AXES.index(axis)] = int(extent)
+    types = _arguments(kernel)
+    return KernelLaunch(
+        entry=entry,
+        args=tuple(memory[_behind(pointer)] for pointer in call.args[1 : 1 + count]),
+        arg_types=types,
+        grid=(grid[0], grid[1], grid[2]),
+        block=(block[0], block[1], block[2]),
+        flops=executed_operations(kernel.body, math.prod(grid) * math.prod(block)),
+        bytes=sum(t.nbytes for t in types),
+    )
+
+
+def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
+    """What the kernel does with each of its pointers, in order."""
+    pointer_of: dict[ir.Var, ir.Var] = {}
+    elements: dict[ir.Var, int] = {}
+    read: set[ir.Var] = set()
+    written: set[ir.Var] = set()
+
+    def declared(node: tirx.DeclBuffer) -> None:
+        pointer = _behind(node.data)
+        pointer = pointer_of.get(pointer, pointer)
+        pointer_of[node.buffer] = pointer
+        elements[pointer] = max(elements.get(pointer, 0), math.prod(_static_shape(node.buffer.shape)))
+
+    def loaded(node: ir.TensorLoad) -> None:
+        read.add(pointer_of.get(node.source, node.source))
+
+    def stored(node: tirx.BufferStore) -> None:
+        written.add(pointer_of.get(node.buffer, node.buffer))
+
+    structural_walk(
+        kernel.body,
+        [(tirx.DeclBuffer, declared), (ir.TensorLoad, loaded), (tirx.BufferStore, stored)],
+        order="pre",
+    )
+    found = []
+    for pointer in kernel.params:
+        if not isinstance(pointer.ty, ir.PointerType):
+            raise LoweringFailed(f"kernel argument {pointer.name} is not a pointer")
+        dtype = str(pointer.ty.element_type.dtype)
+        access: Literal["read", "write", "readwrite"] = "read"
+        if pointer in written:
+            access = "readwrite" if pointer in read else "write"
+        size = Value(dtype=dtype, shape=(elements.get(pointer, 0),)).nbytes
+        found.append(KernelArg(dtype=dtype, nbytes=size, access=access))
+    return tuple(found)
+
+
+def _check(lowered: Lowered, profile: DeviceProfile, kernels: dict[str, tirx.PrimFunc]) -> None:
+    limits, rules = profile.limits, profile.rules
+    if not lowered.launches:
+        raise LoweringFailed("the schedule launches no kernel")
+    if len(lowered.source) > rules.max_source_bytes * len(lowered.launches):
+        raise LoweringFailed(
+            f"the source has {len(lowered.source)} bytes, above the device profile's {rules.max_source_bytes}"
+        )
+    for launch in lowered.launches:
+        x, y, z = launch.block
+        if x * y * z > limits.max_work_group_size or any(
+            have > most for have, most in zip(launch.block, limits.max_work_item_sizes, strict=True)
+        ):
+            raise LoweringFailed(f"work-group {launch.block} is larger than the device allows")
+        local = _local_bytes(kernels[launch.entry])
+        if local > limits.local_mem_bytes:
+            raise LoweringFailed(
+                f"{local} bytes of local memory are more than the device's {limits.local_mem_bytes}"
+            )
+    for found in divergent_barriers(lowered.source):
+        raise LoweringFailed(str(found))
+
+
+def _local_bytes(kernel: tirx.PrimFunc) -> int:
+    total = 0
+
+    def alloc(node: tirx.AllocBuffer) -> None:
+        nonlocal total
+        if str(node.buffer.scope()).startswith("shared"):
+            total += Value(dtype=str(node.buffer.dtype), shape=_static_shape(node.buffer.shape)).nbytes
+
+    structural_walk(kernel.body, [(tirx.AllocBuffer, alloc)], order="post")
+    return total

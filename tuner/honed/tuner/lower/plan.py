@@ -1,0 +1,228 @@
+"""From a program to buffers with a storage plan, kernels and steps.
+
+Scratch memory is one arena. Each scratch buffer lives from the step that writes it to the last that reads
+it; buffers are placed largest first at the lowest offset that no buffer alive at the same time covers
+(greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from honed.runtime.model import CONSTANT_ALIGN, Buffer, Copy, HostCall, Kernel, Launch, Step
+
+from .program import Function, FunctionCall, HostFunctionCall, Program, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What the executor needs, but for names and identities."""
+
+    buffers: tuple[Buffer, ...]
+    input_buffers: tuple[int, ...]
+    output_buffers: tuple[int, ...]
+    arena_bytes: int
+    constant_bytes: int
+    constants: Mapping[int, np.ndarray]  # by buffer
+    sources: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """A scratch buffer's size (bytes) and the first and last step that touch it, both included."""
+
+    nbytes: int
+    first: int
+    last: int
+
+
+def align(offset: int, to: int) -> int:
+    """`offset` rounded up to a multiple of `to`."""
+    return -(-offset // to) * to
+
+
+def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
+    """Offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
+    offsets = [0] * len(lifetimes)
+    placed: list[int] = []
+    arena = 0
+    for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
+        mine = lifetimes[i]
+        taken = sorted(
+            (offsets[j], offsets[j] + lifetimes[j].nbytes)
+            for j in placed
+            if lifetimes[j].first <= mine.last and mine.first <= lifetimes[j].last
+        )
+        offset = 0
+        for start, end in taken:
+            if offset + mine.nbytes <= start:
+                break
+            offset = max(offset, align(end, alignment))
+        offsets[i] = offset
+        placed.append(i)
+        arena = max(arena, offset + mine.nbytes)
+    return offsets, align(arena, alignment)
+
+
+@dataclass
+class _Draft:
+    """Buffers and steps while they are collected; scratch offsets are filled in at the end."""
+
+    buffers: list[Buffer] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    constant_bytes: int = 0
+    kernel_of: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def add(self, value: Value, place: str, offset: int = 0) -> int:
+        self.buffers.append(
+            Buffer(dtype=value.dtype, shape=value.shape, place=place, offset=offset, nbytes=value.nbytes)  # type: ignore[arg-type]
+        )
+        return len(self.buffers) - 1
+
+    def add_constant(self, array: np.ndarray) -> int:
+        index = self.add(Value(dtype=array.dtype.name, shape=array.shape), "constant", self.constant_bytes)
+        self.constants[index] = array
+        self.constant_bytes = align(self.constant_bytes + array.nbytes, CONSTANT_ALIGN)
+        return index
+
+    def kernel(self, function: Function, launch: int) -> int:
+        key = (function.name, launch)
+        if key not in self.kernel_of:
+            if launch == 0:
+                self.sources.append(function.source)
+            one = function.launches[launch]
+            name = function.name if len(function.launches) == 1 else f"{function.name}.{launch}"
+            self.kernel_of[key] = len(self.kernels)
+            self.kernels.append(
+                Kernel(
+                    name=name,
+                    source=len(self.sources) - 1,
+                    entry=one.entry,
+                    args=one.arg_types,
+                    grid=one.grid,
+                    block=one.block,
+                    flops=one.flops,
+                    bytes=one.bytes,
+                    task=function.task,
+                    schedule=function.schedule,
+                )
+            )
+        return self.kernel_of[key]
+
+
+def plan(
+    program: Program, functions: Mapping[str, Function], alignment: int, extra: Sequence[np.ndarray] = ()
+) -> Plan:
+    """Lay out `program`; `extra` arrays become constants after the program's own (the probes).
+
+    `alignment` is the device's sub-buffer alignment in bytes.
+    """
+    draft = _Draft()
+    at: dict[int, int] = {}
+    for v in program.inputs:
+        at[v] = draft.add(program.values[v], "input")
+    outputs, copies = _outputs(program, draft, at)
+    for v, value in enumerate(program.values):
+        if value.constant is not None and v not in at:
+            at[v] = draft.add_constant(value.constant)
+    for call in program.calls:
+        _emit(call, program, functions, draft, at)
+    draft.steps.extend(Copy(source=at[v], target=b) for v, b in copies)
+    for array in extra:
+        draft.add_constant(array)
+    arena = _place_scratch(draft, alignment)
+    return Plan(
+        buffers=tuple(draft.buffers),
+        input_buffers=tuple(at[v] for v in program.inputs),
+        output_buffers=tuple(outputs),
+        arena_bytes=arena,
+        constant_bytes=draft.constant_bytes,
+        constants=draft.constants,
+        sources=tuple(draft.sources),
+        kernels=tuple(draft.kernels),
+        steps=tuple(draft.steps),
+    )
+
+
+def _outputs(program: Program, draft: _Draft, at: dict[int, int]) -> tuple[list[int], list[tuple[int, int]]]:
+    """Give every output a buffer; a value that has one already (input, constant, other output) is copied."""
+    buffers: list[int] = []
+    copies: list[tuple[int, int]] = []
+    for v, shape in zip(program.outputs, program.output_shapes, strict=True):
+        value = program.values[v]
+        b = draft.add(Value(dtype=value.dtype, shape=shape), "output")
+        buffers.append(b)
+        if v in at or value.constant is not None:
+            copies.append((v, b))
+        else:
+            at[v] = b
+    return buffers, copies
+
+
+def _emit(
+    call: FunctionCall | HostFunctionCall,
+    program: Program,
+    functions: Mapping[str, Function],
+    draft: _Draft,
+    at: dict[int, int],
+) -> None:
+    for v in call.outputs:
+        if v not in at:
+            at[v] = draft.add(program.values[v], "scratch")
+    outputs = tuple(at[v] for v in call.outputs)
+    if isinstance(call, HostFunctionCall):
+        inputs = tuple(
+            _with_shape(draft, at[v], s) for v, s in zip(call.inputs, call.input_shapes, strict=True)
+        )
+        draft.steps.append(HostCall(function=call.function, inputs=inputs, outputs=outputs, attrs=call.attrs))
+        return
+    function = functions[call.function]
+    inner = tuple(draft.add(value, "scratch") for value in function.inner)
+    memory = tuple(at[v] for v in call.inputs) + outputs + inner
+    for n, launch in enumerate(function.launches):
+        kernel = draft.kernel(function, n)
+        draft.steps.append(Launch(kernel=kernel, buffers=tuple(memory[a] for a in launch.args)))
+
+
+def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
+    """The buffer itself where it has that shape, else a copy that has: host functions see shapes."""
+    have = draft.buffers[buffer]
+    if have.shape == shape:
+        return buffer
+    copy = draft.add(Value(dtype=have.dtype, shape=shape), "scratch")
+    draft.steps.append(Copy(source=buffer, target=copy))
+    return copy
+
+
+def touched(step: Step) -> tuple[int, ...]:
+    """The buffers a step reads or writes."""
+    if isinstance(step, Launch):
+        return step.buffers
+    if isinstance(step, Copy):
+        return (step.source, step.target)
+    return step.inputs + step.outputs
+
+
+def _place_scratch(draft: _Draft, alignment: int) -> int:
+    spans: dict[int, list[int]] = {}
+    for n, step in enumerate(draft.steps):
+        for b in touched(step):
+            if draft.buffers[b].place == "scratch":
+                spans.setdefault(b, []).append(n)
+    scratch = list(spans)
+    lifetimes = [Lifetime(draft.buffers[b].nbytes, spans[b][0], spans[b][-1]) for b in scratch]
+    offsets, arena = place(lifetimes, alignment)
+    for b, offset in zip(scratch, offsets, strict=True):
+        old = draft.buffers[b]
+        draft.buffers[b] = Buffer(
+            dtype=old.dtype, shape=old.shape, place=old.place, offset=offset, nbytes=old.nbytes
+        )
+    return arena

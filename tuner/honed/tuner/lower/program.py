@@ -1,0 +1,91 @@
+"""A model as a straight line of calls on values: what lies between Relax and the plan.
+
+Free of TVM, so that planning can be tested with programs made by hand. A value is a piece of memory, not
+a tensor: reshapes do not appear here, both of their sides are the same value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from honed.runtime.model import Attr, KernelArg
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """Memory that is written once (by one call, or from outside) and read after that."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    constant: np.ndarray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelLaunch:
+    """One launch inside a function.
+
+    `args` name memory by position: 0 .. n-1 are the function's inputs then outputs, n and above its
+    inner buffers.
+    """
+
+    entry: str
+    args: tuple[int, ...]
+    arg_types: tuple[KernelArg, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A PrimFunc turned into OpenCL C: one or more launches and the memory they share between them."""
+
+    name: str
+    task: str
+    schedule: str
+    source: str
+    parameters: int  # inputs and outputs together
+    inner: tuple[Value, ...]
+    launches: tuple[KernelLaunch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """Run `functions[function]` on values."""
+
+    function: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFunctionCall:
+    """Run a function of `honed.runtime.hostcalls` on values, each seen with the shape given here."""
+
+    function: str
+    inputs: tuple[int, ...]
+    input_shapes: tuple[tuple[int, ...], ...]
+    outputs: tuple[int, ...]
+    attrs: dict[str, Attr]
+
+
+Call = FunctionCall | HostFunctionCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The whole model. `inputs` and `outputs` index `values`, in the order of the model's signature."""
+
+    values: tuple[Value, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    output_shapes: tuple[tuple[int, ...], ...]
+    calls: tuple[Call, ...]

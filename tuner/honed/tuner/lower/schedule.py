@@ -1,0 +1,120 @@
+"""Default schedules, function by function.
+
+The rules of TVM's dlight that suit the function and the device are tried in order and the first whose
+kernels pass every check of `opencl` is taken. A function that none of them can schedule is run by a single
+work-item, which always works and is slow: the caller reports it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from tvm import s_tir, tirx
+from tvm.ir import IRModule
+from tvm.s_tir import dlight
+from tvm.target import Target
+from tvm_ffi import structural_walk
+
+from honed.runtime.profile import DeviceProfile
+
+from .opencl import Lowered, LoweringFailed, last_line, lower_function
+
+SERIAL = "serial"
+# Shorter reductions leave most work-items of a cooperating group idle.
+_LEAST_COOPERATIVE = 64
+
+
+def default_kernels(
+    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+) -> tuple[str, Lowered, list[str]]:
+    """The first default schedule of `func` that gives runnable kernels.
+
+    Returns the rule's name, the kernels, and why each earlier rule that applied was passed over. Raises
+    LoweringFailed where not even a single work-item can run the function (an operator with host code).
+    """
+    func = narrow_indices(func)
+    passed_over: list[str] = []
+    for rule, make in _rules(func, profile):
+        try:
+            scheduled = _apply(make(), func, target)
+            if scheduled is not None:
+                return rule, lower_function(scheduled, name, target, profile), passed_over
+        except LoweringFailed as failed:
+            passed_over.append(f"{rule}: {failed}")
+    try:
+        scheduled = _single_work_item(func)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LoweringFailed(last_line(error)) from error
+    return SERIAL, lower_function(scheduled, name, target, profile), passed_over
+
+
+def _rules(
+    func: tirx.PrimFunc, profile: DeviceProfile
+) -> Iterator[tuple[str, Callable[[], dlight.ScheduleRule]]]:
+    yield "matmul", dlight.gpu.Matmul
+    # On a CPU a work-group is one thread of the processor: cooperating only adds barriers.
+    if profile.rules.family != "cpu" and _longest_reduction(func) >= _LEAST_COOPERATIVE:
+        yield "gemv", dlight.gpu.GEMV
+        yield "reduction", dlight.gpu.Reduction
+        yield "general-reduction", dlight.gpu.GeneralReduction
+    yield "fallback", dlight.gpu.Fallback
+
+
+def _longest_reduction(func: tirx.PrimFunc) -> int:
+    """Elements reduced into one, in the function's longest reduction."""
+    longest = 0
+
+    def visit(block: s_tir.SBlock) -> None:
+        nonlocal longest
+        extents = [axis.dom.extent for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        if extents:
+            longest = max(longest, math.prod(int(e) for e in extents))
+
+    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
+    return longest
+
+
+def narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Use 32-bit index arithmetic, which GPUs do in one instruction.
+
+    TVM's pass takes no function with 64-bit data or more than 2^31 elements; those keep 64-bit shapes, and
+    their indices are narrowed where the lowering can prove that they fit.
+    """
+    if any(str(b.dtype) in ("int64", "uint64") or _elements(b) >= 2**31 for b in func.params):
+        return func
+    try:
+        return tirx.transform.ForceNarrowIndexToInt32()(IRModule({"main": func}))["main"]
+    except (RuntimeError, ValueError):
+        return func  # 64-bit data inside the function
+
+
+def _elements(buffer: tirx.Buffer) -> int:
+    return math.prod(int(extent) for extent in buffer.shape)
+
+
+def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+    try:
+        with target:
+            found = rule.apply(func, target, False)
+    except Exception as error:
+        # A rule may fail in any way on a function it was not made for; the caller reports it.
+        raise LoweringFailed(last_line(error)) from error
+    if found is None:
+        return None
+    schedule = found[0] if isinstance(found, list) else found
+    return schedule.mod["main"]
+
+
+def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Bind every outermost loop nest to a thread of its own launch, in order."""
+    schedule = s_tir.Schedule(func)
+    bound: set[str] = set()
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        loops = schedule.get_loops(block)
+        if loops and str(schedule.get(loops[0]).loop_var.name) in bound:
+            continue  # shares its nest with an earlier block
+        outer = schedule.add_unit_loop(loops[0] if loops else block)
+        schedule.bind(outer, "threadIdx.x")
+        bound.add(str(schedule.get(outer).loop_var.name))
+    return schedule.mod["main"]

@@ -1,0 +1,26 @@
+"""The TVM target of a device profile."""
+
+from __future__ import annotations
+
+from tvm.target import Target
+
+from honed.runtime.profile import DeviceProfile
+
+
+def target_for(profile: DeviceProfile) -> Target:
+    """An OpenCL target with the profile's limits, and an LLVM host that nothing is generated for.
+
+    `thread_warp_size` is 1 because the generator takes the lanes of a wider warp to run in step and leaves
+    out or misplaces barriers, which OpenCL does not allow (facts: Apache TVM 0.27, LowerThreadAllreduce).
+    """
+    threads = min(profile.rules.max_threads, profile.limits.max_work_group_size)
+    config = {
+        "kind": "opencl",
+        "max_num_threads": threads,
+        "max_threads_per_block": threads,
+        "max_shared_memory_per_block": profile.limits.local_mem_bytes,
+        "thread_warp_size": 1,
+    }
+    if profile.rules.family == "mali":
+        config["device"] = "mali"
+    return Target(config, host={"kind": "llvm"})
