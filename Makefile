@@ -1,0 +1,24 @@
+.PHONY: help run test lint setup nodetests clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+run: setup ## show the main job: daemon, LightGlue, inference, check, profile
+	@packaging/dev/demo
+
+test: setup ## run all tests that this machine can run
+	@.venv/bin/python -m pytest -n 2 --dist worksteal
+
+lint: setup ## check style and types
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy daemon runtime tuner
+
+setup: ## make .venv (installs missing Debian packages)
+	@packaging/dev/setup
+
+nodetests: setup ## run the 1,653 ONNX backend node tests
+	@.venv/bin/python -m tests.tuner.backend.run --all
+
+clean: ## remove .venv and the demo's state
+	rm -rf .venv .run
