@@ -1,0 +1,195 @@
+"""The OpenCL devices of this machine and their profiles."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import DeviceError, NotFound
+from .opencl import cl, driver_call
+from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
+
+PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader found no driver
+_KERNEL_DRIVERS = {"mali": "kbase", "panthor": "panthor", "panfrost": "panfrost", "nvidia": "nvidia"}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One usable OpenCL device. `spec` selects it again on this machine, also after a reboot."""
+
+    profile: DeviceProfile
+    spec: str
+    cl: Any  # pyopencl.Device
+
+    @property
+    def kind(self) -> str:
+        """What the driver calls it: "GPU", "accelerator" or "CPU"."""
+        if self.cl.type & cl.device_type.GPU:
+            return "GPU"
+        return "accelerator" if self.cl.type & cl.device_type.ACCELERATOR else "CPU"
+
+
+def discover() -> list[Device]:
+    """Every device that can compile and run kernels, ordered by platform name, then device name.
+
+    Raises DeviceError where the loader itself fails; no device at all is an empty list.
+    """
+    found: list[tuple[DeviceProfile, Any]] = []
+    for platform in _platforms():
+        with driver_call(f"list the devices of {_text(platform.name)}"):
+            found += [
+                (profile_of(d), d) for d in platform.get_devices() if d.available and d.compiler_available
+            ]
+    found.sort(key=lambda pair: (pair[0].identity.platform, pair[0].identity.name))
+    names = [f"{profile.identity.platform}/{profile.identity.name}" for profile, _ in found]
+    return [Device(profile, _numbered(names, i), device) for i, (profile, device) in enumerate(found)]
+
+
+def select(spec: str | None = None) -> Device:
+    """The device `spec` names, or $HONED_DEVICE, or else the best: a GPU, an accelerator, a CPU.
+
+    `spec` is a number (of `discover`'s order) or part of "platform/device", in either case. Raises
+    NotFound where it fits none or several, DeviceError where there is no device at all.
+    """
+    devices = discover()
+    if not devices:
+        raise DeviceError("there is no usable OpenCL device on this machine; run `hone doctor` to see why")
+    spec = spec or os.environ.get("HONED_DEVICE") or None
+    if spec is None:
+        return min(devices, key=lambda d: ("GPU", "accelerator", "CPU").index(d.kind))
+    fitting = matching(spec, [d.spec for d in devices])
+    if len(fitting) != 1:
+        names = "; ".join(f"{i}: {devices[i].spec}" for i in (fitting or range(len(devices))))
+        problem = "fits several devices" if fitting else "fits no device"
+        raise NotFound(f"device {spec!r} {problem}; use one of {names}, or see `hone doctor`")
+    return devices[fitting[0]]
+
+
+def matching(spec: str, names: Sequence[str]) -> list[int]:
+    """Which of `names` a spec fits: by number, else by the whole name, else by a part of it."""
+    if spec.isascii() and spec.isdigit():
+        return [int(spec)] if int(spec) < len(names) else []
+    wanted = spec.casefold()
+    exact = [i for i, name in enumerate(names) if name.casefold() == wanted]
+    return exact or [i for i, name in enumerate(names) if wanted in name.casefold()]
+
+
+def profile_of(device: Any) -> DeviceProfile:
+    """Identity, limits and rules of a pyopencl device, as its driver and /sys report them; no peaks."""
+    limits = _limits(device)
+    platform, name, vendor = (_text(s) for s in (device.platform.name, device.name, device.vendor))
+    family = family_of(platform, name, is_cpu=bool(device.type & cl.device_type.CPU))
+    identity = DeviceIdentity(
+        platform=platform,
+        vendor=vendor,
+        name=name,
+        # Arm's CL_DRIVER_VERSION is just "3.0"; its release stands in CL_DEVICE_VERSION.
+        driver_version=f"{_text(device.driver_version)}; {_text(device.version)}",
+        kernel_driver=kernel_driver(family, platform, vendor),
+    )
+    return DeviceProfile(identity=identity, limits=limits, rules=rules_for(family, limits), peaks=None)
+
+
+def family_of(platform: str, name: str, *, is_cpu: bool) -> str:
+    """Which schedule rules suit the device: "mali", "cpu" or "gpu"."""
+    if "mali" in name.casefold():
+        return "mali"
+    return "cpu" if is_cpu or "llvmpipe" in name.casefold() else "gpu"
+
+
+def rules_for(family: str, limits: DeviceLimits) -> ScheduleRules:
+    """The rules of a family, within the limits of one device; docs/devices.md has the sources."""
+    threads = min(256, limits.max_work_group_size)
+    if family == "mali":
+        return ScheduleRules(
+            family="mali",
+            max_threads=threads,
+            local_memory=False,
+            max_vector_bytes=16,
+            max_unroll=16,
+            max_source_bytes=64 << 10,
+            max_queued_launches=512,
+        )
+    if family == "cpu":
+        return ScheduleRules(
+            family="cpu",
+            max_threads=threads,
+            local_memory=False,
+            max_vector_bytes=64,
+            max_unroll=16,
+            max_source_bytes=64 << 10,
+            max_queued_launches=0,
+        )
+    return ScheduleRules(
+        family="gpu",
+        max_threads=threads,
+        local_memory=limits.local_mem_bytes > 0,
+        max_vector_bytes=16,
+        max_unroll=64,
+        max_source_bytes=256 << 10,
+        max_queued_launches=0,
+    )
+
+
+def kernel_driver(family: str, platform: str, vendor: str, sys: Path = Path("/sys")) -> str:
+    """The kernel's driver for the device, from `sys`: "kbase", "panthor", "panfrost", "nvidia" or ""."""
+    if family == "cpu":
+        return ""
+    bound = {
+        _KERNEL_DRIVERS[link.resolve().name]
+        for pattern in (
+            "class/drm/*/device/driver",
+            "class/misc/mali*/device/driver",
+            "bus/pci/drivers/nvidia",
+        )
+        for link in sys.glob(pattern)
+        if link.resolve().name in _KERNEL_DRIVERS
+    }
+    if family == "mali":
+        # Arm's own OpenCL talks to kbase only, Mesa's to the open drivers only.
+        wanted = ["panthor", "panfrost"] if "rusticl" in platform.casefold() else ["kbase"]
+    else:
+        wanted = ["nvidia"] if "nvidia" in vendor.casefold() else []
+    return next((name for name in wanted if name in bound), "")
+
+
+def _platforms() -> list[Any]:
+    try:
+        return list(cl.get_platforms())
+    except cl.Error as error:
+        if error.code == PLATFORM_NOT_FOUND:
+            return []
+        with driver_call("list the OpenCL platforms"):
+            raise
+
+
+def _limits(device: Any) -> DeviceLimits:
+    extensions = device.extensions.split()
+    sizes = [*device.max_work_item_sizes, 1, 1][:3]
+    return DeviceLimits(
+        compute_units=device.max_compute_units,
+        max_work_group_size=device.max_work_group_size,
+        max_work_item_sizes=(sizes[0], sizes[1], sizes[2]),
+        local_mem_bytes=device.local_mem_size,
+        global_mem_bytes=device.global_mem_size,
+        max_alloc_bytes=device.max_mem_alloc_size,
+        base_align_bytes=max(1, device.mem_base_addr_align // 8),  # reported in bits
+        fp16="cl_khr_fp16" in extensions,
+        fp64="cl_khr_fp64" in extensions,
+        host_unified=bool(device.host_unified_memory),
+    )
+
+
+def _numbered(names: Sequence[str], i: int) -> str:
+    """names[i], with a number where several devices share the name."""
+    if names.count(names[i]) == 1:
+        return names[i]
+    return f"{names[i]} #{names[:i].count(names[i])}"
+
+
+def _text(reported: str) -> str:
+    """A driver's string without the padding and zero bytes some put around it."""
+    return reported.replace("\0", "").strip()
