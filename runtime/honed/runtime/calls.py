@@ -1,0 +1,209 @@
+"""What a client says and understands, without I/O: arrays to parameters, results to arrays.
+
+Both clients (`client`, `aio`) stand on these functions; docs/protocol.md is the specification.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .dtypes import dtype, from_datatype
+from .errors import HonedError, InvalidArgument, NotFound, PermissionDenied, Unavailable
+from .protocol import MissingFiles, ServiceFault
+from .regions import Region
+
+SYSTEM_SOCKET = "/run/honed/honed.sock"
+Progress = Callable[[dict[str, Any]], None]
+Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
+
+
+def default_socket(environment: Mapping[str, str]) -> str:
+    """Where the service listens: $HONED_SOCKET, the system's place if it is there, the user's place."""
+    if environment.get("HONED_SOCKET"):
+        return environment["HONED_SOCKET"]
+    runtime_dir = environment.get("XDG_RUNTIME_DIR")
+    if os.path.exists(SYSTEM_SOCKET) or not runtime_dir:
+        return SYSTEM_SOCKET
+    return str(PurePosixPath(runtime_dir) / "honed" / "honed.sock")
+
+
+def cannot_connect(path: str, error: OSError) -> HonedError:
+    """The error for a socket nobody answers at."""
+    if isinstance(error, PermissionError):
+        return PermissionDenied(f"{path} may not be opened by this user; ask to be added to group honed")
+    return Unavailable(
+        f"no service answers at {path} ({error.strerror}); start it with 'systemctl start honed', "
+        "or 'honed' as an ordinary user"
+    )
+
+
+def connection_lost() -> Unavailable:
+    """The error for requests whose connection went away before they were answered."""
+    return Unavailable("the service closed the connection before it answered; call again, its log says why")
+
+
+@dataclass(frozen=True, slots=True)
+class InferCall:
+    """Parameters of a ModelInfer, and the arrays its outputs must end up in."""
+
+    params: dict[str, Any]
+    into: dict[str, NDArray[Any]]  # arrays the caller wants written
+    shared: frozenset[str]  # those of `into` that the service writes itself
+
+
+def infer_call(
+    model: str,
+    inputs: Mapping[str, ArrayLike],
+    outputs: Outputs | None,
+    regions: Iterable[Region],
+    *,
+    timeout: float,
+    priority: int,
+    finite: bool,
+) -> InferCall:
+    """The ModelInfer for these arrays; those in one of `regions` are named and not copied.
+
+    `timeout` is in seconds. Raises InvalidArgument for element types honed does not carry.
+    """
+    known = list(regions)
+    described: list[dict[str, Any]] = []
+    contents: list[memoryview] = []
+    for name, value in inputs.items():
+        array = _portable(value)
+        place = _place(array, known)
+        described.append(
+            {
+                "name": name,
+                "datatype": dtype(array.dtype.name).datatype,
+                "shape": list(array.shape),
+                **({"parameters": place} if place else {}),
+            }
+        )
+        if place is None:
+            contents.append(array.reshape(-1).view(np.uint8).data)
+    params: dict[str, Any] = {
+        "model_name": model,
+        "inputs": described,
+        "raw_input_contents": contents,
+        "parameters": {"timeout": max(1, round(timeout * 1e6)), "priority": priority, "finite": finite},
+    }
+    into = dict(outputs) if isinstance(outputs, Mapping) else {}
+    places = {name: _place(array, known) for name, array in into.items()}
+    if outputs is not None:
+        params["outputs"] = [
+            {"name": name, **({"parameters": places[name]} if places.get(name) else {})} for name in outputs
+        ]
+    return InferCall(params, into, frozenset(name for name, place in places.items() if place))
+
+
+def infer_result(call: InferCall, result: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+    """The output arrays of a ModelInfer's result; raises ServiceFault where it makes no sense."""
+    try:
+        contents = iter(result["raw_output_contents"])
+        return {output["name"]: _output(call, output, contents) for output in result["outputs"]}
+    except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
+        raise ServiceFault(f"the service's answer makes no sense ({error!r}); compare versions") from error
+
+
+def _output(call: InferCall, output: Mapping[str, Any], contents: Any) -> NDArray[Any]:
+    name = output["name"]
+    if name in call.shared:
+        return call.into[name]
+    kind = from_datatype(output["datatype"])
+    array = np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
+    if name not in call.into:
+        return array.copy()  # frombuffer's own is read-only
+    target = call.into[name]
+    if target.shape != array.shape or target.dtype != array.dtype:
+        raise InvalidArgument(
+            f"output {name!r} is {array.dtype} {array.shape} and the array given for it is "
+            f"{target.dtype} {target.shape}; make them equal"
+        )
+    target[...] = array
+    return target
+
+
+def _portable(value: ArrayLike) -> NDArray[Any]:
+    """Dense, row-major, little-endian."""
+    array = np.asarray(value, order="C")
+    return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+def _place(array: NDArray[Any], regions: Sequence[Region]) -> dict[str, Any] | None:
+    for region in regions:
+        offset = region.offset_of(array)
+        if offset is not None:
+            return {
+                "shared_memory_region": region.name,
+                "shared_memory_offset": offset,
+                "shared_memory_byte_size": array.nbytes,
+            }
+    return None
+
+
+def load_params(
+    name: str,
+    files: Sequence[str],
+    shapes: Mapping[str, Sequence[int]] | None,
+    precision: str,
+    replace: bool,
+) -> dict[str, Any]:
+    """Parameters of a RepositoryModelLoad."""
+    options = {
+        "shapes": {key: list(shape) for key, shape in (shapes or {}).items()},
+        "precision": precision,
+        "replace": replace,
+    }
+    return {"model_name": name, "files": list(files), "parameters": options}
+
+
+def model_name_for(path: Path) -> str:
+    """The name a model gets from its file: the stem with what names may not hold replaced by '-'."""
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in path.stem)
+    return kept.lstrip("._-")[:64] or "model"
+
+
+def open_model(path: Path) -> int:
+    """A descriptor of the model file; raises NotFound or InvalidArgument."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise NotFound(f"{path} does not exist; check the path") from error
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read ({error.strerror}); check who may read it") from error
+
+
+def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
+    """Descriptors of the external data files of the model at `path`, by name; the caller closes them.
+
+    Raises `missing` itself where one is not there or lies outside the model's folder.
+    """
+    folders = (path.parent.resolve(), path.resolve().parent)
+    opened: dict[str, int] = {}
+    try:
+        for name in missing.files:
+            found = (path.parent / name).resolve()
+            pure = PurePosixPath(name)
+            inside = any(found.is_relative_to(folder) for folder in folders)
+            if pure.is_absolute() or ".." in pure.parts or not inside:
+                raise missing
+            opened[name] = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        _close_all(opened)
+        raise missing from error
+    except MissingFiles:
+        _close_all(opened)
+        raise
+    return opened
+
+
+def _close_all(opened: Mapping[str, int]) -> None:
+    for descriptor in opened.values():
+        os.close(descriptor)

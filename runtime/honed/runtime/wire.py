@@ -1,0 +1,334 @@
+"""MessagePack-RPC without I/O: bytes in, messages out (docs/protocol.md, "Messages").
+
+A frame is bounded before anything is built from it: a scanner walks the headers, so that what a peer
+announces (sizes, counts, nesting) is refused when announced and memory follows what was really sent.
+What the peer did wrong is a PeerFault; what this side did wrong is an OwnFault.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from .errors import HonedError, InvalidArgument, ResourceExhausted
+
+MAX_MSGID: Final = 2**32 - 1
+REQUEST: Final = 0
+RESPONSE: Final = 1
+NOTIFICATION: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameLimits:
+    """What one message may be."""
+
+    max_bytes: int = 64 << 20
+    max_depth: int = 16  # containers inside one another, the message's own array included
+    max_values: int = 65_536  # in all containers together
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`[0, msgid, method, [params]]`."""
+
+    msgid: int
+    method: str
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
+
+    msgid: int
+    error: dict[str, Any] | None
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """`[2, method, [params]]`."""
+
+    method: str
+    params: dict[str, Any]
+
+
+Message = Request | Response | Notification
+
+
+class OwnFault(TypeError):
+    """An attempt of this side to send what is no message: a bug here, not the peer's doing."""
+
+
+class PeerFault(Exception):
+    """The peer broke the protocol; its connection cannot go on.
+
+    `error` is what to tell it, `msgid` the request to answer with that where it could be read.
+    """
+
+    def __init__(self, error: HonedError, msgid: int | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.msgid = msgid
+
+
+def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
+    """The bytes of one message; raises OwnFault where it is none, ResourceExhausted where it is too large."""
+    limits = limits or FrameLimits()
+    try:
+        frame: bytes = msgpack.packb(_as_list(message), use_bin_type=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OwnFault(f"a message holds a value that cannot be sent: {error}") from error
+    if len(frame) > limits.max_bytes:
+        raise ResourceExhausted(
+            f"the message has {len(frame)} bytes and {limits.max_bytes} are allowed; "
+            "pass large tensors in shared memory"
+        )
+    return frame
+
+
+def _as_list(message: Message) -> list[Any]:
+    match message:
+        case Request():
+            _own_msgid(message.msgid)
+            return [REQUEST, message.msgid, message.method, [message.params]]
+        case Response():
+            _own_msgid(message.msgid)
+            return [RESPONSE, message.msgid, message.error, message.result if message.error is None else None]
+        case Notification():
+            return [NOTIFICATION, message.method, [message.params]]
+
+
+def _own_msgid(msgid: int) -> None:
+    if not 0 <= msgid <= MAX_MSGID:
+        raise OwnFault(f"message number {msgid} is not between 0 and {MAX_MSGID}")
+
+
+class _Family(enum.Enum):
+    PLAIN = enum.auto()  # `extra` bytes of payload
+    BYTES = enum.auto()  # a length of `extra` bytes, then that many bytes
+    ARRAY = enum.auto()  # a count of `extra` bytes (0: it is `items`), then that many values
+    MAP = enum.auto()  # a count likewise, then twice as many values
+    REFUSED = enum.auto()
+
+
+class _Header(NamedTuple):
+    """What the first byte of a value says (MessagePack specification, "Formats")."""
+
+    family: _Family
+    extra: int = 0
+    items: int = 0
+
+
+def _header(first: int) -> _Header:
+    if first <= 0x7F or first >= 0xE0:
+        return _Header(_Family.PLAIN)
+    if first <= 0x8F:
+        return _Header(_Family.MAP, 0, first & 0x0F)
+    if first <= 0x9F:
+        return _Header(_Family.ARRAY, 0, first & 0x0F)
+    if first <= 0xBF:
+        return _Header(_Family.PLAIN, first & 0x1F)
+    return _OTHER_HEADERS.get(first, _Header(_Family.REFUSED))
+
+
+_OTHER_HEADERS = {
+    0xC0: _Header(_Family.PLAIN),  # nil
+    0xC2: _Header(_Family.PLAIN),  # false
+    0xC3: _Header(_Family.PLAIN),  # true
+    0xC4: _Header(_Family.BYTES, 1),
+    0xC5: _Header(_Family.BYTES, 2),
+    0xC6: _Header(_Family.BYTES, 4),
+    0xCA: _Header(_Family.PLAIN, 4),  # float32
+    0xCB: _Header(_Family.PLAIN, 8),  # float64
+    **{0xCC + i: _Header(_Family.PLAIN, 1 << i) for i in range(4)},  # uint8 to uint64
+    **{0xD0 + i: _Header(_Family.PLAIN, 1 << i) for i in range(4)},  # int8 to int64
+    0xD9: _Header(_Family.BYTES, 1),
+    0xDA: _Header(_Family.BYTES, 2),
+    0xDB: _Header(_Family.BYTES, 4),
+    0xDC: _Header(_Family.ARRAY, 2),
+    0xDD: _Header(_Family.ARRAY, 4),
+    0xDE: _Header(_Family.MAP, 2),
+    0xDF: _Header(_Family.MAP, 4),
+}
+_HEADERS: tuple[_Header, ...] = tuple(_header(first) for first in range(256))
+
+
+class _Scanner:
+    """Finds where the value at the start of a growing buffer ends, without building it.
+
+    Stateful: each byte is looked at once, however small the pieces are in which they come.
+    """
+
+    def __init__(self, limits: FrameLimits) -> None:
+        self._limits = limits
+        self._position = 0
+        self._values = 0  # announced so far
+        self._missing = [1]  # values still to come, per open container; the message itself first
+
+    def end(self, buffer: bytearray) -> int | None:
+        """The length of the value, or None where more bytes are needed; raises HonedError."""
+        missing, size = self._missing, len(buffer)
+        while missing:
+            if self._position >= size:
+                return None
+            family, extra, items = _HEADERS[buffer[self._position]]
+            payload = self._position + 1 + extra
+            if family is _Family.PLAIN:
+                if payload > size:
+                    return None
+                self._position = payload
+                missing[-1] -= 1
+            elif family is _Family.REFUSED:
+                raise _no_value(buffer[self._position])
+            elif payload > size:
+                return None
+            else:
+                count = int.from_bytes(buffer[self._position + 1 : payload], "big") if extra else items
+                if not self._enter(family, payload, count, size):
+                    return None
+            while missing and not missing[-1]:
+                missing.pop()
+        self._check_size(self._position)
+        return self._position
+
+    def _enter(self, family: _Family, payload: int, count: int, size: int) -> bool:
+        """Pass a string whole, or the header of a container; False where bytes of the string are missing."""
+        if family is _Family.BYTES:
+            self._check_size(payload + count)
+            if payload + count > size:
+                return False
+            self._position = payload + count
+            self._missing[-1] -= 1
+            return True
+        count *= 2 if family is _Family.MAP else 1
+        self._values += count
+        self._check_container(payload + count)
+        self._position = payload
+        self._missing[-1] -= 1
+        self._missing.append(count)
+        return True
+
+    def _check_container(self, least_end: int) -> None:
+        self._check_size(least_end)
+        if self._values > self._limits.max_values:
+            raise ResourceExhausted(
+                f"the message holds more than {self._limits.max_values} values; "
+                "send tensors as bin, not as arrays"
+            )
+        if len(self._missing) > self._limits.max_depth:
+            raise InvalidArgument(
+                f"the message is nested deeper than {self._limits.max_depth}; send it flatter"
+            )
+
+    def _check_size(self, end: int) -> None:
+        if end > self._limits.max_bytes:
+            raise ResourceExhausted(
+                f"the message has at least {end} bytes and {self._limits.max_bytes} are allowed; "
+                "pass large tensors in shared memory"
+            )
+
+
+def _no_value(first: int) -> InvalidArgument:
+    return InvalidArgument(
+        f"the message holds byte 0x{first:02x} where a MessagePack value must start; "
+        "send MessagePack without extension types"
+    )
+
+
+class Decoder:
+    """Bytes in with `feed`, messages out with `next_message`, for one direction of one connection.
+
+    After it raised PeerFault the stream has no known boundary: drop the connection.
+    """
+
+    def __init__(self, limits: FrameLimits | None = None) -> None:
+        self._limits = limits or FrameLimits()
+        self._buffer = bytearray()
+        self._scanner = _Scanner(self._limits)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes held that are not yet part of a message given out."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes | memoryview) -> None:
+        """Take bytes as they came."""
+        self._buffer += data
+
+    def next_message(self) -> Message | None:
+        """The next whole message, or None where more bytes are needed; raises PeerFault."""
+        if not self._buffer:
+            return None
+        if self._buffer[0] not in (0x93, 0x94):
+            raise PeerFault(InvalidArgument("this is no MessagePack-RPC message; send arrays of 3 or 4"))
+        try:
+            end = self._scanner.end(self._buffer)
+        except HonedError as error:
+            raise PeerFault(error, self._msgid()) from error
+        if end is None:
+            return None
+        message = self._decode(end)
+        del self._buffer[:end]
+        self._scanner = _Scanner(self._limits)
+        return message
+
+    def _decode(self, end: int) -> Message:
+        with memoryview(self._buffer) as whole, whole[:end] as frame:
+            try:
+                value = msgpack.unpackb(frame, raw=False, strict_map_key=True, use_list=True)
+            except UnicodeDecodeError as error:
+                raise self._malformed("the message holds text that is not UTF-8; send UTF-8") from error
+            except ValueError as error:
+                raise self._malformed(
+                    "the message holds map keys that are not strings; use strings"
+                ) from error
+        message = _as_message(value)
+        if message is None:
+            raise self._malformed(
+                "the message is none of [0, msgid, method, [params]], [1, msgid, error, result] and "
+                "[2, method, [params]]; send one of these, with a map as params"
+            )
+        return message
+
+    def _malformed(self, sentence: str) -> PeerFault:
+        return PeerFault(InvalidArgument(sentence), self._msgid())
+
+    def _msgid(self) -> int | None:
+        """The number of the request at the start of the buffer, where there is one."""
+        unpacker = msgpack.Unpacker(max_buffer_size=16)
+        unpacker.feed(bytes(self._buffer[:12]))
+        try:
+            if unpacker.read_array_header() != 4 or unpacker.unpack() != REQUEST:
+                return None
+            msgid = unpacker.unpack()
+        except (ValueError, msgpack.UnpackException):
+            return None
+        return msgid if _is_msgid(msgid) else None
+
+
+def _is_msgid(value: object) -> bool:
+    return type(value) is int and 0 <= value <= MAX_MSGID
+
+
+def _as_message(value: list[Any]) -> Message | None:
+    if type(value[0]) is not int:
+        return None  # False and 0.0 are equal to 0 but no message type
+    match value:
+        case [0, msgid, str(method), [dict(params)]] if _is_msgid(msgid) and _string_keys(params):
+            return Request(msgid=msgid, method=method, params=params)
+        case [1, msgid, None, result] if _is_msgid(msgid):
+            return Response(msgid=msgid, error=None, result=result)
+        case [1, msgid, dict(error), None] if _is_msgid(msgid):
+            return Response(msgid=msgid, error=error, result=None)
+        case [2, str(method), [dict(params)]] if _string_keys(params):
+            return Notification(method=method, params=params)
+        case _:
+            return None
+
+
+def _string_keys(params: dict[Any, Any]) -> bool:
+    return all(type(key) is str for key in params)
