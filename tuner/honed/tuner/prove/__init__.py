@@ -1,0 +1,6 @@
+"""Proof that a compiled form is right: fresh inputs, an independent reference, a stated tolerance.
+
+`inputs` makes inputs that keep to what a model allows, `reference` evaluates the original ONNX model
+without TVM or the frontend, `tolerance` says how far an answer may be off, `locate` finds the first node
+whose value differs.
+"""

@@ -1,0 +1,124 @@
+"""What the proof asks of an ONNX model: its inputs, its nodes in order, the types of its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+
+from honed.runtime.dtypes import dtype
+from honed.runtime.errors import InvalidArgument, ModelRefused
+
+_MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Value:
+    """A value whose type and shape are known: NumPy's name of the type, and static sizes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def inputs(model: onnx.ModelProto) -> tuple[Value, ...]:
+    """The inputs a caller must give, in order: those with an initializer are constants and left out.
+
+    Raises InvalidArgument for an input that is no tensor, of a type honed does not carry, or whose shape
+    is not static.
+    """
+    fixed = {t.name for t in model.graph.initializer}
+    return tuple(_required(v, "input") for v in model.graph.input if v.name not in fixed)
+
+
+def outputs(model: onnx.ModelProto) -> tuple[str, ...]:
+    """The names of the outputs, in order."""
+    return tuple(v.name for v in model.graph.output)
+
+
+def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """Every node in order, those of subgraphs (If, Loop, Scan) after the node that holds them."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for subgraph in (attribute.g, *attribute.graphs):
+                yield from nodes(subgraph)
+
+
+def values(model: onnx.ModelProto) -> dict[str, Value]:
+    """Every value of the main graph whose type and static shape can be inferred, by name."""
+    try:
+        graph = shape_inference.infer_shapes(model, data_prop=True).graph
+    except (shape_inference.InferenceError, ValueError) as error:
+        raise ModelRefused(f"shapes cannot be inferred ({_first_line(error)}); check the model") from error
+    known = {t.name: _of_tensor(t) for t in graph.initializer}
+    for info in (*graph.input, *graph.value_info, *graph.output):
+        value = _of_info(info)
+        if value is not None:
+            known[info.name] = value
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
+    """The small constants of the main graph (initializers and Constant nodes holding a tensor), by name."""
+    found = {t.name: t for t in model.graph.initializer}
+    for node in model.graph.node:
+        held = [a.t for a in node.attribute if a.name == "value"] if node.op_type == "Constant" else []
+        if held:
+            found[node.output[0]] = held[0]
+    return {
+        name: numpy_helper.to_array(tensor)
+        for name, tensor in found.items()
+        if np.prod(tensor.dims, dtype=np.int64) <= _MAX_CONSTANT and not tensor.external_data
+    }
+
+
+def attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    """An integer attribute, or its default."""
+    return next((a.i for a in node.attribute if a.name == name), default)
+
+
+def label(node: onnx.NodeProto) -> str:
+    """What to call a node: its name, or where it has none, the first value it makes."""
+    return node.name or next((o for o in node.output if o), "") or node.op_type
+
+
+def numpy_name(element: int) -> str | None:
+    """NumPy's name of an ONNX element type; None where honed does not carry it."""
+    try:
+        name = str(helper.tensor_dtype_to_np_dtype(element))
+        return dtype(name).name
+    except (KeyError, InvalidArgument):
+        return None
+
+
+def _required(info: onnx.ValueInfoProto, what: str) -> Value:
+    value = _of_info(info)
+    if value is not None:
+        return value
+    if not info.type.HasField("tensor_type") or numpy_name(info.type.tensor_type.elem_type) is None:
+        raise InvalidArgument(f"{what} {info.name!r} is not a tensor of a type honed carries; export it anew")
+    raise InvalidArgument(f"{what} {info.name!r} has no static shape; give one with --shape {info.name}=...")
+
+
+def _of_info(info: onnx.ValueInfoProto) -> Value | None:
+    tensor = info.type.tensor_type
+    name = numpy_name(tensor.elem_type)
+    if name is None or not tensor.HasField("shape"):
+        return None
+    dims = tensor.shape.dim
+    if not all(d.HasField("dim_value") and d.dim_value >= 0 for d in dims):
+        return None
+    return Value(name=info.name, dtype=name, shape=tuple(d.dim_value for d in dims))
+
+
+def _of_tensor(tensor: onnx.TensorProto) -> Value | None:
+    name = numpy_name(tensor.data_type)
+    return None if name is None else Value(name=tensor.name, dtype=name, shape=tuple(tensor.dims))
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
