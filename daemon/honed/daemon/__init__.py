@@ -1,0 +1,1 @@
+"""The service: socket, model store, worker processes and the command line. Never TVM, never a GPU context."""

@@ -1,0 +1,51 @@
+"""Starts a child process that cannot outlive the service or outgrow its memory.
+
+python -m honed.daemon.launch PARENT_PID MEMORY_MIB -- PROGRAM ARGUMENT...
+
+Runs between fork and exec of a child, where a threaded parent must not run Python itself. It makes
+a process group of the child, has the kernel kill it when the service dies, and limits its memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def command(program: list[str], memory_mib: int | None = None) -> list[str]:
+    """The command line that starts `program` through here; None: memory is not limited."""
+    return [
+        sys.executable,
+        "-m",
+        "honed.daemon.launch",
+        str(os.getpid()),
+        str(memory_mib or 0),
+        "--",
+        *program,
+    ]
+
+
+def main(arguments: list[str]) -> None:
+    """Never returns: the process becomes the program, or exits with 127."""
+    parent, memory_mib, program = int(arguments[0]), int(arguments[1]), arguments[3:]
+    os.setpgid(0, 0)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(127)  # the service died before the kernel was told
+    if memory_mib:
+        # Of data and not of address space: OpenCL drivers reserve far more of that than they use.
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_mib << 20, memory_mib << 20))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    # When memory runs out, the kernel should end the child and not the service.
+    Path("/proc/self/oom_score_adj").write_text("500")
+    os.execv(program[0], program)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,86 @@
+"""Who a peer is and what it may do. The decision is pure; `identify` reads the socket."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+
+from honed.runtime.errors import PermissionDenied
+from honed.runtime.protocol import Right
+
+INFER_GROUP = "honed"
+CHANGE_GROUP = "honed-admin"
+_UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
+_SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
+_MAX_GROUPS = 65_536  # NGROUPS_MAX
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A process at the other end, as it was when it connected."""
+
+    pid: int
+    uid: int
+    gids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Who is trusted with what. A group that does not exist on this machine is None."""
+
+    own_uid: int
+    infer_gid: int | None
+    change_gid: int | None
+
+    def rights(self, peer: Peer) -> frozenset[Right]:
+        """What the peer may call."""
+        if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
+            return frozenset(Right)
+        if self.infer_gid in peer.gids:
+            return frozenset({Right.ANYONE, Right.INFER})
+        return frozenset({Right.ANYONE})
+
+    def check(self, peer: Peer, right: Right, what: str) -> None:
+        """Raise PermissionDenied, saying what would help, unless the peer has the right."""
+        if right in self.rights(peer):
+            return
+        group = CHANGE_GROUP if right is Right.CHANGE else INFER_GROUP
+        gid = self.change_gid if right is Right.CHANGE else self.infer_gid
+        user = _user_name(peer.uid)
+        if gid is None:
+            remedy = f"there is no group {group} here: run as root or as the user of the service"
+        else:
+            remedy = f"run 'sudo usermod -aG {group} {user}' and log in again"
+        raise PermissionDenied(
+            f"user {user} may not call {what} because it is not in group {group}; {remedy}"
+        )
+
+
+def current_policy(own_uid: int) -> Policy:
+    """The policy with the groups of this machine."""
+    return Policy(own_uid=own_uid, infer_gid=_gid(INFER_GROUP), change_gid=_gid(CHANGE_GROUP))
+
+
+def identify(connected: socket.socket) -> Peer:
+    """The peer of a Unix socket, from SO_PEERCRED and SO_PEERGROUPS; raises OSError."""
+    pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    packed = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
+    groups = struct.unpack(f"{len(packed) // 4}I", packed)
+    return Peer(pid=pid, uid=uid, gids=frozenset((gid, *groups)))
+
+
+def _gid(group: str) -> int | None:
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        return None
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
