@@ -1,0 +1,194 @@
+"""Runs a compiled model on an OpenCL device.
+
+Buffers and kernel arguments are bound once. An inference writes the inputs, enqueues every step without
+waiting, and waits once, when it reads the outputs; each host call in the plan costs one wait more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from numpy.typing import NDArray
+
+from . import border, fit, programs
+from .devices import Device, select
+from .errors import DeviceError, InvalidArgument
+from .memory import Memory
+from .model import CompiledModel, HostCall, Launch
+from .modelfile import ModelFile, read
+from .opencl import cl, context, driver_call, failure
+from .segments import Batch, Call, Command, Segment
+from .timing import InferenceProfile, Timeline, summarise
+
+Array = NDArray[Any]
+
+
+def load(
+    path: str | os.PathLike[str],
+    device: Device | str | None = None,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Executor:
+    """The model in a `.honed` file, ready to `run` on `device` (a Device, or what `devices.select` takes).
+
+    `cache_dir` keeps compiled programs between processes. Raises NotFound, ModelFileError or DeviceError.
+    """
+    chosen = device if isinstance(device, Device) else select(device)
+    return Executor(read(path), chosen, cache_dir=Path(cache_dir) if cache_dir else None)
+
+
+class Executor:
+    """One model on one device. Calls from several threads take turns.
+
+    After a DeviceError of `run` or `profile` the device's state is unknown, and every later call raises
+    DeviceError: start a new process, as a faulted context can spoil its whole process.
+    """
+
+    def __init__(self, file: ModelFile, device: Device, *, cache_dir: Path | None = None) -> None:
+        """Build, allocate, upload and bind; raises DeviceError where the device cannot do that."""
+        self.file = file
+        self.device = device
+        self._inputs = border.ports(file.model, "input")
+        self._outputs = border.ports(file.model, "output")
+        self._lock = threading.Lock()
+        self._unusable = ""  # why, once it is
+        fit.check(file.model, device)
+        kernels = _built_kernels(file.model, device, cache_dir)
+        with driver_call("make a command queue"):
+            self._queue = cl.CommandQueue(context(device.cl))
+        self._profiling_queue: Any = None
+        self._memory = Memory(file, device, self._queue)
+        cap = device.profile.rules.max_queued_launches
+        self._segments = _bind(file.model, kernels, self._memory, cap)
+
+    @property
+    def model(self) -> CompiledModel:
+        """What is being run."""
+        return self.file.model
+
+    @property
+    def launches(self) -> int:
+        """Kernels enqueued for one inference."""
+        return sum(isinstance(step, Launch) for step in self.model.steps)
+
+    @property
+    def synchronisations(self) -> int:
+        """Times the host waits for the device in one inference: once, and once for each host call."""
+        return 1 + sum(isinstance(step, HostCall) for step in self.model.steps)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs for `inputs`, both by name; outputs are the caller's own arrays.
+
+        Raises InvalidArgument for inputs the model does not take, DeviceError where the device fails.
+        """
+        given = border.checked(self._inputs, inputs)
+        with self._lock:
+            return self._infer(self._queue, given, None)
+
+    def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
+        """Time each launch of one inference with the device's own clock; raises as `run` does."""
+        given = border.checked(self._inputs, inputs)
+        with self._lock:
+            if self._profiling_queue is None:
+                properties = cl.command_queue_properties.PROFILING_ENABLE
+                with driver_call("make a profiling queue"):
+                    self._profiling_queue = cl.CommandQueue(context(self.device.cl), properties=properties)
+            self._infer(self._profiling_queue, given, None)  # some drivers compile at the first launch
+            timeline = Timeline()
+            start = time.perf_counter()
+            self._infer(self._profiling_queue, given, timeline)
+            whole = time.perf_counter() - start
+            with driver_call("time its kernels"):
+                return summarise(timeline, self.model, self.device.profile.peaks, whole)
+
+    def close(self) -> None:
+        """Free the device's memory and let go of the file; later calls raise InvalidArgument."""
+        with self._lock:
+            self._unusable = "closed"
+            self._segments.clear()
+            self._memory.close()
+            self.file.close()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _infer(self, queue: Any, given: list[Array], timeline: Timeline | None) -> dict[str, Array]:
+        if self._unusable == "closed":
+            raise InvalidArgument("this model was closed; load it again")
+        if self._unusable:
+            raise DeviceError(f"the device failed before ({self._unusable}); load the model in a new process")
+        try:
+            for port, value in zip(self._inputs, given, strict=True):
+                with self._memory.written(queue, port.buffer) as target:
+                    border.store(port, value, target)
+            events = [event for segment in self._segments for event in segment.run(queue, timeline)]
+            with self._memory.read(queue, tuple(port.buffer for port in self._outputs)) as held:
+                self._check_complete(events)
+                return {
+                    port.name: border.result(port, array)
+                    for port, array in zip(self._outputs, held, strict=True)
+                }
+        except cl.Error as error:
+            failed = failure("run the model", error)
+            self._unusable = str(failed)
+            raise failed from error
+
+    def _check_complete(self, events: list[Any]) -> None:
+        """A driver may end a command abnormally and still call the queue finished."""
+        for event in events:
+            status = event.command_execution_status
+            if status != cl.command_execution_status.COMPLETE:
+                self._unusable = f"a command ended with status {status}"
+                raise DeviceError(f"{self._unusable} instead of completing; load the model in a new process")
+
+
+def _built_kernels(model: CompiledModel, device: Device, cache_dir: Path | None) -> list[Any]:
+    """For each kernel of the model, the pyopencl Program that has its entry."""
+    built: dict[int, Any] = {}
+    found = []
+    for kernel in model.kernels:
+        if kernel.source not in built:
+            built[kernel.source] = programs.build(device, model.sources[kernel.source], cache_dir)
+        with driver_call(f"find kernel {kernel.entry!r}"):
+            fit.check_built(cl.Kernel(built[kernel.source], kernel.entry), kernel, device)
+        found.append(built[kernel.source])
+    return found
+
+
+def _bind(model: CompiledModel, built: list[Any], memory: Memory, cap: int) -> list[Segment]:
+    """The steps as segments: runs of launches and copies, with host calls between them."""
+    segments: list[Segment] = []
+    commands: list[Command] = []
+    bound: dict[Launch, Command] = {}
+    for step in model.steps:
+        if isinstance(step, HostCall):
+            segments += [Batch(commands, cap), Call(step, model.buffers, memory)]
+            commands = []
+        elif isinstance(step, Launch):
+            if step not in bound:
+                bound[step] = _bound_launch(model, built, memory, step)
+            commands.append(bound[step])
+        elif model.buffers[step.source].nbytes:
+            source, target = memory.buffers[step.source], memory.buffers[step.target]
+            commands.append(Command.copy(source, target, model.buffers[step.source].nbytes))
+    return [*segments, Batch(commands, cap)]
+
+
+def _bound_launch(model: CompiledModel, built: list[Any], memory: Memory, step: Launch) -> Command:
+    """A kernel object of its own for the step, so that its arguments stay set; `memory` keeps the buffers."""
+    kernel = model.kernels[step.kernel]
+    with driver_call(f"bind kernel {kernel.name!r}"):
+        bound = cl.Kernel(built[step.kernel], kernel.entry)
+        bound.set_args(*(memory.buffers[index] for index in step.buffers))
+    return Command.launch(step.kernel, bound, kernel.grid, kernel.block)

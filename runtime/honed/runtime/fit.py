@@ -1,0 +1,71 @@
+"""Whether a compiled model can run on the device at hand, which need not be the one it was compiled for."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from .devices import Device
+from .errors import DeviceError
+from .model import CompiledModel, Kernel
+from .opencl import cl, driver_call
+
+
+def check(model: CompiledModel, device: Device) -> None:
+    """Raise DeviceError where the device lacks something that `model` needs."""
+    limits = device.profile.limits
+    needs = {arg.dtype for kernel in model.kernels for arg in kernel.args}
+    for dtype, extension, has in (
+        ("float16", "cl_khr_fp16", limits.fp16),
+        ("float64", "cl_khr_fp64", limits.fp64),
+    ):
+        if dtype in needs and not has:
+            raise _unfit(device, f"has no {extension}, which the model's {dtype} kernels need")
+    for kernel in model.kernels:
+        _check_geometry(kernel, device)
+    if any(b.place == "scratch" and b.nbytes and b.offset % limits.base_align_bytes for b in model.buffers):
+        raise _unfit(
+            device, f"needs buffers aligned to {limits.base_align_bytes} bytes and the model's are not"
+        )
+    largest = max([model.arena_bytes, *(b.nbytes for b in model.buffers)])
+    if largest > limits.max_alloc_bytes:
+        raise _unfit(
+            device, f"allocates at most {limits.max_alloc_bytes} bytes at once and the model needs {largest}"
+        )
+    total = model.arena_bytes + sum(b.nbytes for b in model.buffers if b.place != "scratch")
+    if total > limits.global_mem_bytes:
+        raise _unfit(device, f"has {limits.global_mem_bytes} bytes of memory and the model needs {total}")
+
+
+def check_built(built: Any, kernel: Kernel, device: Device) -> None:
+    """Raise DeviceError where a built pyopencl Kernel has other arguments or cannot have its work-groups."""
+    if built.num_args != len(kernel.args):
+        raise DeviceError(
+            f"kernel {kernel.name!r} has {built.num_args} arguments in its source and {len(kernel.args)} in "
+            "its model; compile the model again"
+        )
+    with driver_call(f"describe kernel {kernel.name!r}"):
+        most = built.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, device.cl)
+    if math.prod(kernel.block) > most:
+        raise _unfit(
+            device,
+            f"runs kernel {kernel.name!r} with at most {most} work-items and it needs "
+            f"{math.prod(kernel.block)}",
+        )
+
+
+def _check_geometry(kernel: Kernel, device: Device) -> None:
+    limits = device.profile.limits
+    fits = all(size <= most for size, most in zip(kernel.block, limits.max_work_item_sizes, strict=True))
+    if not fits or math.prod(kernel.block) > limits.max_work_group_size:
+        raise _unfit(
+            device,
+            f"allows work-groups of {limits.max_work_group_size} work-items and kernel {kernel.name!r} has "
+            f"{list(kernel.block)}",
+        )
+
+
+def _unfit(device: Device, why: str) -> DeviceError:
+    return DeviceError(
+        f"the model does not fit {device.spec}: it {why}; compile the model again for this device"
+    )

@@ -1,0 +1,134 @@
+"""A model's device memory: its buffers, and the host's way into them.
+
+Inputs and outputs are allocations of their own, scratch is cut from one arena, constants are uploaded once.
+Where host and device share memory the host maps a buffer; elsewhere it copies through a staging array that
+lives as long as the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .devices import Device
+from .dtypes import dtype
+from .modelfile import ModelFile
+from .opencl import cl, context, driver_call
+from .plan import uses
+
+Array = NDArray[Any]
+_LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
+
+
+class Memory:
+    """The buffers of one model on one device; `buffers[i]` is the pyopencl buffer of buffer i.
+
+    Constants that no step touches (those of probes) stay in the file and have None.
+    """
+
+    def __init__(self, file: ModelFile, device: Device, queue: Any) -> None:
+        model = file.model
+        self._described = model.buffers
+        self._shared = device.profile.limits.host_unified
+        self._staging: dict[int, Array] = {}
+        self._pending: list[Any] = []  # events of copies; pyopencl waits for one that is let go early
+        touched = {use.buffer for step in model.steps for use in uses(model, step)}
+        with driver_call("allocate the model's memory"):
+            self._arena: Any = cl.Buffer(
+                context(device.cl), cl.mem_flags.READ_WRITE, max(model.arena_bytes, _LEAST_BYTES)
+            )
+            self.buffers = self._allocate(context(device.cl), touched)
+        with driver_call("upload the model's constants"):
+            for index in touched:
+                if model.buffers[index].place == "constant" and model.buffers[index].nbytes:
+                    cl.enqueue_copy(queue, self.buffers[index], file.constant(index))
+
+    def close(self) -> None:
+        """Let go of all device memory."""
+        self.buffers = []
+        self._pending = []
+        self._arena = None
+
+    @contextmanager
+    def written(self, queue: Any, index: int) -> Iterator[Array]:
+        """An array, its contents unspecified, that becomes the contents of buffer `index` after the block."""
+        described = self._described[index]
+        if described.nbytes == 0 or not self._shared:
+            array = self._staged(index)
+            yield array
+            if described.nbytes:
+                self._pending.append(cl.enqueue_copy(queue, self.buffers[index], array, is_blocking=False))
+            return
+        array = self._map(queue, index, cl.map_flags.WRITE_INVALIDATE_REGION, blocking=True)
+        try:
+            yield array
+        finally:
+            _unmap(queue, array)
+
+    @contextmanager
+    def read(self, queue: Any, indices: tuple[int, ...]) -> Iterator[list[Array]]:
+        """The contents of buffers for the length of the block, after one wait for all of `queue`."""
+        arrays: list[Array] = []
+        mapped: list[Array] = []
+        try:
+            for index in indices:
+                if self._described[index].nbytes and self._shared:
+                    mapped.append(self._map(queue, index, cl.map_flags.READ, blocking=False))
+                    arrays.append(mapped[-1])
+                    continue
+                arrays.append(self._staged(index))
+                if arrays[-1].size:
+                    copied = cl.enqueue_copy(queue, arrays[-1], self.buffers[index], is_blocking=False)
+                    self._pending.append(copied)
+            queue.finish()
+            self._pending.clear()
+            yield arrays
+        finally:
+            for array in mapped:
+                _unmap(queue, array)
+
+    def _map(self, queue: Any, index: int, flags: int, *, blocking: bool) -> Array:
+        described = self._described[index]
+        array: Array
+        array, _ = cl.enqueue_map_buffer(
+            queue,
+            self.buffers[index],
+            flags,
+            0,
+            described.shape,
+            dtype(described.dtype).numpy,
+            is_blocking=blocking,
+        )
+        return array
+
+    def _staged(self, index: int) -> Array:
+        array = self._staging.get(index)
+        if array is None:
+            described = self._described[index]
+            array = self._staging[index] = np.empty(described.shape, dtype(described.dtype).numpy)
+        return array
+
+    def _allocate(self, in_context: Any, touched: set[int]) -> list[Any]:
+        flags = cl.mem_flags.READ_WRITE | (cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0)
+        cut: dict[tuple[int, int], Any] = {}
+        buffers: list[Any] = []
+        for index, described in enumerate(self._described):
+            if described.place == "constant" and index not in touched:
+                buffers.append(None)
+            elif described.place == "scratch" and described.nbytes:
+                span = (described.offset, described.nbytes)
+                if span not in cut:
+                    cut[span] = self._arena.get_sub_region(*span)
+                buffers.append(cut[span])
+            else:
+                buffers.append(cl.Buffer(in_context, flags, max(described.nbytes, _LEAST_BYTES)))
+        return buffers
+
+
+def _unmap(queue: Any, array: Array) -> None:
+    region: Any = array.base
+    region.release(queue)

@@ -1,0 +1,122 @@
+"""Where the time of an inference goes, kernel by kernel, and how near each is to what the device can do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from .errors import DeviceError
+from .model import CompiledModel, Kernel
+from .opencl import cl
+from .profile import DevicePeaks
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What a timed inference notes as it goes."""
+
+    device: list[tuple[int | None, Any]] = field(default_factory=list)  # (kernel number or None, event)
+    host: list[tuple[str, float]] = field(default_factory=list)  # (host function, seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTiming:
+    """All launches of one kernel in one inference; copies and host calls have rows of their own.
+
+    `share` is of the profile's `sum_us`. `peak_share` is the least time the device's measured peaks allow
+    (the larger of operations over peak arithmetic and bytes over peak bandwidth) over the time taken; it
+    and the rates are None where the work or the peaks are not known.
+    """
+
+    name: str
+    kind: Literal["kernel", "copy", "host"]
+    task: str
+    schedule: str
+    count: int
+    us: float
+    share: float
+    gflops: float | None
+    gbs: float | None
+    peak_share: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferenceProfile:
+    """One inference: `kernels` by falling time, their sum, and the wall time of the whole on the host."""
+
+    kernels: tuple[KernelTiming, ...]
+    launches: int
+    sum_us: float
+    whole_us: float
+
+
+@dataclass(slots=True)
+class _Row:
+    kernel: Kernel | None
+    kind: Literal["kernel", "copy", "host"]
+    count: int = 0
+    seconds: float = 0.0
+
+
+def event_seconds(event: Any) -> float:
+    """How long a profiled command ran, by the device's clock.
+
+    Raises DeviceError unless it is complete and did not end before it started.
+    """
+    status = event.command_execution_status
+    if status != cl.command_execution_status.COMPLETE:
+        raise DeviceError(f"a command did not complete (its status is {status}); see `hone doctor`")
+    start, end = event.profile.start, event.profile.end
+    if end < start:
+        raise DeviceError(f"the device's clock runs backwards ({start} to {end} ns); update its driver")
+    return float(end - start) * 1e-9
+
+
+def summarise(
+    timeline: Timeline, model: CompiledModel, peaks: DevicePeaks | None, whole_s: float
+) -> InferenceProfile:
+    """The profile of a finished inference whose events are all complete."""
+    rows: dict[str, _Row] = {}
+    for number, event in timeline.device:
+        kernel = None if number is None else model.kernels[number]
+        name = kernel.name if kernel else "(copy)"
+        row = rows.setdefault(name, _Row(kernel, "kernel" if kernel else "copy"))
+        row.count += 1
+        row.seconds += event_seconds(event)
+    for function, seconds in timeline.host:
+        row = rows.setdefault(f"({function})", _Row(None, "host"))
+        row.count += 1
+        row.seconds += seconds
+    total = sum(row.seconds for row in rows.values())
+    timings = [_timing(name, row, total, peaks) for name, row in rows.items()]
+    return InferenceProfile(
+        kernels=tuple(sorted(timings, key=lambda timing: -timing.us)),
+        launches=sum(number is not None for number, _ in timeline.device),
+        sum_us=total * 1e6,
+        whole_us=whole_s * 1e6,
+    )
+
+
+def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:
+    """The least time one launch can take by the device's peaks; 0 where its work is not known."""
+    half = any(arg.dtype == "float16" for arg in kernel.args)
+    gflops = (peaks.fp16_gflops if half else None) or peaks.fp32_gflops
+    return max(kernel.flops / (gflops * 1e9), kernel.bytes / (peaks.bandwidth_gbs * 1e9))
+
+
+def _timing(name: str, row: _Row, total: float, peaks: DevicePeaks | None) -> KernelTiming:
+    kernel, taken = row.kernel, row.seconds
+    known = kernel is not None and taken > 0
+    least = roofline_seconds(kernel, peaks) * row.count if kernel and peaks and known else 0.0
+    return KernelTiming(
+        name=name,
+        kind=row.kind,
+        task=kernel.task if kernel else "",
+        schedule=kernel.schedule if kernel else "",
+        count=row.count,
+        us=taken * 1e6,
+        share=taken / total if total else 0.0,
+        gflops=kernel.flops * row.count / taken * 1e-9 if kernel and known else None,
+        gbs=kernel.bytes * row.count / taken * 1e-9 if kernel and known else None,
+        peak_share=least / taken if least else None,
+    )
