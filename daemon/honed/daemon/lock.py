@@ -1,0 +1,36 @@
+"""One service per state folder and per socket: locks that end with the process."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from honed.runtime.errors import AlreadyExists, PermissionDenied
+
+
+def acquire(path: Path, what: str) -> int:
+    """Lock the file `path` (made if missing) and give its descriptor; the lock lasts until it is closed.
+
+    Raises AlreadyExists where another process holds it; `what` says in the message what is in use.
+    """
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PermissionDenied(
+            f"{path} cannot be opened ({error.strerror}); run as the user that owns {path.parent}, "
+            "or choose other places with --socket and --state-dir"
+        ) from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
+        os.close(descriptor)
+        raise AlreadyExists(
+            f"another honed (process {holder or 'unknown'}) uses {what}; stop it, or choose other places "
+            "with --socket and --state-dir"
+        ) from error
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+    return descriptor

@@ -1,0 +1,232 @@
+"""The models on disk: content-addressed objects, and one small checksummed manifest per name.
+
+    objects/<sha256>      compiled files, and the sources they came from
+    models/<name>.json    what a name stands for; the model exists from the moment this is renamed here
+    staging/<random>/     work in progress; emptied at start
+    damaged/              what was found altered, set aside for people
+
+Each file is written beside its place, synced, renamed and its folder synced, so that a crash at any
+moment leaves every model as it was before or after. One process at a time (see `lock`). Blocking I/O:
+call it from a thread.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from honed.runtime import strict
+from honed.runtime.errors import HonedError, InvalidArgument, PermissionDenied, ResourceExhausted
+from honed.runtime.files import replacing, sync_folder
+from honed.runtime.protocol import NAME
+
+_CHUNK = 4 << 20  # bytes copied at once
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file as it was given: `name` is the client's, the bytes are object `sha256`."""
+
+    name: str
+    sha256: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One model of the store."""
+
+    name: str
+    added: float  # seconds since 1970
+    compiled: StoredFile
+    sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+
+
+class Store:
+    """The models under one state folder."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._objects = state_dir / "objects"
+        self._models = state_dir / "models"
+        self._staging = state_dir / "staging"
+        self._damaged = state_dir / "damaged"
+
+    def open(self) -> tuple[dict[str, Manifest], list[str]]:
+        """Make the folders, clear away what a crash left, and read every manifest.
+
+        Gives the models by name, and a sentence for each that was damaged. Raises PermissionDenied or
+        ResourceExhausted where the folder cannot be used.
+        """
+        with _explained(self._objects.parent):
+            shutil.rmtree(self._staging, ignore_errors=True)
+            for folder in (self._objects, self._models, self._staging, self._damaged):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            models, damaged = self._read_all()
+            self._collect(models.values())
+            return models, damaged
+
+    def object(self, file: StoredFile) -> Path:
+        """Where the bytes of a stored file are."""
+        return self._objects / file.sha256
+
+    @contextmanager
+    def staging(self) -> Iterator[Path]:
+        """A fresh folder for work in progress; it is gone afterwards."""
+        with _explained(self._staging):
+            folder = Path(tempfile.mkdtemp(dir=self._staging))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def commit(self, manifest: Manifest, staged: Iterable[tuple[StoredFile, Path]]) -> None:
+        """Make the model exist: move its staged files to their objects, then write its manifest.
+
+        The files must be synced. Replaces a model of the same name. Raises ResourceExhausted where the
+        disk is full; the store is then as before, but for objects that the next start clears away.
+        """
+        with _explained(self._objects):
+            for file, path in staged:
+                os.rename(path, self.object(file))
+            sync_folder(self._objects)
+        with replacing(self._manifest(manifest.name)) as target:
+            target.write(_dumps(manifest))
+
+    def remove(self, name: str, remaining: Iterable[Manifest]) -> None:
+        """Forget the model `name`, and delete the objects that none of the `remaining` models uses."""
+        with _explained(self._models):
+            with suppress(FileNotFoundError):
+                self._manifest(name).unlink()
+            sync_folder(self._models)
+            self._collect(remaining)
+
+    def set_aside(self, manifest: Manifest) -> None:
+        """Move a compiled file that turned out damaged out of the way; its manifest and sources stay."""
+        with suppress(OSError):
+            os.rename(self.object(manifest.compiled), self._damaged / manifest.compiled.sha256)
+            sync_folder(self._objects)
+
+    def _manifest(self, name: str) -> Path:
+        return self._models / f"{name}.json"
+
+    def _read_all(self) -> tuple[dict[str, Manifest], list[str]]:
+        models: dict[str, Manifest] = {}
+        damaged: list[str] = []
+        for path in sorted(self._models.iterdir()):
+            if path.name.startswith("."):
+                path.unlink()  # a manifest that was being written
+                continue
+            try:
+                manifest = _loads(path.name.removesuffix(".json"), path.read_bytes())
+            except (ValueError, OSError) as error:
+                os.rename(path, self._damaged / path.name)
+                damaged.append(f"{path.name}: {error}; it was moved to {self._damaged}, add the model again")
+            else:
+                models[manifest.name] = manifest
+        return models, damaged
+
+    def _collect(self, models: Iterable[Manifest]) -> None:
+        used = {file.sha256 for manifest in models for file in (manifest.compiled, *manifest.sources)}
+        for path in self._objects.iterdir():
+            if path.name not in used:
+                path.unlink()
+
+
+def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[StoredFile, Path]:
+    """Copy a client's file into `folder` under its own relative name, synced.
+
+    `limit` in bytes. Raises InvalidArgument for what is no readable regular file, or a name that leads
+    out of the folder; ResourceExhausted where it is too large or the disk is full.
+    """
+    path = folder / _relative(name)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        raise InvalidArgument(f"{name} is not a regular file; send the model as a file or memfd")
+    with _explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as target:
+            sha256, nbytes = _copy(descriptor, target.fileno(), name, limit)
+            os.fsync(target.fileno())
+    return StoredFile(name=name, sha256=sha256, nbytes=nbytes), path
+
+
+def describe(path: Path, name: str) -> StoredFile:
+    """The stored form of a file of our own making; it is synced."""
+    with _explained(path), path.open("rb") as file:
+        os.fsync(file.fileno())
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return StoredFile(name=name, sha256=digest, nbytes=os.fstat(file.fileno()).st_size)
+
+
+def _relative(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 1024:
+        raise InvalidArgument(f"{name[:80]!r} is not a relative file name without '..'; rename the file")
+    return path
+
+
+def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
+    """Copy with pread, because the file's position belongs to the client too."""
+    digest, done = hashlib.sha256(), 0
+    while True:
+        try:
+            chunk = os.pread(source, _CHUNK, done)
+        except OSError as error:
+            raise InvalidArgument(f"{name} cannot be read ({error.strerror}); open it for reading") from error
+        if not chunk:
+            return digest.hexdigest(), done
+        done += len(chunk)
+        if done > limit:
+            raise ResourceExhausted(
+                f"{name} is larger than the {limit} bytes allowed; raise max_model_bytes in the configuration"
+            )
+        digest.update(chunk)
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(target, view) :]
+
+
+def _dumps(manifest: Manifest) -> bytes:
+    body = json.dumps(strict.to_plain(manifest), sort_keys=True)
+    return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
+
+
+def _loads(name: str, data: bytes) -> Manifest:
+    """Raises ValueError with a reason."""
+    digest, _, body = data.decode(errors="replace").removesuffix("\n").partition("\n")
+    if hashlib.sha256(body.encode()).hexdigest() != digest:
+        raise ValueError("it does not match its checksum")
+    plain: Any = json.loads(body)
+    manifest = strict.from_plain(Manifest, plain, where=name)
+    if manifest.name != name or not NAME.fullmatch(name):
+        raise ValueError(f"it speaks of model {manifest.name!r}")
+    return manifest
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Operating-system errors as sentences."""
+    try:
+        yield
+    except HonedError:
+        raise
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            raise ResourceExhausted(
+                f"there is no room left at {path}; free some disk space and try again"
+            ) from error
+        raise PermissionDenied(
+            f"{error.filename or path} cannot be used ({error.strerror}); check who owns the state folder"
+        ) from error
