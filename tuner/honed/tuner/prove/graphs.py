@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from honed.runtime.dtypes import dtype
+from honed.runtime.dtypes import DTYPES
 from honed.runtime.errors import InvalidArgument, ModelRefused
 
 _MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
@@ -89,10 +89,15 @@ def label(node: onnx.NodeProto) -> str:
 def numpy_name(element: int) -> str | None:
     """NumPy's name of an ONNX element type; None where honed does not carry it."""
     try:
-        name = str(helper.tensor_dtype_to_np_dtype(element))
-        return dtype(name).name
-    except (KeyError, InvalidArgument):
+        name = helper.tensor_dtype_to_np_dtype(element).name
+    except KeyError:
         return None
+    return name if carried(name) else None
+
+
+def carried(name: str) -> bool:
+    """Whether honed carries the element type NumPy calls `name`."""
+    return any(d.name == name for d in DTYPES)
 
 
 def _required(info: onnx.ValueInfoProto, what: str) -> Value:

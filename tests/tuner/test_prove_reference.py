@@ -1,0 +1,139 @@
+"""The reference is right, independent, bounded in time and memory, and says which evaluator it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import onnx
+import psutil
+import pytest
+from onnx import parser
+
+from honed.runtime.errors import InvalidArgument
+from honed.tuner.demo import lightglue
+from honed.tuner.prove import inputs
+from honed.tuner.prove.reference import Limits, Reference, ReferenceFailure, evaluate
+
+
+def _model(text: str, opset: int = 18) -> onnx.ModelProto:
+    return parser.parse_model(f'<ir_version: 8, opset_import: ["": {opset}]>\n{text}')
+
+
+def _done(result: Reference | ReferenceFailure) -> Reference:
+    assert isinstance(result, Reference), result
+    return result
+
+
+def _failed(result: Reference | ReferenceFailure) -> str:
+    assert isinstance(result, ReferenceFailure), result
+    assert "\n" not in result.reason
+    return result.reason
+
+
+ALL_TYPES = _model(
+    "f (float16[2,3] h, bool[3] b, int8[2] i, double s, float[0,4] e, uint8[2] u) =>"
+    "(float16[2,3] ho, bool[3] bo, int8[2] io, double so, float[0,4] eo, int32[2] uo)"
+    "{ ho = Relu(h) bo = Not(b) io = Identity(i) so = Sqrt(s) eo = Relu(e) uo = Cast<to = 6>(u) }"
+)
+
+
+@pytest.mark.parametrize("evaluator", ["onnxruntime", "reference"])
+def test_types_scalars_and_empty_tensors(evaluator: str) -> None:
+    given = inputs.generate(ALL_TYPES, 2)
+    result = _done(evaluate(ALL_TYPES, given, evaluators=[evaluator]))
+    assert evaluator in result.evaluator
+    assert result.evaluator.split()[1][0].isdigit()
+    assert result.note is None
+    for values, outputs in zip(given, result.outputs, strict=True):
+        assert list(outputs) == ["ho", "bo", "io", "so", "eo", "uo"]
+        expected = {
+            "ho": np.maximum(values["h"], 0), "bo": ~values["b"], "io": values["i"],
+            "so": np.sqrt(values["s"]), "eo": values["e"], "uo": values["u"].astype(np.int32),
+        }  # fmt: skip
+        for name, value in expected.items():
+            np.testing.assert_array_equal(outputs[name], value, strict=True)
+
+
+def test_both_evaluators_agree_on_lightglue() -> None:
+    model = lightglue.build(24)
+    given = [lightglue.example_inputs(24), *inputs.generate(model, 2)]
+    first = _done(evaluate(model, given, evaluators=["onnxruntime"]))
+    second = _done(evaluate(model, given, evaluators=["reference"]))
+    for a, b in zip(first.outputs, second.outputs, strict=True):
+        for name in a:
+            assert np.abs(a[name] - b[name]).max() <= 1e-5 * np.abs(b[name]).max()
+
+
+def test_what_the_first_evaluator_lacks_the_second_does_and_it_is_said() -> None:
+    model = _model("f (double[4] a) => (double[4] c) { c = Sinh(a) }")
+    given = inputs.generate(model, 1)
+    result = _done(evaluate(model, given))
+    assert result.evaluator.startswith("onnx.reference ")
+    assert result.note is not None
+    assert result.note.startswith("onnxruntime could not evaluate the model: NotImplemented")
+    a = given[0]["a"]
+    np.testing.assert_allclose(result.outputs[0]["c"], np.sinh(a), rtol=1e-12)
+
+
+def test_a_failure_of_both_names_both() -> None:
+    model = _model("f (float[2] a) => (float[2] c) { c = NoSuchOperator(a) }")
+    reason = _failed(evaluate(model, [{"a": np.zeros(2, np.float32)}]))
+    assert "onnxruntime could not evaluate" in reason
+    assert "reference could not evaluate" in reason
+    assert "NoSuchOperator" in reason
+
+
+ENDLESS = _model(
+    "f (float[1] a) => (float[1] c) <int64 trips = {1000000000000}, bool go = {1}> {"
+    "c = Loop(trips, go, a) <body = g (int64 i, bool c1, float[1] s) => (bool c2, float[1] t)"
+    "{ c2 = Identity(c1) t = Cos(s) }> }"
+)
+
+
+@pytest.mark.parametrize("evaluator", ["onnxruntime", "reference"])
+def test_time_is_bounded_and_no_process_stays(evaluator: str) -> None:
+    start = time.monotonic()
+    given = {"a": np.ones(1, np.float32)}
+    reason = _failed(evaluate(ENDLESS, [given], Limits(seconds=2), [evaluator]))
+    assert "not done after 2 s" in reason
+    assert time.monotonic() - start < 20
+    assert not [c for c in psutil.Process().children() if "evaluator" in " ".join(c.cmdline())]
+
+
+def test_time_out_does_not_try_the_slower_evaluator() -> None:
+    reason = _failed(evaluate(ENDLESS, [{"a": np.ones(1, np.float32)}], Limits(seconds=2)))
+    assert "reference" not in reason
+
+
+@pytest.mark.parametrize("evaluator", ["onnxruntime", "reference"])
+def test_memory_is_bounded(evaluator: str) -> None:
+    model = _model(
+        "f (float[1] a) => (float[1] c) <int64[1] size = {6000000000}> {"
+        "big = ConstantOfShape(size) c = ReduceMax(big) }"
+    )
+    given = {"a": np.ones(1, np.float32)}
+    reason = _failed(evaluate(model, [given], Limits(memory_bytes=2 << 30), [evaluator]))
+    assert reason == f"{evaluator} could not evaluate the model: it needs more memory than allowed"
+
+
+def test_what_is_no_tensor_is_a_failure() -> None:
+    model = _model("f (float[2] a) => (seq(float[2]) c) { c = SequenceConstruct(a) }")
+    assert "'c' is not a tensor" in _failed(evaluate(model, [{"a": np.zeros(2, np.float32)}]))
+
+
+def test_shapes_must_be_static() -> None:
+    with pytest.raises(InvalidArgument, match="no static shape"):
+        evaluate(lightglue.build(None), [lightglue.example_inputs(4)])
+
+
+def test_the_child_knows_nothing_of_the_compiler() -> None:
+    code = (
+        "import sys, honed.tuner.prove.evaluator\n"
+        "found = [m for m in sys.modules if m.split('.')[0] in ('tvm', 'pyopencl')]\n"
+        "found += [m for m in sys.modules if m.startswith(('honed.tuner.frontend', 'honed.tuner.lower'))]\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

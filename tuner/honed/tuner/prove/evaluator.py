@@ -1,0 +1,135 @@
+"""The child process that evaluates a model: `python -m honed.tuner.prove.evaluator FOLDER EVALUATOR ...`.
+
+It reads `model.onnx` and `input.SET.NUMBER.npy` from FOLDER, writes `output.SET.NUMBER.npy` there and then
+`result.json`: `{"evaluator": "name version"}`, or `{"failure": "one sentence", "kind": KIND}` where KIND is
+"failed" (another evaluator may do better) or "memory". It imports neither TVM nor any rewriting of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from . import graphs
+
+EVALUATORS = ("onnxruntime", "reference")
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+Run = Callable[[dict[str, np.ndarray]], list[object]]
+
+
+class _Failed(Exception):
+    """The evaluation failed; the text is what follows "because"."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Evaluate as the command line says; the exit status is 0 wherever `result.json` was written."""
+    parser = argparse.ArgumentParser(prog="honed.tuner.prove.evaluator")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("evaluator", choices=EVALUATORS)
+    parser.add_argument("--sets", type=int, required=True)
+    parser.add_argument("--memory-bytes", type=int, required=True)
+    parser.add_argument("--cpu-seconds", type=int, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    args = parser.parse_args(argv)
+    _confine(args.memory_bytes, args.cpu_seconds)
+    try:
+        result = {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads)}
+    except _Failed as error:
+        result = {"failure": str(error), "kind": "failed"}
+    except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
+        if _out_of_memory(error):
+            result = {"failure": "it needs more memory than allowed", "kind": "memory"}
+        else:
+            result = {"failure": _one_line(error), "kind": "failed"}
+    (args.folder / "result.json").write_text(json.dumps(result))
+    return 0
+
+
+def _confine(memory_bytes: int, cpu_seconds: int) -> None:
+    """Bound memory and processor time, and end with the parent."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _evaluate(folder: Path, evaluator: str, sets: int, threads: int) -> str:
+    path = folder / "model.onnx"
+    model = onnx.load(path)
+    names = [v.name for v in graphs.inputs(model)]
+    declared = [graphs.numpy_name(v.type.tensor_type.elem_type) for v in model.graph.output]
+    if evaluator == "onnxruntime":
+        title, run = _onnxruntime(path, threads)
+    else:
+        title, run = _reference(model)
+    for i in range(sets):
+        feeds = {n: np.load(folder / f"input.{i}.{j}.npy") for j, n in enumerate(names)}
+        for j, (name, value) in enumerate(zip(graphs.outputs(model), run(feeds), strict=True)):
+            np.save(folder / f"output.{i}.{j}.npy", _carried(name, value, declared[j]), allow_pickle=False)
+    return title
+
+
+def _onnxruntime(path: Path, threads: int) -> tuple[str, Run]:
+    """ONNX Runtime on the processor, running the graph as it stands."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise _Failed("onnxruntime is not installed") from error
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = False
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return f"onnxruntime {onnxruntime.__version__}", lambda feeds: list(session.run(None, feeds))
+
+
+def _reference(model: onnx.ModelProto) -> tuple[str, Run]:
+    """ONNX's own reference evaluator: NumPy, slow, and by the letter of the specification."""
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(model)
+
+    def run(feeds: dict[str, np.ndarray]) -> list[object]:
+        with np.errstate(all="ignore"):
+            return list(evaluator.run(None, feeds))
+
+    return f"onnx.reference {onnx.__version__}", run
+
+
+def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
+    """The value as an array of the declared type; only rounding of floats is allowed on the way."""
+    if isinstance(value, (list, tuple, dict)) or value is None:
+        raise _Failed(f"output {name!r} is not a tensor")
+    array = np.asarray(value)
+    if declared is None:
+        if graphs.carried(array.dtype.name):
+            return array
+        raise _Failed(f"output {name!r} is of type {array.dtype}, which honed does not carry")
+    if array.dtype != declared and not (array.dtype.kind == "f" == np.dtype(declared).kind):
+        raise _Failed(f"output {name!r} came as {array.dtype} where the model says {declared}")
+    return array.astype(declared, copy=False)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or "no reason given"
+    return f"{type(error).__name__}: {text[:400]}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
