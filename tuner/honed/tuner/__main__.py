@@ -1,0 +1,158 @@
+"""The compiling child: `python -m honed.tuner compile | demo`, JSON lines on standard output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 0 done, 1 refused or failed, 2 used wrongly."""
+    arguments = _parser().parse_args(argv)
+    if arguments.memory_mib:
+        limit = arguments.memory_mib << 20
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    emit = _emitter()
+    try:
+        arguments.run(arguments, emit)
+    except ModelRefused as refused:
+        event: dict[str, Any] = {
+            "event": "refused",
+            "message": str(refused),
+            "reasons": list(refused.reasons),
+        }
+        locations = getattr(refused, "locations", ())
+        emit(event | ({"external_data": list(locations)} if locations else {}))
+        return 1
+    except HonedError as error:
+        emit({"event": "error", "code": error.code, "message": str(error)})
+        return 1
+    except MemoryError:
+        emit({
+            "event": "error",
+            "code": "RESOURCE_EXHAUSTED",
+            "message": f"compiling needs more than the {arguments.memory_mib} MiB allowed; raise the limit",
+        })  # fmt: skip
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m honed.tuner", description=__doc__)
+    parser.add_argument("--memory-mib", type=int, default=0, help="limit of address space, in MiB")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    compile_ = commands.add_parser("compile", help="compile an ONNX file to a .honed file")
+    compile_.set_defaults(run=_compile)
+    compile_.add_argument("file", type=Path)
+    compile_.add_argument("-o", "--output", type=Path, required=True)
+    compile_.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,224,224")
+    compile_.add_argument("--precision", choices=("auto", "fp32", "fp16"), default="auto")
+    compile_.add_argument("--profile", type=Path, help="compile for the device of this profile file")
+    compile_.add_argument("--device", help="compile for, and compare on, this OpenCL device")
+    compile_.add_argument("--name", help="the file's name as the user knows it")
+    demo = commands.add_parser("demo", help="write a demo model")
+    demo.set_defaults(run=_demo)
+    demo.add_argument("model", choices=("lightglue",))
+    demo.add_argument("-o", "--output", type=Path, required=True)
+    demo.add_argument("--keypoints", type=int, default=192)
+    demo.add_argument("--symbolic", action="store_true", help="leave the number of keypoints open")
+    demo.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def _emitter() -> Emit:
+    """Keeps standard output for events: libraries that print there are sent to standard error."""
+    events: TextIO = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def emit(event: dict[str, Any]) -> None:
+        events.write(json.dumps(event) + "\n")
+
+    return emit
+
+
+def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
+    emit({"event": "stage", "stage": "check", "fraction": 0.0, "text": "start the compiler"})
+    from honed.runtime import devices, profilefile
+
+    from .compile import Request, compile_file
+
+    if arguments.profile and not arguments.device:
+        profile, device = profilefile.load(arguments.profile), None
+    else:
+        device = devices.select(arguments.device)
+        profile = profilefile.load(arguments.profile) if arguments.profile else device.profile
+    request = Request(
+        path=arguments.file,
+        output=arguments.output,
+        profile=profile,
+        device=device,
+        shapes=dict(map(_shape, arguments.shape)),
+        precision=arguments.precision,
+        filename=arguments.name or arguments.file.name,
+    )
+    started = time.monotonic()
+
+    def report(stage: str, fraction: float, text: str) -> None:
+        emit({"event": "stage", "stage": stage, "fraction": round(fraction, 4), "text": text})
+
+    model = compile_file(request, report)
+    proof = model.proof
+    assert proof is not None
+    emit({
+        "event": "done",
+        "output": str(request.output),
+        "sha256": model.source.sha256,
+        "notes": list(model.source.notes),
+        "kernels": len(model.kernels),
+        "launches": sum(type(step).__name__ == "Launch" for step in model.steps),
+        "seconds": round(time.monotonic() - started, 2),
+        "proof": {
+            "reference": proof.reference,
+            "probes": len(proof.probes),
+            "device": proof.device,
+            "error": dict(zip((o.name for o in model.outputs), proof.error, strict=False)),
+            "tolerance": dict(zip((o.name for o in model.outputs), proof.probes[0].tolerance, strict=True)),
+        },
+    })  # fmt: skip
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, extents = text.rpartition("=")
+    try:
+        if not equals or not name:
+            raise ValueError
+        return name, tuple(int(extent) for extent in extents.split(",") if extent.strip())
+    except ValueError:
+        raise InvalidArgument(f"--shape {text!r} is not of the form INPUT=1,3,224,224") from None
+
+
+def _demo(arguments: argparse.Namespace, emit: Emit) -> None:
+    emit({"event": "stage", "stage": "write", "fraction": 0.0, "text": f"write {arguments.output}"})
+    from .demo import lightglue
+
+    started = time.monotonic()
+    try:
+        lightglue.write(arguments.output, arguments.keypoints, arguments.symbolic, arguments.seed)
+    except OSError as error:
+        raise InvalidArgument(f"cannot write {arguments.output}: {error.strerror}") from error
+    emit({
+        "event": "done",
+        "output": str(arguments.output),
+        "seconds": round(time.monotonic() - started, 2),
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

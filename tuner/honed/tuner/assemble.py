@@ -1,0 +1,85 @@
+"""Puts the header of a compiled model together from what the stages found."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import numpy as np
+
+from honed.runtime.model import CompiledModel, Probe, Proof, Source, Tensor
+from honed.runtime.profile import DeviceProfile
+
+from .frontend import Normalised, TensorSpec
+from .lower import LoweredModel
+
+_COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """Probes: inputs, what the reference gave for them, and how far off the compiled form may be.
+
+    `tolerance` is per output, as in `honed.runtime.model.Probe`.
+    """
+
+    evaluator: str
+    inputs: tuple[Mapping[str, np.ndarray], ...]
+    outputs: tuple[Mapping[str, np.ndarray], ...]
+    tolerance: tuple[float, ...]
+
+
+def assemble(
+    source: Source,
+    profile: DeviceProfile,
+    normalised: Normalised,
+    lowered: LoweredModel,
+    expected: Expected | None,
+) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
+    """The compiled model and its constants by buffer; the arrays of the probes are the last constants."""
+    extra: list[np.ndarray] = []
+    if expected is not None:
+        for given, wanted in zip(expected.inputs, expected.outputs, strict=True):
+            extra += [np.ascontiguousarray(given[i.name]).reshape(i.shape) for i in normalised.inputs]
+            extra += [np.ascontiguousarray(wanted[o.name]).reshape(o.shape) for o in normalised.outputs]
+    plan = lowered.plan(profile, extra)
+    first = len(plan.buffers) - len(extra)
+    model = CompiledModel(
+        source=source,
+        compiler={name: version(name) for name in _COMPILER},
+        device=replace(profile, peaks=None),
+        inputs=_tensors(normalised.inputs, plan.input_buffers),
+        outputs=_tensors(normalised.outputs, plan.output_buffers),
+        buffers=plan.buffers,
+        arena_bytes=plan.arena_bytes,
+        constant_bytes=plan.constant_bytes,
+        sources=plan.sources,
+        kernels=plan.kernels,
+        steps=plan.steps,
+        proof=expected and _proof(expected, len(normalised.inputs), len(normalised.outputs), first),
+    )
+    return model, plan.constants
+
+
+def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
+    return tuple(
+        Tensor(name=s.name, dtype=s.dtype, shape=s.shape, buffer=b)
+        for s, b in zip(specs, buffers, strict=True)
+    )
+
+
+def _proof(expected: Expected, inputs: int, outputs: int, first: int) -> Proof:
+    """A proof not yet run; buffer `first` holds the first input of the first probe."""
+    probes = []
+    for _ in expected.inputs:
+        middle = first + inputs
+        probes.append(
+            Probe(
+                inputs=tuple(range(first, middle)),
+                outputs=tuple(range(middle, middle + outputs)),
+                tolerance=expected.tolerance,
+            )
+        )
+        first = middle + outputs
+    return Proof(reference=expected.evaluator, probes=tuple(probes), device=None, error=())
