@@ -4,162 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket as sockets
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import calls, wire
+from . import calls
+from .aiolink import AsyncLink
 from .calls import Outputs, Progress
-from .errors import DeadlineExceeded, HonedError, Unavailable
-from .protocol import MissingFiles, error_from_map
+from .errors import DeadlineExceeded, Unavailable
+from .protocol import MissingFiles
 from .regions import Region
 
-_CHUNK = 256 << 10  # bytes read at once
 _GRACE = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
-
-
-class _AsyncLink:
-    """One connection within one event loop."""
-
-    def __init__(self, connected: sockets.socket) -> None:
-        self._socket = connected
-        self._decoder = wire.Decoder(wire.FrameLimits(max_bytes=1 << 30))
-        self._sending = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._progress: dict[int, Progress] = {}
-        self._next_msgid = 0
-        self.broken: HonedError | None = None
-        asyncio.get_running_loop().add_reader(connected, self._readable)
-
-    @classmethod
-    async def open(cls, path: str) -> _AsyncLink:
-        """Connect; raises Unavailable where no service answers."""
-        connecting = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
-        connecting.setblocking(False)
-        try:
-            await asyncio.get_running_loop().sock_connect(connecting, path)
-        except OSError as error:
-            connecting.close()
-            raise calls.cannot_connect(path, error) from error
-        except BaseException:
-            connecting.close()
-            raise
-        return cls(connecting)
-
-    async def call(
-        self, method: str, params: dict[str, Any], descriptors: Sequence[int], progress: Progress | None
-    ) -> Any:
-        """The result of a call; raises its error. Cancelling the awaiting task cancels the request."""
-        self._next_msgid = msgid = (self._next_msgid + 1) & wire.MAX_MSGID
-        frame = wire.encode(wire.Request(msgid=msgid, method=method, params=params))
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[msgid] = answer
-        if progress is not None:
-            self._progress[msgid] = progress
-        try:
-            await self._send(frame, descriptors)
-            return await answer
-        except asyncio.CancelledError:
-            self._cancel(msgid)
-            raise
-        finally:
-            self._waiting.pop(msgid, None)
-            self._progress.pop(msgid, None)
-
-    def usable(self) -> bool:
-        """Whether the connection is up; looks for an end that the loop has not seen yet."""
-        if self.broken is None:
-            try:
-                if not self._socket.recv(1, sockets.MSG_PEEK | sockets.MSG_DONTWAIT):
-                    self.fail(calls.connection_lost())
-            except BlockingIOError:
-                pass  # nothing to read: up
-            except OSError:
-                self.fail(calls.connection_lost())
-        return self.broken is None
-
-    def fail(self, error: HonedError) -> None:
-        """End the connection; everyone waiting gets `error`."""
-        if self.broken is not None:
-            return
-        self.broken = error
-        asyncio.get_running_loop().remove_reader(self._socket)
-        self._socket.close()
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(error)
-
-    async def _send(self, frame: bytes, descriptors: Sequence[int]) -> None:
-        async with self._sending:
-            if self.broken is not None:
-                raise self.broken
-            try:
-                sent = await self._send_with(descriptors, frame) if descriptors else 0
-                await asyncio.get_running_loop().sock_sendall(self._socket, memoryview(frame)[sent:])
-            except OSError as error:
-                self.fail(calls.connection_lost())
-                raise calls.connection_lost() from error
-            except asyncio.CancelledError:
-                self.fail(calls.connection_lost())  # part of the frame may be out
-                raise
-
-    async def _send_with(self, descriptors: Sequence[int], frame: bytes) -> int:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                return sockets.send_fds(self._socket, [frame], descriptors)
-            except BlockingIOError:
-                writable = loop.create_future()
-                loop.add_writer(self._socket, writable.set_result, None)
-                try:
-                    await writable
-                finally:
-                    loop.remove_writer(self._socket)
-
-    def _cancel(self, msgid: int) -> None:
-        if self.broken is None:
-            frame = wire.encode(wire.Notification(method="Cancel", params={"msgid": msgid}))
-            # A full socket: the service then learns it from nobody, and the late answer is dropped.
-            with suppress(OSError):
-                if self._socket.send(frame) != len(frame):
-                    self.fail(calls.connection_lost())
-
-    def _readable(self) -> None:
-        try:
-            data = self._socket.recv(_CHUNK)
-            if not data:
-                raise ConnectionResetError
-            self._decoder.feed(data)
-            while self.broken is None and (message := self._decoder.next_message()) is not None:
-                self._deliver(message)
-        except BlockingIOError:
-            return
-        except OSError:
-            self.fail(calls.connection_lost())
-        except wire.PeerFault as fault:
-            self.fail(fault.error)
-
-    def _deliver(self, message: wire.Message) -> None:
-        match message:
-            case wire.Response(msgid=msgid, error=error, result=result):
-                answer = self._waiting.get(msgid)
-                if answer is None or answer.done():
-                    return
-                if error is None:
-                    answer.set_result(result)
-                else:
-                    answer.set_exception(error_from_map(error))
-            case wire.Notification(method="Progress", params=params):
-                progress = self._progress.get(params.get("msgid", -1))
-                if progress is not None:
-                    progress(params)
-            case wire.Notification(method="Error", params=params):
-                self.fail(error_from_map(params))
 
 
 class AsyncClient:
@@ -169,7 +29,7 @@ class AsyncClient:
         """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
         self.socket = str(socket) if socket is not None else calls.default_socket(os.environ)
         self.timeout = timeout
-        self._link: _AsyncLink | None = None
+        self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()
         self._regions: dict[str, Region] = {}
         self._made = 0  # regions so far
@@ -316,13 +176,13 @@ class AsyncClient:
         except TimeoutError as error:
             raise DeadlineExceeded("the service did not answer in time; give a longer timeout") from error
 
-    async def _connected(self) -> _AsyncLink:
+    async def _connected(self) -> AsyncLink:
         """A usable connection that knows this client's regions."""
         async with self._connecting:
             if self._link is not None and self._link.usable():
                 return self._link
             self._link = None
-            link = await _AsyncLink.open(self.socket)
+            link = await AsyncLink.open(self.socket)
             try:
                 for region in self._regions.values():
                     await _register(link, region)
@@ -333,6 +193,6 @@ class AsyncClient:
             return link
 
 
-async def _register(link: _AsyncLink, region: Region) -> None:
+async def _register(link: AsyncLink, region: Region) -> None:
     params = {"name": region.name, "byte_size": region.nbytes}
     await link.call("SystemSharedMemoryRegister", params, [region.descriptor], None)
