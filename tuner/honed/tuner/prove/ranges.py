@@ -87,7 +87,7 @@ _SHAPING: dict[str, tuple[int, int]] = {
 }  # fmt: skip
 
 # Operators whose outputs hold values of these inputs, moved, cut or converted (None: of all inputs).
-_MOVING: dict[str, tuple[int, ...] | None] = {
+MOVING: dict[str, tuple[int, ...] | None] = {
     "Cast": (0,), "CastLike": (0,), "Concat": None, "DepthToSpace": (0,), "Dropout": (0,), "Expand": (0,),
     "Flatten": (0,), "Gather": (0,), "Identity": (0,), "Pad": (0,), "Reshape": (0,), "Slice": (0,),
     "SpaceToDepth": (0,), "Split": (0,), "Squeeze": (0,), "Tile": (0,), "Transpose": (0,), "Unsqueeze": (0,),
@@ -132,7 +132,7 @@ def _reached(name: str, consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]
     while waiting:
         current = waiting.pop()
         for node, position in consumers.get(current, ()):
-            moved = _MOVING.get(node.op_type, ())
+            moved = MOVING.get(node.op_type, ())
             if moved is not None and position not in moved:
                 continue
             kept = reached[current] and node.op_type in _KEEPING

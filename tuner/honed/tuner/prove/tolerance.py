@@ -1,0 +1,113 @@
+"""How far an answer may be off: the largest |difference| over the largest |reference value| of an output.
+
+Integers and booleans must be equal. Floats computed in float32 may be off by 1e-3, which every sane order
+of summation keeps to by far and every wrong kernel exceeds by far; in float64, by 1e-6. For float16 the
+rounding itself is visible, and the bound follows from it: each of the `depth` roundings on the longest way
+through the model and each of the `reduction` additions of the longest sum accumulated in float16 errs by up
+to u = 2^-11 of the value, and independent errors add up like a random walk, to about u sqrt(n) (Higham and
+Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019). Both the
+reference and the compiled form err, and deviations of twice the expected size do occur: four times u
+(sqrt(depth) + sqrt(reduction)), never above 5 %, so that a wrong kernel still shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+
+from honed.runtime.dtypes import dtype as carried_dtype
+
+from . import graphs
+from .ranges import MOVING
+
+SINGLE = 1e-3
+DOUBLE = 1e-6
+HALF_ROUNDOFF = 2.0**-11
+HALF_MOST = 0.05
+_HALF_FACTOR = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a model does to rounding errors."""
+
+    depth: int  # nodes that round on the longest way from an input to an output
+    reduction: int  # terms of the longest sum
+
+
+def for_output(dtype: str, compute_dtype: str, *, depth: int = 1, reduction: int = 1) -> float:
+    """The tolerance of one output of NumPy type `dtype` where the arithmetic was done in `compute_dtype`.
+
+    0 means equal. `depth` and `reduction` matter for float16 only, `reduction` only where sums are
+    accumulated in it. Raises InvalidArgument for types honed does not carry.
+    """
+    kinds = {carried_dtype(dtype).numpy, carried_dtype(compute_dtype).numpy}
+    if np.dtype(dtype).kind != "f":
+        return 0.0
+    sizes = {kind.itemsize for kind in kinds if kind.kind == "f"}
+    if min(sizes) == 2:
+        terms = math.sqrt(depth) + (math.sqrt(reduction) if np.dtype(compute_dtype).itemsize == 2 else 0.0)
+        return min(HALF_MOST, max(SINGLE, _HALF_FACTOR * HALF_ROUNDOFF * terms))
+    return DOUBLE if min(sizes) == 8 else SINGLE
+
+
+def for_model(model: onnx.ModelProto, compute_dtype: str) -> tuple[float, ...]:
+    """The tolerance of every output of a model with static shapes, in order.
+
+    Raises InvalidArgument where an output is of a type honed does not carry.
+    """
+    known = graphs.values(model)
+    effort = work(model, known)
+    return tuple(
+        for_output(
+            known[v.name].dtype
+            if v.name in known
+            else graphs.numpy_name(v.type.tensor_type.elem_type) or "unknown",
+            compute_dtype,
+            depth=effort.depth,
+            reduction=effort.reduction,
+        )
+        for v in model.graph.output
+    )
+
+
+def work(model: onnx.ModelProto, known: Mapping[str, graphs.Value]) -> Work:
+    """Depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
+    depth: dict[str, int] = {}
+    longest = 1
+    for node in model.graph.node:
+        rounds = 0 if node.op_type in MOVING or node.op_type in ("Constant", "Shape") else 1
+        reached = rounds + max((depth.get(name, 0) for name in node.input), default=0)
+        depth.update({name: reached for name in node.output if name})
+        longest = max(longest, _terms(node, known))
+    return Work(depth=max(depth.values(), default=1) or 1, reduction=longest)
+
+
+def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.Value]) -> int:
+    """How many terms the sums of a node have, at most; 1 where it has none or its shapes are unknown."""
+    shapes = [known[n].shape for n in node.input if n in known]
+    if not shapes or not shapes[0]:
+        return 1
+    first, second = shapes[0], shapes[1] if len(shapes) > 1 else ()
+    match node.op_type:
+        case "MatMul":
+            return first[-1]
+        case "Gemm":
+            return first[0 if graphs.attribute(node, "transA", 0) else -1]
+        case "Conv":
+            return math.prod(second[1:])
+        case "ConvTranspose":
+            return math.prod(second) // max(second[1], 1) if len(second) > 1 else 1
+        case "LayerNormalization" | "InstanceNormalization" | "GroupNormalization" | "Einsum":
+            return math.prod(first)
+        case "Softmax" | "LogSoftmax":
+            return first[graphs.attribute(node, "axis", -1) % len(first)]
+        case _ if node.op_type in MOVING:
+            return 1
+        case _:
+            made = next((known[n].shape for n in node.output if n in known), None)
+            return 1 if made is None else max(1, math.prod(first) // max(math.prod(made), 1))
