@@ -1,0 +1,21 @@
+"""ONNX in: an untrusted file checked, normalised to few operators with static shapes, imported to Relax."""
+
+from __future__ import annotations
+
+from .external import MissingExternalData
+from .importing import import_relax
+from .load import FrontendLimits, load
+from .normalise import Normalised, normalise
+from .precision import Precision
+from .signature import TensorSpec
+
+__all__ = [
+    "FrontendLimits",
+    "MissingExternalData",
+    "Normalised",
+    "Precision",
+    "TensorSpec",
+    "import_relax",
+    "load",
+    "normalise",
+]

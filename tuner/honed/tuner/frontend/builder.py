@@ -1,0 +1,176 @@
+"""Building the normalised graph: every node emitted is typed, and folded where its inputs are constants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper, shape_inference
+
+from . import fold
+from .values import Array, Refuse, Value, numpy_dtype
+
+TARGET_OPSET = 21  # what normalised graphs are written in
+SHAPE_DATA_LIMIT = 4096  # elements; a constant longer than this is never a shape, axes or pads
+_SCHEMAS: dict[tuple[str, int, str], onnx.defs.OpSchema] = {}
+
+
+def schema(op: str, opset: int, domain: str = "") -> onnx.defs.OpSchema | None:
+    """ONNX's definition of an operator at an opset, or None where it has none."""
+    key = (op, opset, domain)
+    if key not in _SCHEMAS:
+        try:
+            _SCHEMAS[key] = onnx.defs.get_schema(op, opset, domain)
+        except onnx.defs.SchemaError:
+            return None
+    return _SCHEMAS[key]
+
+
+def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> list[onnx.TypeProto | None]:
+    """ONNX's types of the node's outputs, None where it cannot tell; raises Refuse where they contradict."""
+    definition = schema(node.op_type, opset, node.domain)
+    if definition is None:
+        return [None] * len(node.output)
+    present = {v.name: v for v in values if v is not None}
+    data = {
+        v.name: numpy_helper.from_array(v.data, v.name)
+        for v in present.values()
+        if v.data is not None and v.size <= SHAPE_DATA_LIMIT
+    }
+    try:
+        found = shape_inference.infer_node_outputs(
+            definition,
+            node,
+            {name: v.type_proto() for name, v in present.items()},
+            data,
+            opset_imports=[helper.make_opsetid("", opset)],
+        )
+    except Exception as error:  # noqa: BLE001 - a C++ exception without a Python class of its own
+        text = " ".join(str(error).split())
+        raise Refuse(f"its types or shapes contradict: {text}") from error
+    return [found.get(name) for name in node.output]
+
+
+def static_shape(found: onnx.TypeProto | None) -> tuple[int, ...] | None:
+    """The shape where it is a tensor's and wholly known, else None."""
+    if found is None or not found.HasField("tensor_type") or not found.tensor_type.HasField("shape"):
+        return None
+    dims = found.tensor_type.shape.dim
+    if any(not d.HasField("dim_value") for d in dims):
+        return None
+    return tuple(int(d.dim_value) for d in dims)
+
+
+class Builder:
+    """The graph being built, at TARGET_OPSET. Names are unique; constants become initialisers when used."""
+
+    def __init__(self, reserved: Sequence[str], fold_limit_bytes: int, tensor_limit_bytes: int) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.values: dict[str, Value] = {}
+        self.scope = ""  # the source node being rewritten; names of new nodes start with it
+        self._names = set(reserved)
+        self._fold_limit = fold_limit_bytes
+        self._tensor_limit = tensor_limit_bytes
+        self._small: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+
+    def unique(self, hint: str) -> str:
+        """A name that nothing else in the graph has."""
+        hint = hint or "value"
+        name, count = hint, 1
+        while name in self._names:
+            count += 1
+            name = f"{hint}_{count}"
+        self._names.add(name)
+        return name
+
+    def input(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
+        """A graph input under its own (reserved) name."""
+        value = Value(name, np.dtype(dtype), shape)
+        self.values[name] = value
+        return value
+
+    def constant(self, data: Any, dtype: Any = None, hint: str = "") -> Value:
+        """A constant; equal small ones are one."""
+        array = np.ascontiguousarray(data, dtype=dtype).reshape(np.shape(data))
+        if array.dtype.kind in "OUS":
+            raise Refuse("it works on strings, which honed does not carry")
+        key = (array.dtype.name, array.shape, array.tobytes() if array.nbytes <= 1024 else b"")
+        if array.nbytes <= 1024 and key in self._small:
+            return self._small[key]
+        value = Value(self.unique(hint or f"{self.scope}/constant"), array.dtype, array.shape, array)
+        self.values[value.name] = value
+        if array.nbytes <= 1024:
+            self._small[key] = value
+        return value
+
+    def ints(self, *numbers: int) -> Value:
+        """A one-dimensional int64 constant."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def like(self, number: float, value: Value) -> Value:
+        """A scalar constant of the type of `value`."""
+        return self.constant(np.asarray(number).astype(value.dtype))
+
+    def __call__(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
+        """Emit a node with one output."""
+        return self.multi(op, inputs, 1, **attrs)[0]
+
+    def multi(self, op: str, inputs: Sequence[Value | None], outputs: int, **attrs: Any) -> list[Value]:
+        """Emit a node at TARGET_OPSET; raises Refuse where its output shapes are not static."""
+        given = list(inputs)
+        while given and given[-1] is None:
+            given.pop()
+        names = [self.unique(f"{self.scope}/{op}") for _ in range(outputs)]
+        node = helper.make_node(
+            op,
+            ["" if v is None else v.name for v in given],
+            names,
+            name=names[0],
+            **{k: v for k, v in attrs.items() if v is not None},
+        )
+        return self.add(node, given)
+
+    def add(self, node: onnx.NodeProto, inputs: Sequence[Value | None]) -> list[Value]:
+        """Add a finished node of TARGET_OPSET whose inputs are values of this graph."""
+        types = infer(node, TARGET_OPSET, inputs)
+        results = [self._typed(node, name, found) for name, found in zip(node.output, types, strict=True)]
+        folded = self._fold(node, inputs, results)
+        if folded is not None:
+            return folded
+        self.nodes.append(node)
+        self.values.update({v.name: v for v in results})
+        return results
+
+    def _typed(self, node: onnx.NodeProto, name: str, found: onnx.TypeProto | None) -> Value:
+        shape = static_shape(found)
+        if shape is None or found is None:
+            raise Refuse("the shape of its output depends on the values of its inputs")
+        value = Value(name, numpy_dtype(found.tensor_type.elem_type), shape)
+        if value.size * value.dtype.itemsize > self._tensor_limit:
+            raise Refuse(
+                f"its output of shape {list(shape)} is above the limit of {self._tensor_limit >> 20} MiB"
+            )
+        return value
+
+    def _fold(
+        self, node: onnx.NodeProto, inputs: Sequence[Value | None], results: Sequence[Value]
+    ) -> list[Value] | None:
+        if all(v.size == 0 for v in results):
+            return [self.constant(np.zeros(v.shape, v.dtype), hint=v.name) for v in results]
+        present = [v for v in inputs if v is not None]
+        if any(v.data is None for v in present):
+            return None
+        arrays = [v.data for v in present]
+        if math.fsum(v.size * v.dtype.itemsize for v in results) > self._fold_limit:
+            return None
+        if not fold.worth_folding(node.op_type, arrays, self._fold_limit):
+            return None
+        data = {v.name: v.data for v in present if v.data is not None}
+        outputs = fold.evaluate(node, TARGET_OPSET, data)
+        return [
+            self.constant(np.asarray(array, v.dtype), hint=v.name)
+            for array, v in zip(outputs, results, strict=True)
+        ]

@@ -1,0 +1,114 @@
+"""One node of the source graph with its inputs resolved, as a rewriting rule sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+
+from .builder import Builder
+from .values import Array, Item, Listing, Refuse, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A node: operator, the opset it is written in, resolved inputs, attributes as Python values."""
+
+    op: str
+    domain: str
+    opset: int
+    node: onnx.NodeProto
+    inputs: tuple[Item | None, ...]
+    attrs: dict[str, Any]
+    builder: Builder
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, empty where one is not wanted."""
+        return tuple(self.node.output)
+
+    def wants(self, index: int) -> bool:
+        """Whether output `index` is used."""
+        return index < len(self.node.output) and bool(self.node.output[index])
+
+    def x(self, index: int = 0) -> Value:
+        """Input `index`, a tensor that must be there."""
+        found = self.opt(index)
+        if found is None:
+            raise Refuse(f"its input {index} is missing")
+        return found
+
+    def opt(self, index: int) -> Value | None:
+        """Input `index`, a tensor, or None where it is left out."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if found is None or isinstance(found, Value):
+            return found
+        raise Refuse(f"its input {index} is a sequence or an optional, not a tensor")
+
+    def listing(self, index: int = 0) -> Listing:
+        """Input `index`, a sequence."""
+        found = self.inputs[index] if index < len(self.inputs) else None
+        if isinstance(found, Listing):
+            return found
+        raise Refuse(f"its input {index} is not a sequence known when compiling")
+
+    def const(self, index: int, what: str) -> Array:
+        """The data of input `index`, which must be constant."""
+        found = self.x(index)
+        if found.data is None:
+            raise Refuse(f"its {what} (input {index}) is computed at run time; it must be a constant")
+        return found.data
+
+    def opt_const(self, index: int, what: str) -> Array | None:
+        """The data of input `index`, or None where it is left out."""
+        return None if self.opt(index) is None else self.const(index, what)
+
+    def tensors(self) -> list[Value]:
+        """All inputs, each a tensor."""
+        return [self.x(i) for i in range(len(self.inputs))]
+
+    def int(self, name: str, default: int = 0) -> int:
+        """An integer attribute."""
+        return int(self.attrs.get(name, default))
+
+    def float(self, name: str, default: float) -> float:
+        """A floating point attribute."""
+        return float(self.attrs.get(name, default))
+
+    def str(self, name: str, default: str) -> str:
+        """A string attribute."""
+        found = self.attrs.get(name, default)
+        return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)
+
+    def ints(self, name: str) -> list[int] | None:
+        """A list of integers, or None where it is not given."""
+        found = self.attrs.get(name)
+        return None if found is None else [int(v) for v in found]
+
+
+Result = Item | Sequence[Item]
+Rule = Callable[[Builder, Call], Result]
+RULES: dict[tuple[str, str], Rule] = {}
+
+
+def rule(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Register a rewriting rule for operators."""
+
+    def register(function: Rule) -> Rule:
+        for op in ops:
+            if (domain, op) in RULES:
+                raise ValueError(f"operator {op} has two rules")
+            RULES[domain, op] = function
+        return function
+
+    return register
+
+
+def normal_axis(axis: int, rank: int, *, end: bool = False) -> int:
+    """The axis counted from the front; `end` allows one past the last. Raises Refuse out of range."""
+    top = rank + 1 if end else rank
+    if not -rank <= axis < top:
+        raise Refuse(f"axis {axis} is out of range for a tensor of {rank} dimensions")
+    return axis + rank if axis < 0 else axis

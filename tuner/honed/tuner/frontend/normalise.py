@@ -1,0 +1,167 @@
+"""From any ONNX model to one of static shapes, in few operators, at one opset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import helper, numpy_helper
+
+from honed.runtime.errors import ModelRefused
+
+from . import rules as rules  # registers the rules
+from .builder import TARGET_OPSET, Builder
+from .load import FrontendLimits
+from .precision import Precision, convert
+from .reasons import Reasons
+from .signature import TensorSpec, bind_inputs, carried
+from .values import Item, Refuse, Unknown, Value
+from .walk import Scope, Walker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Normalised:
+    """A model ready for import.
+
+    `model` is ONNX at TARGET_OPSET: static shapes, topological order, no subgraphs, functions, sequences
+    or unused nodes; every tensor typed (inputs, outputs, value_info). Its inputs and outputs have the
+    user's names and order, and the element types of the arithmetic; `inputs` and `outputs` give the
+    types the user sees. `precision` is that of the arithmetic: "fp32", "fp16", "fp64" or "mixed".
+    """
+
+    model: onnx.ModelProto
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    notes: tuple[str, ...]
+    precision: str
+    opset: int  # of the model as it was given
+    producer: str
+
+
+def normalise(
+    model: onnx.ModelProto,
+    *,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    precision: Precision = "auto",
+    fp16: bool = True,
+    fp64: bool = True,
+    limits: FrontendLimits | None = None,
+) -> Normalised:
+    """Normalise a checked model for a device with or without fp16 and fp64 arithmetic.
+
+    Raises ModelRefused with every reason found, InvalidArgument where `shapes` or `precision` cannot be
+    met by the model or the device.
+    """
+    limits = limits or FrontendLimits()
+    found = Reasons()
+    specs, notes, refused = bind_inputs(model, shapes or {}, found)
+    reserved = [i.name for i in model.graph.input] + [o.name for o in model.graph.output]
+    builder = Builder(reserved, limits.fold_bytes, limits.tensor_bytes)
+    scope: Scope = {name: Unknown() for name in refused}
+    for spec in specs:
+        if spec.name not in refused:
+            scope[spec.name] = builder.input(spec.name, spec.numpy, spec.shape)
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
+    functions = {(f.domain, f.name): f for f in model.functions}
+    walker = Walker(builder, functions, found, limits.fold_bytes)
+    items = walker.graph(model.graph, scope, opsets)
+    outputs = _output_specs(model, items, found)
+    texts = found.texts()
+    if texts:
+        operators = found.operators()
+        named = f" (operators {', '.join(operators)})" if operators else ""
+        count = "one reason" if len(texts) == 1 else f"{len(texts)} reasons"
+        raise ModelRefused(f"the model cannot be compiled, for {count}{named}: {texts[0]}", texts)
+    values = [item for item in items if isinstance(item, Value)]
+    graph = _assemble(builder, specs, outputs, values, model.graph.name or "model")
+    converted = convert(graph, specs, precision, fp16=fp16, fp64=fp64)
+    return Normalised(
+        model=_model(converted.graph),
+        inputs=specs,
+        outputs=tuple(outputs),
+        notes=notes + converted.notes,
+        precision=converted.precision,
+        opset=opsets.get("", 1),
+        producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
+    )
+
+
+def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[TensorSpec]:
+    """What the outputs are; the types computed hold, not what the file declares."""
+    specs: list[TensorSpec] = []
+    for info, item in zip(model.graph.output, items, strict=True):
+        try:
+            carried(info)
+        except Refuse as refusal:
+            found.general.append(f"output {info.name!r}: {refusal}")
+            continue
+        if isinstance(item, Value):
+            specs.append(TensorSpec(name=info.name, dtype=item.dtype.name, shape=item.shape))
+            if item.size == 0:
+                found.general.append(f"output {info.name!r}: it is empty (shape {list(item.shape)})")
+        elif not isinstance(item, Unknown):
+            found.general.append(f"output {info.name!r}: it is a sequence or an optional, not a tensor")
+        elif not found.texts():
+            found.general.append(f"output {info.name!r}: no node computes it")
+    if not model.graph.output:
+        found.general.append("the model has no outputs")
+    return specs
+
+
+def _assemble(
+    builder: Builder,
+    inputs: tuple[TensorSpec, ...],
+    outputs: list[TensorSpec],
+    values: list[Value],
+    name: str,
+) -> onnx.GraphProto:
+    """The graph of what the outputs need, each output under the user's name."""
+    needed = {v.name for v in values}
+    kept: list[onnx.NodeProto] = []
+    for node in reversed(builder.nodes):
+        if any(o in needed for o in node.output):
+            kept.append(node)
+            needed.update(node.input)
+    kept.reverse()
+    produced = {o for node in kept for o in node.output}
+    renamed: dict[str, str] = {}
+    for spec, value in zip(outputs, values, strict=True):
+        if value.name in produced and value.name not in renamed:
+            renamed[value.name] = spec.name
+        else:
+            source = renamed.get(value.name, value.name)
+            kept.append(helper.make_node("Identity", [source], [spec.name], name=f"{spec.name}/Identity"))
+    for node in kept:
+        for index, old in enumerate(node.input):
+            if old in renamed:
+                node.input[index] = renamed[old]
+        for index, old in enumerate(node.output):
+            if old in renamed:
+                node.output[index] = renamed[old]
+    shown = {i.name for i in inputs} | {o.name for o in outputs}
+    constants = [
+        v for n, v in builder.values.items() if n in needed and v.data is not None and n not in shown
+    ]
+    infos = [_info(n, builder.values[n]) for n in produced if n not in renamed]
+    graph = helper.make_graph(
+        kept,
+        name,
+        [_info(i.name, i) for i in inputs],
+        [_info(o.name, o) for o in outputs],
+        value_info=infos,
+    )
+    graph.initializer.extend(numpy_helper.from_array(v.data, v.name) for v in constants if v.data is not None)
+    return graph
+
+
+def _info(name: str, typed: Value | TensorSpec) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, int(helper.np_dtype_to_tensor_dtype(typed.numpy)), typed.shape)
+
+
+def _model(graph: onnx.GraphProto) -> onnx.ModelProto:
+    model = helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", TARGET_OPSET)], producer_name="honed"
+    )
+    model.ir_version = 10  # the IR version that came with TARGET_OPSET
+    return model

@@ -1,0 +1,51 @@
+"""Why a model is refused: every reason, with the operator, its opset and the nodes it concerns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import onnx
+
+SHOWN_NODES = 3
+_WHY = {
+    "LSTM": "recurrent operators are not compiled; unroll the recurrence when exporting",
+    "GRU": "recurrent operators are not compiled; unroll the recurrence when exporting",
+    "RNN": "recurrent operators are not compiled; unroll the recurrence when exporting",
+    "Loop": "loops are not compiled; export the model with the loop unrolled",
+    "Scan": "loops are not compiled; export the model with the loop unrolled",
+}
+
+
+def unsupported(op: str, domain: str) -> str:
+    """Why an operator without any rule is refused."""
+    if op in _WHY and not domain:
+        return _WHY[op]
+    return "the operator is not supported; export the model without it"
+
+
+@dataclass(slots=True)
+class Reasons:
+    """Refusals gathered over a whole graph, so that the user sees all of them at once."""
+
+    general: list[str] = field(default_factory=list)
+    _nodes: dict[tuple[str, str, int, str], list[str]] = field(default_factory=dict)
+
+    def add(self, node: onnx.NodeProto, domain: str, opset: int, why: str) -> None:
+        """Note that a node cannot be compiled."""
+        shown = node.name or next((o for o in node.output if o), node.op_type)
+        names = self._nodes.setdefault((node.op_type, domain, opset, why), [])
+        if shown not in names:
+            names.append(shown)
+
+    def texts(self) -> tuple[str, ...]:
+        """One sentence for each reason."""
+        found = list(self.general)
+        for (op, domain, opset, why), names in self._nodes.items():
+            listed = ", ".join(names[:SHOWN_NODES]) + (", ..." if len(names) > SHOWN_NODES else "")
+            nodes = f"node {listed}" if len(names) == 1 else f"{len(names)} nodes: {listed}"
+            found.append(f"{op} ({domain or 'ai.onnx'}, opset {opset}; {nodes}): {why}")
+        return tuple(found)
+
+    def operators(self) -> tuple[str, ...]:
+        """The operators concerned, each once."""
+        return tuple(dict.fromkeys(op for op, _, _, _ in self._nodes))

@@ -1,0 +1,322 @@
+"""Elementwise operators."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from onnx import TensorProto
+
+from ..builder import Builder
+from ..call import Call, normal_axis, rule
+from ..values import Item, Nothing, Refuse, Value, elem_type, numpy_dtype
+
+_UNARY = (
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "BitwiseNot",
+    "Ceil",
+    "Cos",
+    "Cosh",
+    "Erf",
+    "Exp",
+) + ("Floor", "IsNaN", "Log", "Neg", "Not", "Round", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh")
+_BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
+_BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
+
+
+@rule(*_UNARY)
+def unary(b: Builder, c: Call) -> Value:
+    """Operators of one input that mean the same at every opset."""
+    return b(c.op, c.x())
+
+
+@rule("Sign")
+def sign(b: Builder, c: Call) -> Value:
+    """Comparisons, so that NaN gives 0 as in ONNX's reference and unsigned types work."""
+    x = c.x()
+    zero = b.like(0, x)
+    positive = b("Cast", b("Less", zero, x), to=elem_type(x.dtype))
+    if x.dtype.kind in "ub":
+        return positive
+    return b("Sub", positive, b("Cast", b("Less", x, zero), to=elem_type(x.dtype)))
+
+
+def pair(b: Builder, c: Call) -> tuple[Value, Value]:
+    """Both inputs, the second placed by the `axis` attribute that opsets below 7 broadcast by."""
+    x, y = c.x(0), c.x(1)
+    if c.opset < 7 and c.int("broadcast") and y.rank < x.rank and "axis" in c.attrs:
+        axis = normal_axis(c.int("axis"), x.rank)
+        y = b("Reshape", y, b.ints(*y.shape, *[1] * (x.rank - axis - y.rank)))
+    return x, y
+
+
+@rule(*_BINARY, *_BITWISE, "LessOrEqual", "GreaterOrEqual")
+def binary(b: Builder, c: Call) -> Value:
+    """Operators of two inputs with NumPy broadcasting."""
+    x, y = pair(b, c)
+    if c.op == "Div" and x.dtype.kind in "iu" and y.data is not None and not y.data.all():
+        raise Refuse("it divides integers by a constant 0")
+    return b(c.op, x, y)
+
+
+@rule("Pow")
+def power(b: Builder, c: Call) -> Value:
+    """Small constant integer exponents become products; others keep the type of the base."""
+    x, y = pair(b, c)
+    exponent = None if y.data is None or y.size != 1 else float(y.data.reshape(-1)[0])
+    if exponent is not None and y.rank <= x.rank:
+        simple = {0.5: lambda: b("Sqrt", x), 1.0: lambda: x, 2.0: lambda: b("Mul", x, x)}
+        simple[3.0] = lambda: b("Mul", x, b("Mul", x, x))
+        simple[-1.0] = lambda: b("Div", b.like(1, x), x)
+        if exponent in simple and (x.is_float or exponent in (1.0, 2.0, 3.0)):
+            return simple[exponent]()
+    if x.is_float:
+        return b("Pow", x, b("Cast", y, to=elem_type(x.dtype)) if y.dtype != x.dtype else y)
+    wide = TensorProto.FLOAT if x.dtype.itemsize <= 2 else TensorProto.DOUBLE
+    result = b("Pow", b("Cast", x, to=wide), b("Cast", y, to=wide))
+    return b("Cast", b("Round", result) if y.dtype.kind in "iu" else result, to=elem_type(x.dtype))
+
+
+@rule("Mod")
+def modulo(b: Builder, c: Call) -> Value:
+    """Integers keep Mod; floating point fmod(x, y) = x - trunc(x / y) * y."""
+    x, y = c.x(0), c.x(1)
+    if not x.is_float:
+        return b("Mod", x, y, fmod=c.int("fmod"))
+    ratio = b("Div", x, y)
+    whole = b("Where", b("Less", ratio, b.like(0, ratio)), b("Ceil", ratio), b("Floor", ratio))
+    return b("Sub", x, b("Mul", whole, y))
+
+
+@rule("BitShift")
+def shift(b: Builder, c: Call) -> Value:
+    """Shifts of unsigned integers."""
+    return b("BitShift", c.x(0), c.x(1), direction=c.str("direction", "LEFT"))
+
+
+@rule("Max", "Min", "Sum", "Mean")
+def variadic(b: Builder, c: Call) -> Value:
+    """Folded two by two."""
+    op = {"Sum": "Add", "Mean": "Add"}.get(c.op, c.op)
+    total = functools.reduce(lambda x, y: b(op, x, y), c.tensors())
+    return b("Div", total, b.like(len(c.inputs), total)) if c.op == "Mean" else total
+
+
+@rule("Where")
+def where(b: Builder, c: Call) -> Value:
+    """Selection."""
+    return b("Where", c.x(0), c.x(1), c.x(2))
+
+
+@rule("Reciprocal")
+def reciprocal(b: Builder, c: Call) -> Value:
+    """1 / x."""
+    return b("Div", b.like(1, c.x()), c.x())
+
+
+@rule("IsInf")
+def is_inf(b: Builder, c: Call) -> Value:
+    """Comparisons with the infinities asked for."""
+    x = c.x()
+    high, low = b("Equal", x, b.like(np.inf, x)), b("Equal", x, b.like(-np.inf, x))
+    if not c.int("detect_negative", 1):
+        return high if c.int("detect_positive", 1) else b("Less", x, x)
+    return b("Or", high, low) if c.int("detect_positive", 1) else low
+
+
+@rule("Clip")
+def clip(b: Builder, c: Call) -> Value:
+    """Bounds from attributes (opset 6) or inputs (opset 11)."""
+    x = c.x()
+    if c.opset < 11:
+        low = b.like(c.float("min", 0.0), x) if "min" in c.attrs else None
+        high = b.like(c.float("max", 0.0), x) if "max" in c.attrs else None
+    else:
+        low, high = c.opt(1), c.opt(2)
+    if low is not None:
+        x = b("Max", x, low)
+    return b("Min", x, high) if high is not None else x
+
+
+@rule("Cast", "CastLike")
+def cast(b: Builder, c: Call) -> Value:
+    """Conversions between the element types honed carries."""
+    x = c.x()
+    to = c.int("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
+    if numpy_dtype(to).kind not in "biuf" or numpy_dtype(to).itemsize > 8:
+        raise Refuse(f"it casts to {TensorProto.DataType.Name(to).lower()}, which honed does not carry")
+    return x if elem_type(x.dtype) == to else b("Cast", x, to=to)
+
+
+@rule("Identity")
+def identity(b: Builder, c: Call) -> Item:
+    """Nothing, whatever it is given."""
+    return c.inputs[0] or Nothing()
+
+
+@rule("Dropout")
+def dropout(b: Builder, c: Call) -> list[Value]:
+    """The input itself when not training; the mask keeps everything."""
+    x = c.x()
+    training = bool(c.opt_const(2, "training_mode")) if c.opset >= 12 else False
+    if c.opset < 7 and not c.int("is_test"):
+        training = "is_test" in c.attrs
+    ratio = float(c.opt_const(1, "ratio") or 0.5) if c.opset >= 12 and c.opt(1) else 0.5
+    if training and ratio != 0.0:
+        raise Refuse("it is in training mode; export the model for inference")
+    mask_type = np.bool_ if c.opset >= 10 else x.dtype
+    return [x, b.constant(np.ones(x.shape, mask_type))] if c.wants(1) else [x]
+
+
+@rule("Relu")
+def relu(b: Builder, c: Call) -> Value:
+    """max(x, 0)."""
+    x = c.x()
+    return b("Relu", x) if x.is_float else b("Max", x, b.like(0, x))
+
+
+def _positive_or(b: Builder, x: Value, otherwise: Value) -> Value:
+    return b("Where", b("Less", x, b.like(0, x)), otherwise, x)
+
+
+@rule("LeakyRelu")
+def leaky_relu(b: Builder, c: Call) -> Value:
+    """x below 0 times alpha."""
+    x = c.x()
+    return _positive_or(b, x, b("Mul", x, b.like(c.float("alpha", 0.01), x)))
+
+
+@rule("PRelu")
+def prelu(b: Builder, c: Call) -> Value:
+    """x below 0 times a slope, which below opset 7 lies along the channels."""
+    x, slope = c.x(0), c.x(1)
+    if c.opset < 7 and slope.rank == 1 and x.rank > 1:
+        slope = b("Reshape", slope, b.ints(*slope.shape, *[1] * (x.rank - 2)))
+    return _positive_or(b, x, b("Mul", x, slope))
+
+
+@rule("Elu", "Selu", "Celu")
+def elu(b: Builder, c: Call) -> Value:
+    """alpha * (exp(x) - 1) below 0; Selu scales both sides, Celu divides inside (ONNX's definitions)."""
+    x = c.x()
+    alpha = c.float("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
+    inner = b("Div", x, b.like(alpha, x)) if c.op == "Celu" else x
+    # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
+    grown = b("Exp", b("Min", inner, b.like(0, x)))
+    result = _positive_or(b, x, b("Mul", b("Sub", grown, b.like(1, x)), b.like(alpha, x)))
+    if c.op != "Selu":
+        return result
+    return b("Mul", result, b.like(c.float("gamma", 1.05070102214813232421875), x))
+
+
+@rule("HardSigmoid")
+def hard_sigmoid(b: Builder, c: Call) -> Value:
+    """max(0, min(1, alpha * x + beta))."""
+    x = c.x()
+    line = b("Add", b("Mul", x, b.like(c.float("alpha", 0.2), x)), b.like(c.float("beta", 0.5), x))
+    return b("Min", b("Max", line, b.like(0, x)), b.like(1, x))
+
+
+@rule("HardSwish")
+def hard_swish(b: Builder, c: Call) -> Value:
+    """x * hard sigmoid of x with alpha 1/6, beta 1/2."""
+    x = c.x()
+    line = b("Add", b("Mul", x, b.like(1 / 6, x)), b.like(0.5, x))
+    return b("Mul", x, b("Min", b("Max", line, b.like(0, x)), b.like(1, x)))
+
+
+@rule("ThresholdedRelu")
+def thresholded_relu(b: Builder, c: Call) -> Value:
+    """x above alpha, else 0."""
+    x = c.x()
+    return b("Where", b("Less", b.like(c.float("alpha", 1.0), x), x), x, b.like(0, x))
+
+
+@rule("Shrink")
+def shrink(b: Builder, c: Call) -> Value:
+    """x moved towards 0 by bias outside [-lambd, lambd], 0 inside."""
+    x = c.x()
+    lambd, bias = b.like(c.float("lambd", 0.5), x), b.like(c.float("bias", 0.0), x)
+    negative = b.like(-c.float("lambd", 0.5), x)
+    inner = b("Where", b("Less", lambd, x), b("Sub", x, bias), b.like(0, x))
+    return b("Where", b("Less", x, negative), b("Add", x, bias), inner)
+
+
+def softplus_of(b: Builder, x: Value) -> Value:
+    """log(1 + exp(x)) without overflow: max(x, 0) + log(1 + exp(-|x|))."""
+    small = b("Exp", b("Neg", b("Abs", x)))
+    return b("Add", b("Max", x, b.like(0, x)), b("Log", b("Add", small, b.like(1, x))))
+
+
+@rule("Softplus")
+def softplus(b: Builder, c: Call) -> Value:
+    """log(1 + exp(x))."""
+    return softplus_of(b, c.x())
+
+
+@rule("Softsign")
+def softsign(b: Builder, c: Call) -> Value:
+    """x / (1 + |x|)."""
+    x = c.x()
+    return b("Div", x, b("Add", b("Abs", x), b.like(1, x)))
+
+
+@rule("Mish")
+def mish(b: Builder, c: Call) -> Value:
+    """x * tanh(softplus(x))."""
+    return b("Mul", c.x(), b("Tanh", softplus_of(b, c.x())))
+
+
+@rule("Swish")
+def swish(b: Builder, c: Call) -> Value:
+    """x * sigmoid(alpha * x)."""
+    x, alpha = c.x(), c.float("alpha", 1.0)
+    return b("Mul", x, b("Sigmoid", x if alpha == 1.0 else b("Mul", x, b.like(alpha, x))))
+
+
+def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
+    """x times the normal distribution function of x, by erf or its tanh approximation (Hendrycks, Gimpel)."""
+    if tanh:
+        cubed = b("Mul", b("Mul", b("Mul", x, x), x), b.like(0.044715, x))
+        curve = b("Tanh", b("Mul", b("Add", x, cubed), b.like(np.sqrt(2 / np.pi), x)))
+    else:
+        curve = b("Erf", b("Mul", x, b.like(np.sqrt(0.5), x)))
+    return b("Mul", b("Mul", x, b.like(0.5, x)), b("Add", curve, b.like(1, x)))
+
+
+@rule("Gelu")
+def gelu(b: Builder, c: Call) -> Value:
+    """Gaussian error linear unit."""
+    return gelu_of(b, c.x(), tanh=c.str("approximate", "none") == "tanh")
+
+
+@rule("Gelu", domain="com.microsoft")
+def gelu_microsoft(b: Builder, c: Call) -> Value:
+    """ONNX Runtime's own Gelu, by erf."""
+    return gelu_of(b, c.x(), tanh=False)
+
+
+@rule("BiasGelu", domain="com.microsoft")
+def bias_gelu(b: Builder, c: Call) -> Value:
+    """Gelu of x + bias, by erf."""
+    return gelu_of(b, b("Add", c.x(0), c.x(1)), tanh=False)
+
+
+@rule("FastGelu", domain="com.microsoft")
+def fast_gelu(b: Builder, c: Call) -> Value:
+    """Gelu of x (+ bias), by tanh."""
+    bias = c.opt(1)
+    return gelu_of(b, c.x() if bias is None else b("Add", c.x(), bias), tanh=True)
+
+
+@rule("QuickGelu", domain="com.microsoft")
+def quick_gelu(b: Builder, c: Call) -> Value:
+    """x * sigmoid(alpha * x)."""
+    x = c.x()
+    return b("Mul", x, b("Sigmoid", b("Mul", x, b.like(c.float("alpha", 1.702), x))))

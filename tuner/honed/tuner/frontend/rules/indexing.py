@@ -1,0 +1,343 @@
+"""Gathers and scatters.
+
+The core set has one operator that reads at computed places, Gather, which the importer clamps into range. All
+else is written with it, and scatters are turned around: each output element looks for the update meant for it. So
+no index, however wrong, reads or writes outside a buffer, and no two writes race.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from ..builder import Builder
+from ..call import Call, normal_axis, rule
+from ..values import Array, Refuse, Value, elem_type
+from .layout import cut, expand, pad, reshape, transpose
+from .reduction import reduce
+
+MAX_WORK = 1 << 33  # comparisons one rewritten scatter or sort may cost
+_VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
+
+
+def wrapped(b: Builder, indices: Value, extent: int, what: str = "index") -> Value:
+    """Indices counted from the front. Constant ones are checked; raises Refuse where one is out of range."""
+    if indices.data is not None:
+        if indices.size and (indices.data.min() < -extent or indices.data.max() >= extent):
+            raise Refuse(f"its constant {what} is out of range for {extent} elements")
+        return b.constant(
+            np.where(indices.data < 0, indices.data + extent, indices.data).astype(indices.dtype)
+        )
+    negative = b("Less", indices, b.like(0, indices))
+    return b("Where", negative, b("Add", indices, b.like(extent, indices)), indices)
+
+
+def flat_gather(b: Builder, data: Value, places: Value) -> Value:
+    """Elements of `data` at flat positions."""
+    return b("Gather", reshape(b, data, [data.size]), places, axis=0)
+
+
+@rule("Gather")
+def gather(b: Builder, c: Call) -> Value:
+    """Slices at indices along an axis; one constant index is a slice."""
+    x = c.x(0)
+    axis = normal_axis(c.int("axis"), x.rank)
+    indices = wrapped(b, c.x(1), x.shape[axis])
+    if indices.data is not None and indices.size:
+        values = indices.data.reshape(-1)
+        start, step = int(values[0]), int(values[1] - values[0]) if values.size > 1 else 1
+        if step > 0 and np.array_equal(values, start + step * np.arange(values.size)):
+            taken = cut(b, x, axis, start, int(values[-1]) + 1, step)
+            return reshape(b, taken, [*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]])
+    return b("Gather", x, indices, axis=axis)
+
+
+def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
+    """`x` at `indices` (counted from the front) along an axis, every other coordinate kept."""
+    strides = _strides(x.shape)
+    base = np.zeros(indices.shape, np.int64)
+    for i, extent in enumerate(indices.shape):
+        if i != axis:
+            base = base + np.arange(extent).reshape([-1] + [1] * (len(indices.shape) - i - 1)) * strides[i]
+    wide = b("Cast", indices, to=TensorProto.INT64) if indices.dtype != np.int64 else indices
+    # The clamp keeps a wrong index from reaching into a neighbouring row as well as out of the buffer.
+    bounded = b("Min", b("Max", wide, b.like(0, wide)), b.like(x.shape[axis] - 1, wide))
+    scaled = b("Mul", bounded, b.like(strides[axis], bounded))
+    return flat_gather(b, x, b("Add", scaled, b.constant(base)) if base.any() else scaled)
+
+
+@rule("GatherElements")
+def gather_elements_rule(b: Builder, c: Call) -> Value:
+    """One element for each index."""
+    x = c.x(0)
+    axis = normal_axis(c.int("axis"), x.rank)
+    return gather_elements(b, x, wrapped(b, c.x(1), x.shape[axis]), axis)
+
+
+@rule("GatherND")
+def gather_nd(b: Builder, c: Call) -> Value:
+    """Slices at tuples of indices, after `batch_dims` shared axes."""
+    x, indices, batch = c.x(0), c.x(1), c.int("batch_dims")
+    depth = indices.shape[-1]
+    inner = x.shape[batch + depth :]
+    outer = math.prod(x.shape[:batch])
+    rows = math.prod(x.shape[batch : batch + depth])
+    places = _linear(b, indices, x.shape[batch : batch + depth])
+    places = reshape(b, places, [outer, places.size // outer])
+    if outer > 1:
+        places = b("Add", places, b.constant((np.arange(outer, dtype=np.int64) * rows).reshape(-1, 1)))
+    taken = b("Gather", reshape(b, x, [outer * rows, *inner]), places, axis=0)
+    return reshape(b, taken, [*indices.shape[:-1], *inner])
+
+
+def _strides(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
+    """Flat positions of the tuples along the last axis of `indices` in a tensor of `shape`, int64."""
+    total: Value | None = None
+    for i, (extent, stride) in enumerate(zip(shape, _strides(shape), strict=True)):
+        column = reshape(b, cut(b, indices, indices.rank - 1, i, i + 1), indices.shape[:-1])
+        column = wrapped(b, column, extent)
+        column = b("Cast", column, to=TensorProto.INT64) if column.dtype != np.int64 else column
+        column = b("Min", b("Max", column, b.like(0, column)), b.like(extent - 1, column))
+        part = b("Mul", column, b.like(stride, column)) if stride != 1 else column
+        total = part if total is None else b("Add", total, part)
+    return b.constant(np.zeros(indices.shape[:-1], np.int64)) if total is None else total
+
+
+@rule("Scatter", "ScatterElements")
+def scatter_elements_rule(b: Builder, c: Call) -> Value:
+    """Updates along an axis."""
+    x = c.x(0)
+    axis = normal_axis(c.int("axis"), x.rank)
+    return scatter_elements(b, x, wrapped(b, c.x(1), x.shape[axis]), c.x(2), axis, c.str("reduction", "none"))
+
+
+def scatter_elements(
+    b: Builder, x: Value, indices: Value, updates: Value, axis: int, reduction: str
+) -> Value:
+    """`x` with `updates` put (or added, ...) at `indices` along an axis; of several, the last wins."""
+    if indices.data is not None and reduction == "none":
+        grid = list(np.indices(indices.shape))
+        grid[axis] = indices.data
+        return _by_map(b, x, updates, np.ravel_multi_index(tuple(grid), x.shape))
+    order = [i for i in range(x.rank) if i != axis] + [axis]
+    data, idx, upd = (transpose(b, v, order) for v in (x, indices, updates))
+    wide = b("Cast", idx, to=TensorProto.INT64) if idx.dtype != np.int64 else idx
+    none = [0] * data.rank
+    missing = [d - i for d, i in zip(data.shape[:-1], idx.shape[:-1], strict=True)] + [0]
+    wide, upd = pad(b, wide, none, missing, -1), pad(b, upd, none, missing, 0)
+    rows, width, slots = math.prod(data.shape[:-1]), data.shape[-1], wide.shape[-1]
+    result = _scattered(
+        b,
+        reshape(b, data, [rows, width, 1]),
+        reshape(b, wide, [rows, slots]),
+        reshape(b, upd, [rows, slots, 1]),
+        reduction,
+    )
+    return transpose(b, reshape(b, result, data.shape), list(np.argsort(order)))
+
+
+@rule("ScatterND")
+def scatter_nd(b: Builder, c: Call) -> Value:
+    """Slices put (or added, ...) at tuples of indices."""
+    x, indices, updates = c.x(0), c.x(1), c.x(2)
+    depth, reduction = indices.shape[-1], c.str("reduction", "none")
+    slots, rows = math.prod(indices.shape[:-1]), math.prod(x.shape[:depth])
+    inner = x.size // rows
+    if indices.data is not None:
+        for i, extent in enumerate(x.shape[:depth]):
+            wrapped(b, b.constant(indices.data[..., i]), extent)
+    places = reshape(b, _linear(b, indices, x.shape[:depth]), [slots])
+    if places.data is not None and reduction == "none":
+        spread = places.data[:, None] * inner + np.arange(inner)[None, :]
+        return _by_map(b, x, updates, spread.reshape(-1))
+    result = _scattered(
+        b,
+        reshape(b, x, [1, rows, inner]),
+        reshape(b, places, [1, slots]),
+        reshape(b, updates, [1, slots, inner]),
+        reduction,
+    )
+    return reshape(b, result, x.shape)
+
+
+def _by_map(b: Builder, x: Value, updates: Value, places: Array) -> Value:
+    """Known places: one gather from data and updates laid end to end."""
+    source = np.arange(x.size, dtype=np.int64)
+    source[places.reshape(-1)] = x.size + np.arange(updates.size)
+    if updates.size == x.size and np.array_equal(source, x.size + np.arange(x.size)):
+        return reshape(b, updates, x.shape)
+    both = b("Concat", reshape(b, x, [x.size]), reshape(b, updates, [updates.size]), axis=0)
+    return b("Gather", both, b.constant(source.reshape(x.shape)), axis=0)
+
+
+def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: str) -> Value:
+    """x [rows, width, inner], places [rows, slots], updates [rows, slots, inner]."""
+    rows, width, inner = x.shape
+    slots = places.shape[1]
+    if rows * width * slots * (1 if reduction == "none" else inner) > MAX_WORK:
+        raise Refuse(f"it scatters {slots} updates over {width} places, too many to search")
+    meant = b("Equal", reshape(b, places, [rows, slots, 1]), b.constant(np.arange(width, dtype=np.int64)))
+    if reduction == "none":
+        order = b.constant(np.arange(slots, dtype=np.int64).reshape(1, slots, 1))
+        last = reduce(b, "ReduceMax", b("Where", meant, order, b.like(-1, order)), [1], keepdims=False)
+        flat = b("Max", last, b.like(0, last))
+        if rows > 1:
+            flat = b("Add", flat, b.constant((np.arange(rows, dtype=np.int64) * slots).reshape(rows, 1)))
+        chosen = b("Gather", reshape(b, updates, [rows * slots, inner]), flat, axis=0)
+        found = reshape(b, b("Less", last, b.like(0, last)), [rows, width, 1])
+        return b("Where", found, x, chosen)
+    neutral, fold, combine = _reduction(x, reduction)
+    spread = b(
+        "Where",
+        reshape(b, meant, [rows, slots, width, 1]),
+        reshape(b, updates, [rows, slots, 1, inner]),
+        b.like(neutral, x),
+    )
+    return b(combine, x, reduce(b, fold, spread, [1], keepdims=False))
+
+
+def _reduction(x: Value, name: str) -> tuple[float, str, str]:
+    """What changes nothing, the reduction of updates, and how it joins the data."""
+    low, high = (-np.inf, np.inf) if x.is_float else (np.iinfo(x.dtype).min, np.iinfo(x.dtype).max)
+    table = {
+        "add": (0, "ReduceSum", "Add"),
+        "mul": (1, "ReduceProd", "Mul"),
+        "max": (low, "ReduceMax", "Max"),
+        "min": (high, "ReduceMin", "Min"),
+    }
+    if name not in table:
+        raise Refuse(f"its reduction {name!r} does not exist")
+    return table[name]
+
+
+@rule("OneHot")
+def one_hot(b: Builder, c: Call) -> Value:
+    """Each index compared with every place; one out of range is off everywhere."""
+    indices, values = c.x(0), c.x(2)
+    depth = int(c.const(1, "depth").reshape(-1)[0])
+    axis = normal_axis(c.int("axis", -1), indices.rank + 1)
+    whole = b("Cast", indices, to=TensorProto.INT64) if indices.dtype != np.int64 else indices
+    whole = b("Where", b("Less", whole, b.like(0, whole)), b("Add", whole, b.like(depth, whole)), whole)
+    apart = reshape(b, whole, [*indices.shape[:axis], 1, *indices.shape[axis:]])
+    places = np.arange(depth, dtype=np.int64).reshape([-1] + [1] * (indices.rank - axis))
+    hit = b("Equal", apart, b.constant(places))
+    off, on = (reshape(b, cut(b, values, 0, i, i + 1), []) for i in range(2))
+    return b("Where", hit, on, off)
+
+
+@rule("TopK")
+def top_k(b: Builder, c: Call) -> list[Value]:
+    """Each element's rank is counted; rank r's place is then the r-th result. Ties go to the lower index."""
+    x = c.x()
+    axis = normal_axis(c.int("axis", -1), x.rank)
+    count = c.int("k") if c.opset < 10 else int(c.const(1, "k").reshape(-1)[0])
+    size = x.shape[axis]
+    if not 0 <= count <= size or x.size * size > MAX_WORK:
+        raise Refuse(
+            f"it takes the best {count} of {size} elements, which is not possible or too many to compare"
+        )
+    order = [i for i in range(x.rank) if i != axis] + [axis]
+    moved = transpose(b, x, order)
+    rows = reshape(b, moved, [moved.size // size, size])
+    mine, other = reshape(b, rows, [*rows.shape, 1]), reshape(b, rows, [rows.shape[0], 1, size])
+    ahead = b("Less", mine, other) if c.int("largest", 1) else b("Less", other, mine)
+    earlier = b.constant(np.tril(np.ones((size, size), np.bool_), -1))
+    before = b("Or", ahead, b("And", b("Equal", mine, other), earlier))
+    rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
+    wanted = b.constant(np.arange(count, dtype=np.int32))
+    numbers = b.constant(np.arange(size, dtype=np.int64).reshape(1, size, 1))
+    places = reduce(
+        b, "ReduceSum", b("Where", b("Equal", rank, wanted), numbers, b.like(0, numbers)), [1], keepdims=False
+    )
+    best = gather_elements(b, rows, places, 1)
+    back, shape = list(np.argsort(order)), [*moved.shape[:-1], count]
+    return [transpose(b, reshape(b, v, shape), back) for v in (best, places)]
+
+
+@rule("CumSum")
+def cumulative_sum(b: Builder, c: Call) -> Value:
+    """Sums of neighbours at doubling distances (Hillis and Steele 1986)."""
+    x = c.x()
+    axis = normal_axis(int(c.const(1, "axis").reshape(-1)[0]), x.rank)
+    size = x.shape[axis]
+    reverse, exclusive = bool(c.int("reverse")), bool(c.int("exclusive"))
+
+    def shifted(v: Value, distance: int) -> Value:
+        kept = cut(b, v, axis, distance, size) if reverse else cut(b, v, axis, 0, size - distance)
+        before, after = [0] * v.rank, [0] * v.rank
+        (after if reverse else before)[axis] = distance
+        return pad(b, kept, before, after, 0)
+
+    if size == 0:
+        return x
+    if exclusive:
+        x = b.constant(np.zeros(x.shape, x.dtype)) if size == 1 else shifted(x, 1)
+    distance = 1
+    while distance < size:
+        x = b("Add", x, shifted(x, distance))
+        distance *= 2
+    return x
+
+
+@rule("ReverseSequence")
+def reverse_sequence(b: Builder, c: Call) -> Value:
+    """The first `sequence_lens[i]` steps of each sequence backwards."""
+    x, lengths = c.x(0), c.x(1)
+    time, batch = normal_axis(c.int("time_axis"), x.rank), normal_axis(c.int("batch_axis", 1), x.rank)
+    steps = [1] * x.rank
+    steps[time] = x.shape[time]
+    step = b.constant(np.arange(x.shape[time], dtype=np.int64).reshape(steps))
+    along = [1] * x.rank
+    along[batch] = x.shape[batch]
+    length = reshape(b, b("Cast", lengths, to=TensorProto.INT64), along)
+    mirrored = b("Sub", b("Sub", length, b.like(1, length)), step)
+    places = b("Where", b("Less", step, length), mirrored, step)
+    return gather_elements(b, x, expand(b, places, x.shape), time)
+
+
+@rule("Compress")
+def compress(b: Builder, c: Call) -> Value:
+    """Slices chosen by a constant mask."""
+    x = c.x()
+    chosen = np.flatnonzero(c.const(1, "condition")).astype(np.int64)
+    if "axis" not in c.attrs:
+        x, axis = reshape(b, x, [x.size]), 0
+    else:
+        axis = normal_axis(c.int("axis"), x.rank)
+    return b("Gather", x, wrapped(b, b.constant(chosen), x.shape[axis], "condition"), axis=axis)
+
+
+@rule("NonZero", "Unique", "NonMaxSuppression")
+def shaped_by_values(b: Builder, c: Call) -> Value:
+    """Refused: how many results there are is known at run time only."""
+    raise Refuse(_VALUES)
+
+
+@rule("Range")
+def value_range(b: Builder, c: Call) -> Value:
+    """Refused unless constant: how many results there are is known at run time only."""
+    raise Refuse(_VALUES)
+
+
+@rule("TensorScatter")
+def tensor_scatter(b: Builder, c: Call) -> Value:
+    """Rows of a cache replaced from a place given for each sample."""
+    cache, update, start = c.x(0), c.x(1), c.opt(2)
+    axis = normal_axis(c.int("axis", -2), cache.rank)
+    extent, steps = cache.shape[axis], update.shape[axis]
+    shape = [1] * cache.rank
+    shape[axis] = steps
+    places = b.constant(np.arange(steps, dtype=np.int64).reshape(shape))
+    if start is not None:
+        first = b("Cast", start, to=elem_type(places.dtype))
+        places = b("Add", places, reshape(b, first, [start.size] + [1] * (cache.rank - 1)))
+    if c.str("mode", "linear") == "circular":
+        places = b("Mod", places, b.like(extent, places))
+    return scatter_elements(b, cache, expand(b, places, update.shape), update, axis, "none")

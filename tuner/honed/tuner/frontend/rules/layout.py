@@ -1,0 +1,366 @@
+"""Operators that move elements without computing: shapes, slices, joins, padding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import numpy_helper
+
+from ..builder import Builder
+from ..call import Call, normal_axis, rule
+from ..values import Array, Refuse, Value, elem_type, numpy_dtype
+
+INT64_MAX = np.iinfo(np.int64).max
+
+
+def reshape(b: Builder, x: Value, shape: Sequence[int]) -> Value:
+    """`x` in another shape of as many elements, or itself where it has that shape."""
+    return x if tuple(shape) == x.shape else b("Reshape", x, b.ints(*shape), allowzero=1)
+
+
+def transpose(b: Builder, x: Value, perm: Sequence[int]) -> Value:
+    """`x` with permuted axes, or itself."""
+    return x if list(perm) == list(range(x.rank)) else b("Transpose", x, perm=list(perm))
+
+
+def expand(b: Builder, x: Value, shape: Sequence[int]) -> Value:
+    """`x` broadcast to a shape, or itself."""
+    return x if tuple(shape) == x.shape else b("Expand", x, b.ints(*shape))
+
+
+def cut(b: Builder, x: Value, axis: int, start: int, end: int, step: int = 1) -> Value:
+    """Elements start, start + step, ... before end along one axis; itself where that is all of it."""
+    if (start, step) == (0, 1) and end >= x.shape[axis]:
+        return x
+    return b("Slice", x, b.ints(start), b.ints(end), b.ints(axis), b.ints(step))
+
+
+def join(b: Builder, parts: Sequence[Value], axis: int) -> Value:
+    """Parts along an axis; empty ones are left out."""
+    kept = [p for p in parts if p.size] or list(parts[:1])
+    return kept[0] if len(kept) == 1 else b("Concat", *kept, axis=axis)
+
+
+def pad(b: Builder, x: Value, before: Sequence[int], after: Sequence[int], fill: float) -> Value:
+    """`x` with constant elements around it; amounts are per axis and not negative."""
+    if not any(before) and not any(after):
+        return x
+    return b("Pad", x, b.ints(*before, *after), b.like(fill, x))
+
+
+@rule("Reshape")
+def reshape_rule(b: Builder, c: Call) -> Value:
+    """The shape is known when compiling: -1 and 0 are resolved."""
+    x = c.x()
+    wanted = c.ints("shape") if c.opset < 5 else [int(v) for v in c.const(1, "shape")]
+    if wanted is None:
+        raise Refuse("its shape is missing")
+    if not c.int("allowzero"):
+        if any(v == 0 and i >= x.rank for i, v in enumerate(wanted)):
+            raise Refuse(f"its shape {wanted} copies a dimension the input does not have")
+        wanted = [x.shape[i] if v == 0 else v for i, v in enumerate(wanted)]
+    if -1 in wanted:
+        rest = math.prod(v for v in wanted if v != -1)
+        if wanted.count(-1) > 1 or rest == 0 or x.size % rest:
+            raise Refuse(f"its shape {wanted} does not fit a tensor of {x.size} elements")
+        wanted[wanted.index(-1)] = x.size // rest
+    if any(v < 0 for v in wanted) or math.prod(wanted) != x.size:
+        raise Refuse(f"its shape {wanted} does not fit a tensor of {x.size} elements")
+    return reshape(b, x, wanted)
+
+
+def given_axes(c: Call, since: int, what: str = "axes") -> list[int] | None:
+    """Axes as an attribute before opset `since`, as input 1 after; None where not given."""
+    if c.opset < since:
+        return c.ints("axes")
+    found = c.opt_const(1, what)
+    return None if found is None else [int(v) for v in found.reshape(-1)]
+
+
+@rule("Squeeze")
+def squeeze(b: Builder, c: Call) -> Value:
+    """Drop dimensions of size 1."""
+    x, axes = c.x(), given_axes(c, 13)
+    dropped = (
+        {i for i, d in enumerate(x.shape) if d == 1}
+        if axes is None
+        else {normal_axis(a, x.rank) for a in axes}
+    )
+    if any(x.shape[i] != 1 for i in dropped):
+        raise Refuse(f"it squeezes axes {sorted(dropped)} of shape {list(x.shape)}, which are not all 1")
+    return reshape(b, x, [d for i, d in enumerate(x.shape) if i not in dropped])
+
+
+@rule("Unsqueeze")
+def unsqueeze(b: Builder, c: Call) -> Value:
+    """Insert dimensions of size 1."""
+    x, axes = c.x(), given_axes(c, 13) or []
+    rank = x.rank + len(axes)
+    places = {normal_axis(a, rank) for a in axes}
+    if len(places) != len(axes):
+        raise Refuse(f"its axes {axes} name one dimension twice")
+    rest = iter(x.shape)
+    return reshape(b, x, [1 if i in places else next(rest) for i in range(rank)])
+
+
+@rule("Flatten")
+def flatten(b: Builder, c: Call) -> Value:
+    """Two dimensions, split at an axis."""
+    x = c.x()
+    axis = normal_axis(c.int("axis", 1), x.rank, end=True)
+    return reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
+
+
+@rule("Transpose")
+def transpose_rule(b: Builder, c: Call) -> Value:
+    """Permuted axes, reversed where not given."""
+    x = c.x()
+    perm = c.ints("perm") or list(reversed(range(x.rank)))
+    if sorted(perm) != list(range(x.rank)):
+        raise Refuse(f"perm {perm} is no permutation of {x.rank} axes")
+    return transpose(b, x, perm)
+
+
+@rule("Shape")
+def shape(b: Builder, c: Call) -> Value:
+    """A constant: every shape is static."""
+    dims = list(c.x().shape)
+    end = c.attrs.get("end")
+    return b.ints(*dims[c.int("start") : None if end is None else int(end)])
+
+
+@rule("Size")
+def size(b: Builder, c: Call) -> Value:
+    """A constant."""
+    return b.constant(np.array(c.x().size, np.int64))
+
+
+@rule("Concat")
+def concat(b: Builder, c: Call) -> Value:
+    """Joined along an axis."""
+    parts = c.tensors()
+    return join(b, parts, normal_axis(c.int("axis", 1), parts[0].rank))
+
+
+@rule("Split")
+def split(b: Builder, c: Call) -> list[Value]:
+    """Slices."""
+    x = c.x()
+    axis = normal_axis(c.int("axis"), x.rank)
+    sizes = c.ints("split") if c.opset < 13 else None
+    if sizes is None and c.opt(1) is not None:
+        sizes = [int(v) for v in c.const(1, "split")]
+    if sizes is None:
+        count = c.int("num_outputs", len(c.outputs))
+        chunk = -(-x.shape[axis] // count)
+        sizes = [max(0, min(chunk, x.shape[axis] - i * chunk)) for i in range(count)]
+    if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
+        raise Refuse(f"it splits {x.shape[axis]} elements into {sizes}")
+    return pieces(b, x, axis, sizes)
+
+
+def pieces(b: Builder, x: Value, axis: int, sizes: Sequence[int]) -> list[Value]:
+    """Consecutive parts of the sizes given along an axis."""
+    ends = list(np.cumsum(sizes))
+    return [cut(b, x, axis, int(end) - size, int(end)) for end, size in zip(ends, sizes, strict=True)]
+
+
+@rule("Slice")
+def slice_rule(b: Builder, c: Call) -> Value:
+    """Starts, ends, axes and steps known when compiling, resolved against the shape as ONNX clamps them."""
+    x = c.x()
+    if c.opset < 10:
+        starts, ends, axes, steps = c.ints("starts") or [], c.ints("ends") or [], c.ints("axes"), None
+    else:
+        starts, ends = _list(c.const(1, "starts")), _list(c.const(2, "ends"))
+        given_axes_, given_steps = c.opt_const(3, "axes"), c.opt_const(4, "steps")
+        axes = None if given_axes_ is None else _list(given_axes_)
+        steps = None if given_steps is None else _list(given_steps)
+    axes = list(range(len(starts))) if axes is None else axes
+    steps = [1] * len(starts) if steps is None else steps
+    if not len(starts) == len(ends) == len(axes) == len(steps):
+        raise Refuse("its starts, ends, axes and steps differ in length")
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        place = normal_axis(axis, x.rank)
+        if step == 0:
+            raise Refuse("its step is 0")
+        chosen = range(*slice(start, end, step).indices(x.shape[place]))
+        if list(chosen) == list(range(x.shape[place])):
+            continue
+        x = b("Slice", x, b.ints(start), b.ints(end), b.ints(place), b.ints(step))
+    return x
+
+
+def _list(array: Array) -> list[int]:
+    return [int(v) for v in array.reshape(-1)]
+
+
+@rule("Expand")
+def expand_rule(b: Builder, c: Call) -> Value:
+    """Two-way broadcasting to a shape."""
+    x = c.x()
+    wanted = [int(v) for v in c.const(1, "shape")]
+    try:
+        return expand(b, x, np.broadcast_shapes(x.shape, tuple(wanted)))
+    except ValueError:
+        raise Refuse(f"shape {list(x.shape)} does not broadcast to {wanted}") from None
+
+
+@rule("Tile")
+def tile(b: Builder, c: Call) -> Value:
+    """A new axis before each repeated one, broadcast, and merged."""
+    x = c.x()
+    if c.opset < 6:
+        raise Refuse("its form before opset 6 is not supported; export with a newer opset")
+    repeats = [int(v) for v in c.const(1, "repeats")]
+    if len(repeats) != x.rank or min(repeats, default=0) < 0:
+        raise Refuse(f"its repeats {repeats} do not fit a tensor of {x.rank} dimensions")
+    apart = [d for extent in x.shape for d in (1, extent)]
+    wide = [d for times, extent in zip(repeats, x.shape, strict=True) for d in (times, extent)]
+    merged = [times * extent for times, extent in zip(repeats, x.shape, strict=True)]
+    return reshape(b, expand(b, reshape(b, x, apart), wide), merged)
+
+
+@rule("Constant")
+def constant(b: Builder, c: Call) -> Value:
+    """An initialiser, however the value is written."""
+    name, given = next(iter(c.attrs.items()), ("", None))
+    if name == "value":
+        return b.constant(numpy_helper.to_array(given), hint=c.outputs[0])
+    if name in ("value_float", "value_floats"):
+        return b.constant(given, np.float32, hint=c.outputs[0])
+    if name in ("value_int", "value_ints"):
+        return b.constant(given, np.int64, hint=c.outputs[0])
+    raise Refuse(f"its value is given as {name or 'nothing'}, which honed does not carry")
+
+
+@rule("ConstantOfShape")
+def constant_of_shape(b: Builder, c: Call) -> Value:
+    """One value everywhere."""
+    dims = [int(v) for v in c.const(0, "shape")]
+    value = numpy_helper.to_array(c.attrs["value"]) if "value" in c.attrs else np.zeros(1, np.float32)
+    return expand(b, b.constant(value.reshape([1] * len(dims))), dims)
+
+
+@rule("EyeLike")
+def eye_like(b: Builder, c: Call) -> Value:
+    """A constant: only the input's shape counts."""
+    x = c.x()
+    if x.rank != 2:
+        raise Refuse("its input does not have two dimensions")
+    dtype = numpy_dtype(c.int("dtype")) if "dtype" in c.attrs else x.dtype
+    return b.constant(np.eye(*x.shape, k=c.int("k")).astype(dtype))
+
+
+@rule("Trilu")
+def trilu(b: Builder, c: Call) -> Value:
+    """A constant mask over the last two axes."""
+    x = c.x()
+    given = c.opt_const(1, "k")
+    diagonal = 0 if given is None else int(given.reshape(-1)[0])
+    ones = np.ones(x.shape[-2:], np.bool_)
+    mask = np.triu(ones, diagonal) if c.int("upper", 1) else np.tril(ones, diagonal)
+    return b("Where", b.constant(mask), x, b.like(0, x))
+
+
+@rule("DepthToSpace", "SpaceToDepth")
+def depth_space(b: Builder, c: Call) -> Value:
+    """Blocks between channels and space, by reshape and transpose (ONNX's definitions)."""
+    x, block = c.x(), c.int("blocksize")
+    if x.rank != 4 or block < 1:
+        raise Refuse("its input does not have four dimensions")
+    n, ch, h, w = x.shape
+    if c.op == "SpaceToDepth":
+        apart = reshape(b, x, [n, ch, h // block, block, w // block, block])
+        return reshape(b, transpose(b, apart, [0, 3, 5, 1, 2, 4]), [n, ch * block**2, h // block, w // block])
+    depth = ch // block**2
+    if c.str("mode", "DCR") == "DCR":
+        moved = transpose(b, reshape(b, x, [n, block, block, depth, h, w]), [0, 3, 4, 1, 5, 2])
+    else:
+        moved = transpose(b, reshape(b, x, [n, depth, block, block, h, w]), [0, 1, 4, 2, 5, 3])
+    return reshape(b, moved, [n, depth, h * block, w * block])
+
+
+@rule("Pad")
+def pad_rule(b: Builder, c: Call) -> Value:
+    """Constant padding as Pad; other modes as gathers along each axis; negative amounts as slices."""
+    x = c.x()
+    before, after = _amounts(c, x.rank)
+    mode = c.str("mode", "constant")
+    for axis in range(x.rank):
+        low, high = max(0, -before[axis]), max(0, -after[axis])
+        if low or high:
+            x = cut(b, x, axis, low, x.shape[axis] - high)
+    before, after = [max(0, v) for v in before], [max(0, v) for v in after]
+    if mode == "constant":
+        return _constant_pad(b, c, x, before, after)
+    for axis in range(x.rank):
+        if before[axis] or after[axis]:
+            places = _reflected(mode, x.shape[axis], before[axis], after[axis])
+            x = b("Gather", x, b.constant(places), axis=axis)
+    return x
+
+
+def _constant_pad(b: Builder, c: Call, x: Value, before: list[int], after: list[int]) -> Value:
+    fill: Value | None = b.like(c.float("value", 0.0), x) if c.opset < 11 else c.opt(2)
+    if fill is None:
+        fill = b.like(0, x)
+    if not any(before) and not any(after):
+        return x
+    amounts = b.ints(*before, *after)
+    scalar = reshape(b, fill, [])
+    if x.dtype.kind == "b":
+        small = b("Pad", b("Cast", x, to=3), amounts, b("Cast", scalar, to=3))
+        return b("Cast", small, to=elem_type(x.dtype))
+    if scalar.data is not None:
+        return b("Pad", x, amounts, scalar)
+    outside = b("Pad", b.constant(np.zeros(x.shape, np.bool_)), amounts, b.constant(np.array(True)))
+    return b("Where", outside, scalar, b("Pad", x, amounts, b.like(0, x)))
+
+
+def _amounts(c: Call, rank: int) -> tuple[list[int], list[int]]:
+    given = c.ints("pads" if c.opset >= 2 else "paddings") if c.opset < 11 else _list(c.const(1, "pads"))
+    axes_input = c.opt_const(3, "axes") if c.opset >= 18 else None
+    axes = list(range(rank)) if axes_input is None else [normal_axis(a, rank) for a in _list(axes_input)]
+    if given is None or len(given) != 2 * len(axes):
+        raise Refuse(f"its pads {given} do not fit {len(axes)} axes")
+    before, after = [0] * rank, [0] * rank
+    for index, axis in enumerate(axes):
+        before[axis], after[axis] = given[index], given[index + len(axes)]
+    return before, after
+
+
+def _reflected(mode: str, extent: int, before: int, after: int) -> Array:
+    """For each output position along an axis, the input position it copies."""
+    places = np.arange(-before, extent + after)
+    if mode == "edge":
+        return np.clip(places, 0, extent - 1)
+    if mode == "wrap":
+        return places % extent
+    if mode != "reflect":
+        raise Refuse(f"padding mode {mode!r} does not exist")
+    if extent == 1:
+        return np.zeros_like(places)
+    period = 2 * (extent - 1)
+    folded = places % period
+    return np.where(folded < extent, folded, period - folded)
+
+
+@rule("CenterCropPad")
+def center_crop_pad(b: Builder, c: Call) -> Value:
+    """Each axis cut or padded about its middle to a size known when compiling."""
+    x = c.x()
+    sizes = _list(c.const(1, "shape"))
+    axes = [normal_axis(a, x.rank) for a in c.ints("axes") or range(x.rank)]
+    for axis, size in zip(axes, sizes, strict=True):
+        extra = x.shape[axis] - size
+        if extra > 0:
+            x = cut(b, x, axis, extra // 2, extra // 2 + size)
+        elif extra < 0:
+            low = -extra // 2
+            before, after = [0] * x.rank, [0] * x.rank
+            before[axis], after[axis] = low, -extra - low
+            x = pad(b, x, before, after, 0)
+    return x

@@ -1,0 +1,184 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from ..builder import Builder
+from ..call import Call, rule
+from ..values import Refuse, Value, elem_type
+from .layout import expand, reshape, transpose
+
+
+def matmul(b: Builder, x: Value, y: Value) -> Value:
+    """A matrix product; with one row or no reduction left out it is still a product."""
+    return b("MatMul", x, y)
+
+
+@rule("MatMul")
+def matmul_rule(b: Builder, c: Call) -> Value:
+    """A matrix product."""
+    return matmul(b, c.x(0), c.x(1))
+
+
+@rule("Gemm")
+def gemm(b: Builder, c: Call) -> Value:
+    """alpha * A' * B' + beta * C, constants multiplied into constants where they are."""
+    x, y, bias = c.x(0), c.x(1), c.opt(2)
+    x = transpose(b, x, [1, 0]) if c.int("transA") else x
+    y = transpose(b, y, [1, 0]) if c.int("transB") else y
+    alpha, beta = c.float("alpha", 1.0), c.float("beta", 1.0)
+    if alpha != 1.0 and y.data is not None:
+        y = b("Mul", y, b.like(alpha, y))
+    result = matmul(b, x, y)
+    if alpha != 1.0 and y.data is None:
+        result = b("Mul", result, b.like(alpha, result))
+    if bias is None or beta == 0.0:
+        return result
+    return b("Add", result, bias if beta == 1.0 else b("Mul", bias, b.like(beta, bias)))
+
+
+@rule("FusedMatMul", domain="com.microsoft")
+def fused_matmul(b: Builder, c: Call) -> Value:
+    """ONNX Runtime's alpha * A' * B' with the last two axes transposed on request."""
+    if c.int("transBatchA") or c.int("transBatchB"):
+        raise Refuse("it transposes batch dimensions; export the model without ONNX Runtime's fusions")
+    x, y = c.x(0), c.x(1)
+    swap = lambda v: transpose(b, v, [*range(v.rank - 2), v.rank - 1, v.rank - 2])  # noqa: E731
+    result = matmul(b, swap(x) if c.int("transA") else x, swap(y) if c.int("transB") else y)
+    alpha = c.float("alpha", 1.0)
+    return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
+
+
+def _widened(b: Builder, x: Value, zero: Value | None, *, rows: bool) -> Value:
+    """`x - zero` in int32; a zero point of one dimension lies along rows or columns."""
+    wide = b("Cast", x, to=TensorProto.INT32)
+    if zero is None or (zero.data is not None and not zero.data.any()):
+        return wide
+    if zero.rank == 1 and zero.size > 1 and rows:
+        zero = reshape(b, zero, [zero.size, 1])
+    return b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
+
+
+@rule("MatMulInteger")
+def matmul_integer(b: Builder, c: Call) -> Value:
+    """A product of 8-bit integers in int32."""
+    left = _widened(b, c.x(0), c.opt(2), rows=True)
+    return matmul(b, left, _widened(b, c.x(1), c.opt(3), rows=False))
+
+
+@rule("Einsum")
+def einsum(b: Builder, c: Call) -> Value:
+    """Pairwise: every product of two operands becomes transposes, one matrix product and a reshape."""
+    equation = c.str("equation", "").replace(" ", "")
+    operands = c.tensors()
+    terms, result = _terms(equation, operands)
+    dims: dict[str, int] = {}
+    for term, value in zip(terms, operands, strict=True):
+        for label, extent in zip(term, value.shape, strict=True):
+            if dims.setdefault(label, extent) not in (extent, 1) and extent != 1:
+                raise Refuse(f"equation {equation!r} gives dimension {label!r} two sizes")
+            dims[label] = max(dims[label], extent)
+    pairs = [_diagonal(b, v, t) for v, t in zip(operands, terms, strict=True)]
+    while len(pairs) > 1:
+        (x, tx), (y, ty) = pairs.pop(0), pairs.pop(0)
+        needed = set(result) | {label for _, t in pairs for label in t}
+        pairs.insert(0, _contract(b, x, tx, y, ty, needed, dims))
+    value, term = _summed(b, *pairs[0], set(result))
+    return transpose(b, value, [term.index(label) for label in result])
+
+
+def _terms(equation: str, operands: Sequence[Value]) -> tuple[list[str], str]:
+    """Labels of every operand and of the result, with the ellipsis written out in capitals not used."""
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if len(terms) != len(operands):
+        raise Refuse(f"equation {equation!r} is for {len(terms)} operands, not {len(operands)}")
+    free = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]  # labels no equation uses
+    widest = max(
+        (v.rank - len(t.replace("...", "")) for t, v in zip(terms, operands, strict=True) if "..." in t),
+        default=0,
+    )
+    spelled: list[str] = []
+    for term, value in zip(terms, operands, strict=True):
+        count = value.rank - len(term.replace("...", ""))
+        if count < 0 or (count and "..." not in term):
+            raise Refuse(f"equation {equation!r} does not fit an operand of {value.rank} dimensions")
+        spelled.append(term.replace("...", "".join(free[widest - count : widest])))
+    if arrow:
+        return spelled, result.replace("...", "".join(free[:widest]))
+    letters = "".join(spelled)
+    once = sorted(x for x in set(letters) if letters.count(x) == 1 and x not in free)
+    return spelled, "".join(free[:widest]) + "".join(once)
+
+
+def _diagonal(b: Builder, x: Value, term: str) -> tuple[Value, str]:
+    """Where a label stands twice in a term, its diagonal: all else is masked, then summed away."""
+    for label in dict.fromkeys(term):
+        while term.count(label) > 1:
+            first, second = term.index(label), term.rindex(label)
+            size = x.shape[first]
+            mask_shape = [1] * x.rank
+            mask_shape[first] = mask_shape[second] = size
+            mask = b.constant(np.eye(size, dtype=np.bool_).reshape(mask_shape))
+            masked = b("Where", mask, x, b.like(0, x))
+            x = b("ReduceSum", masked, b.ints(second), keepdims=0)
+            term = term[:second] + term[second + 1 :]
+    return x, term
+
+
+def _summed(b: Builder, x: Value, term: str, needed: set[str]) -> tuple[Value, str]:
+    axes = [i for i, label in enumerate(term) if label not in needed]
+    if not axes:
+        return x, term
+    return b("ReduceSum", x, b.ints(*axes), keepdims=0), "".join(t for t in term if t in needed)
+
+
+def _contract(
+    b: Builder, x: Value, tx: str, y: Value, ty: str, needed: set[str], dims: dict[str, int]
+) -> tuple[Value, str]:
+    x, tx = _summed(b, x, tx, needed | set(ty))
+    y, ty = _summed(b, y, ty, needed | set(tx))
+    shared = [t for t in tx if t in ty]
+    batch = [t for t in shared if t in needed]
+    inner = [t for t in shared if t not in needed]
+    rows, columns = [t for t in tx if t not in ty], [t for t in ty if t not in tx]
+
+    def arranged(v: Value, term: str, groups: list[list[str]]) -> Value:
+        order = [t for group in groups for t in group]
+        full = expand(b, v, [dims[t] for t in term]) if any(t in shared for t in term) else v
+        moved = transpose(b, full, [term.index(t) for t in order])
+        return reshape(b, moved, [math.prod(dims[t] for t in group) for group in groups])
+
+    left = arranged(x, tx, [batch, rows, inner])
+    right = arranged(y, ty, [batch, inner, columns])
+    product = matmul(b, left, right) if inner else b("Mul", left, right)
+    order = [*batch, *rows, *columns]
+    return reshape(b, product, [dims[t] for t in order]), "".join(order)
+
+
+@rule("QLinearMatMul")
+def qlinear_matmul(b: Builder, c: Call) -> Value:
+    """Integer product, scaled and rounded to the output's type."""
+    a, a_scale, a_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
+    product = matmul(b, _widened(b, a, a_zero, rows=True), _widened(b, w, w_zero, rows=False))
+    if a_scale.rank == 1 and a_scale.size > 1:
+        a_scale = reshape(b, a_scale, [a_scale.size, 1])
+    scale = b("Div", b("Mul", _single(b, a_scale), _single(b, w_scale)), _single(b, y_scale))
+    return requantise(b, b("Mul", b("Cast", product, to=TensorProto.FLOAT), scale), y_zero)
+
+
+def _single(b: Builder, x: Value) -> Value:
+    return x if x.dtype == np.float32 else b("Cast", x, to=TensorProto.FLOAT)
+
+
+def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
+    """round(scaled) + zero, saturated to the integer type of `zero`."""
+    limits = np.iinfo(zero.dtype)
+    moved = b("Add", b("Round", scaled), b("Cast", zero, to=elem_type(scaled.dtype)))
+    bounded = b("Min", b("Max", moved, b.like(limits.min, moved)), b.like(limits.max, moved))
+    return b("Cast", bounded, to=elem_type(zero.dtype))

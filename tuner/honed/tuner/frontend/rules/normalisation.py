@@ -1,0 +1,179 @@
+"""Normalisations and softmax."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from onnx import TensorProto
+
+from ..builder import Builder
+from ..call import Call, normal_axis, rule
+from ..values import Refuse, Value, elem_type
+from .layout import cut, pad, reshape
+from .reduction import reduce
+
+
+@rule("Softmax", "LogSoftmax")
+def softmax(b: Builder, c: Call) -> Value:
+    """Along one axis; before opset 13 along all axes from `axis` on, taken as one."""
+    x = c.x()
+    if c.opset >= 13:
+        return b(c.op, x, axis=normal_axis(c.int("axis", -1), x.rank))
+    axis = normal_axis(c.int("axis", 1), x.rank, end=True)
+    flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
+    return reshape(b, b(c.op, flat, axis=1), x.shape)
+
+
+@rule("Hardmax")
+def hardmax(b: Builder, c: Call) -> Value:
+    """1 at the first largest element, 0 elsewhere."""
+    x = c.x()
+    old = c.opset < 13
+    axis = normal_axis(c.int("axis", 1 if old else -1), x.rank, end=old)
+    flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]) if old else x
+    along = 1 if old else axis
+    best = b("ArgMax", flat, axis=along, keepdims=1)
+    places = np.arange(flat.shape[along], dtype=np.int64).reshape([-1] + [1] * (flat.rank - along - 1))
+    hit = b("Equal", b.constant(places), best)
+    return reshape(b, b("Cast", hit, to=elem_type(x.dtype)), x.shape)
+
+
+def channelwise(b: Builder, v: Value, rank: int) -> Value:
+    """One number for each channel, shaped to broadcast over a tensor of `rank` dimensions."""
+    return reshape(b, v, [v.size] + [1] * (rank - 2))
+
+
+def _compute_in_single(b: Builder, x: Value) -> Value:
+    return b("Cast", x, to=TensorProto.FLOAT) if x.dtype == np.float16 else x
+
+
+def moments(b: Builder, x: Value, axes: list[int]) -> tuple[Value, Value]:
+    """`x` less its mean, and its variance, over axes that are kept with size 1."""
+    centred = b("Sub", x, reduce(b, "ReduceMean", x, axes))
+    return centred, reduce(b, "ReduceMean", b("Mul", centred, centred), axes)
+
+
+def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value:
+    """`x` with mean 0 and variance 1 over axes, computed in float32 at least."""
+    centred, variance = moments(b, _compute_in_single(b, x), axes)
+    result = b("Div", centred, b("Sqrt", b("Add", variance, b.like(epsilon, variance))))
+    return result if result.dtype == x.dtype else b("Cast", result, to=elem_type(x.dtype))
+
+
+@rule("BatchNormalization")
+def batch_normalisation(b: Builder, c: Call) -> Value:
+    """Inference: one factor and one offset for each channel, folded where they are constants."""
+    x, scale, bias, mean, variance = (c.x(i) for i in range(5))
+    if c.int("training_mode") or any(c.wants(i) for i in range(1, 5)):
+        raise Refuse("it is in training mode; export the model for inference")
+    if c.opset < 9 and not c.int("spatial", 1):
+        raise Refuse("it normalises every element apart (spatial=0); export with a newer opset")
+    wide = [_compute_in_single(b, v) for v in (scale, bias, mean, variance)]
+    scale, bias, mean, variance = wide
+    inverse = b("Sqrt", b("Add", variance, b.like(c.float("epsilon", 1e-5), variance)))
+    factor = b("Div", scale, b("Cast", inverse, to=elem_type(scale.dtype)))
+    offset = b("Sub", bias, b("Mul", b("Cast", mean, to=elem_type(factor.dtype)), factor))
+    if x.rank > 1:
+        factor, offset = channelwise(b, factor, x.rank), channelwise(b, offset, x.rank)
+    if factor.dtype == np.float32 and x.dtype == np.float16 and factor.data is None:
+        result = b("Add", b("Mul", _compute_in_single(b, x), factor), offset)
+        return b("Cast", result, to=TensorProto.FLOAT16)
+    to = elem_type(x.dtype)
+    return b("Add", b("Mul", x, b("Cast", factor, to=to)), b("Cast", offset, to=to))
+
+
+@rule("InstanceNormalization")
+def instance_normalisation(b: Builder, c: Call) -> Value:
+    """Over the spatial axes of each channel of each sample."""
+    x = c.x()
+    y = standardised(b, x, list(range(2, x.rank)), c.float("epsilon", 1e-5))
+    return b("Add", b("Mul", y, channelwise(b, c.x(1), x.rank)), channelwise(b, c.x(2), x.rank))
+
+
+@rule("GroupNormalization")
+def group_normalisation(b: Builder, c: Call) -> Value:
+    """Over groups of channels; scale and bias are per group at opset 18, per channel from 21."""
+    x, groups = c.x(), c.int("num_groups", 1)
+    n, channels = x.shape[:2]
+    if groups < 1 or channels % groups:
+        raise Refuse(f"its {groups} groups do not divide {channels} channels")
+    apart = reshape(b, x, [n, groups, channels // groups, *x.shape[2:]])
+    y = reshape(b, standardised(b, apart, list(range(2, apart.rank)), c.float("epsilon", 1e-5)), x.shape)
+    scale, bias = c.x(1), c.x(2)
+    if c.opset < 21:
+        each = np.repeat(np.arange(groups), channels // groups)
+        scale, bias = (b("Gather", v, b.constant(each), axis=0) for v in (scale, bias))
+    return b("Add", b("Mul", y, channelwise(b, scale, x.rank)), channelwise(b, bias, x.rank))
+
+
+@rule("LayerNormalization")
+def layer_normalisation(b: Builder, c: Call) -> list[Value]:
+    """Core LayerNormalization, or its parts where mean and inverse deviation are wanted too."""
+    x, scale, bias = c.x(0), c.x(1), c.opt(2)
+    axis = normal_axis(c.int("axis", -1), x.rank)
+    epsilon = c.float("epsilon", 1e-5)
+    whole = scale.shape == x.shape[axis:] and (bias is None or bias.shape == scale.shape)
+    if whole and not c.wants(1) and not c.wants(2):
+        offset = b.constant(np.zeros(scale.shape, scale.dtype)) if bias is None else bias
+        return [b("LayerNormalization", x, scale, offset, axis=axis, epsilon=epsilon)]
+    axes = list(range(axis, x.rank))
+    wide = _compute_in_single(b, x)
+    centred, variance = moments(b, wide, axes)
+    deviation = b("Sqrt", b("Add", variance, b.like(epsilon, variance)))
+    y = b("Mul", b("Cast", b("Div", centred, deviation), to=elem_type(x.dtype)), scale)
+    y = y if bias is None else b("Add", y, bias)
+    return [y, reduce(b, "ReduceMean", wide, axes), b("Div", b.like(1, deviation), deviation)]
+
+
+@rule("RMSNormalization")
+def rms_normalisation(b: Builder, c: Call) -> Value:
+    """x over its root mean square, times a scale."""
+    x, scale = c.x(0), c.x(1)
+    axes = list(range(normal_axis(c.int("axis", -1), x.rank), x.rank))
+    wide = _compute_in_single(b, x)
+    square = reduce(b, "ReduceMean", b("Mul", wide, wide), axes)
+    y = b("Div", wide, b("Sqrt", b("Add", square, b.like(c.float("epsilon", 1e-5), square))))
+    return b("Mul", b("Cast", y, to=elem_type(x.dtype)) if y.dtype != x.dtype else y, scale)
+
+
+@rule("MeanVarianceNormalization")
+def mean_variance_normalisation(b: Builder, c: Call) -> Value:
+    """(x - mean) / (deviation + 1e-9), ONNX's definition."""
+    x = c.x()
+    axes = sorted(normal_axis(a, x.rank) for a in (c.ints("axes") or [0, 2, 3]))
+    centred, variance = moments(b, x, axes)
+    deviation = b("Sqrt", variance)
+    return b("Div", centred, b("Add", deviation, b.like(1e-9, deviation)))
+
+
+@rule("LpNormalization")
+def lp_normalisation(b: Builder, c: Call) -> Value:
+    """x over its norm along an axis; 0 where the norm is 0."""
+    x, order = c.x(), c.int("p", 2)
+    axis = normal_axis(c.int("axis", -1), x.rank)
+    if order not in (1, 2):
+        raise Refuse(f"its order p = {order} is neither 1 nor 2")
+    norm = reduce(b, "ReduceSum", b("Abs", x) if order == 1 else b("Mul", x, x), [axis])
+    norm = b("Sqrt", norm) if order == 2 else norm
+    empty = b("Equal", norm, b.like(0, norm))
+    return b("Where", empty, b.like(0, x), b("Div", x, b("Where", empty, b.like(1, norm), norm)))
+
+
+@rule("LRN")
+def lrn(b: Builder, c: Call) -> Value:
+    """x / (bias + alpha / size * sum of squares over neighbouring channels) ^ beta."""
+    x, size = c.x(), c.int("size", 1)
+    before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
+    squares = pad(b, b("Mul", x, x), _at(1, before, x.rank), _at(1, after, x.rank), 0)
+    total = cut(b, squares, 1, 0, x.shape[1])
+    for shift in range(1, size):
+        total = b("Add", total, cut(b, squares, 1, shift, shift + x.shape[1]))
+    scaled = b("Mul", total, b.like(c.float("alpha", 1e-4) / size, total))
+    base = b("Add", scaled, b.like(c.float("bias", 1.0), scaled))
+    return b("Div", x, b("Pow", base, b.like(c.float("beta", 0.75), base)))
+
+
+def _at(axis: int, amount: int, rank: int) -> Sequence[int]:
+    return [amount if i == axis else 0 for i in range(rank)]

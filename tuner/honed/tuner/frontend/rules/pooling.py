@@ -1,0 +1,223 @@
+"""Pooling over windows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..builder import Builder
+from ..call import Call, rule
+from ..values import Array, Refuse, Value
+from .convolution import MAX_SPATIAL, spatial_pads, window
+from .layout import cut, pad, reshape
+from .reduction import reduce
+
+MAX_TAPS = 256  # window positions an unrolled pooling may have
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A pooling window over each spatial axis, with the padding that makes every output whole."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    before: list[int]
+    after: list[int]
+    beyond: list[int]  # of `after`, what lies past the padding the model asked for
+    outputs: list[int]
+
+
+def _window(c: Call, x: Value) -> Window:
+    spatial = x.rank - 2
+    if not 1 <= spatial <= MAX_SPATIAL:
+        raise Refuse(f"it pools a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
+    kernel, strides = window(c, "kernel_shape", spatial), window(c, "strides", spatial)
+    dilations = window(c, "dilations", spatial)
+    before, after = spatial_pads(c, x.shape[2:], kernel, strides, dilations)
+    if min([*before, *after]) < 0:
+        raise Refuse("its padding is negative")
+    outputs, beyond = [], [0] * spatial
+    for i, extent in enumerate(x.shape[2:]):
+        reach = (kernel[i] - 1) * dilations[i] + 1
+        room = extent + before[i] + after[i] - reach
+        count = (-(-room // strides[i]) if c.int("ceil_mode") else room // strides[i]) + 1
+        # A window that would start in the padding after the input is left out (ONNX since 1.16).
+        if c.int("ceil_mode") and (count - 1) * strides[i] >= extent + before[i]:
+            count -= 1
+        if count < 1:
+            raise Refuse(f"its window of {reach} is larger than the padded input of {room + reach}")
+        needed = (count - 1) * strides[i] + reach - extent - before[i]
+        beyond[i] = max(0, needed - after[i])
+        after[i] = max(after[i], needed) if needed > 0 else after[i]
+        outputs.append(count)
+    return Window(
+        kernel=kernel,
+        strides=strides,
+        dilations=dilations,
+        before=before,
+        after=after,
+        beyond=beyond,
+        outputs=outputs,
+    )
+
+
+def _attrs(w: Window) -> dict[str, list[int]]:
+    return {
+        "kernel_shape": w.kernel,
+        "strides": w.strides,
+        "dilations": w.dilations,
+        "pads": [*w.before, *w.after],
+    }
+
+
+def _trim(b: Builder, y: Value, w: Window) -> Value:
+    for axis, count in enumerate(w.outputs, start=2):
+        y = cut(b, y, axis, 0, count)
+    return y
+
+
+@rule("MaxPool")
+def max_pool(b: Builder, c: Call) -> list[Value]:
+    """Core MaxPool with explicit padding; unrolled where places or integers are wanted."""
+    x = c.x()
+    w = _window(c, x)
+    plain = x.dtype.kind == "f" and not c.wants(1)
+    small = all(
+        p < (k - 1) * d + 1 for p, k, d in zip(w.before + w.after, w.kernel * 2, w.dilations * 2, strict=True)
+    )
+    if plain and small:
+        return [_trim(b, b("MaxPool", x, **_attrs(w)), w)]
+    lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
+    taps = _taps(b, x, w, lowest)
+    best = taps[0]
+    if not c.wants(1):
+        for tap in taps[1:]:
+            best = b("Max", best, tap)
+        return [best]
+    places = [b.constant(p) for p in _places(x, w, column_major=bool(c.int("storage_order")))]
+    place = places[0]
+    for tap, candidate in zip(taps[1:], places[1:], strict=True):
+        better = b("Less", best, tap)
+        best, place = b("Where", better, tap, best), b("Where", better, candidate, place)
+    base = np.arange(x.shape[0] * x.shape[1]).reshape(x.shape[0], x.shape[1], *[1] * (x.rank - 2))
+    return [best, b("Add", place, b.constant(base * math.prod(x.shape[2:])))]
+
+
+def _taps(b: Builder, x: Value, w: Window, fill: float) -> list[Value]:
+    """For each place in the window, the input elements it meets: tensors shaped like the output."""
+    if math.prod(w.kernel) > MAX_TAPS:
+        raise Refuse(f"its window of {math.prod(w.kernel)} elements is too large to be unrolled")
+    padded = pad(b, x, [0, 0, *w.before], [0, 0, *w.after], fill)
+    taps: list[Value] = []
+    for place in itertools.product(*(range(k) for k in w.kernel)):
+        tap = padded
+        for i, (k, d, s, count) in enumerate(zip(place, w.dilations, w.strides, w.outputs, strict=True)):
+            tap = cut(b, tap, i + 2, k * d, k * d + (count - 1) * s + 1, s)
+        taps.append(tap)
+    return taps
+
+
+def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:
+    """For each place in the window, the flat position in the channel's plane of the elements it meets."""
+    extents = list(x.shape[2:])
+    weights = [
+        math.prod(extents[:i]) if column_major else math.prod(extents[i + 1 :]) for i in range(len(extents))
+    ]
+    found: list[Array] = []
+    for place in itertools.product(*(range(k) for k in w.kernel)):
+        total = np.zeros([1, 1, *w.outputs], np.int64)
+        for i, (k, weight) in enumerate(zip(place, weights, strict=True)):
+            along = np.arange(w.outputs[i]) * w.strides[i] + k * w.dilations[i] - w.before[i]
+            total = (
+                total
+                + np.clip(along, 0, extents[i] - 1).reshape([-1] + [1] * (len(extents) - i - 1)) * weight
+            )
+        found.append(total)
+    return found
+
+
+@rule("AveragePool")
+def average_pool(b: Builder, c: Call) -> Value:
+    """A core AveragePool that counts padding, corrected by the number of elements each window meets."""
+    x = c.x()
+    w = _window(c, x)
+    counted = bool(c.int("count_include_pad")) and c.opset >= 7
+    total = _trim(b, b("AveragePool", x, count_include_pad=1, **_attrs(w)), w)
+    numbers = _counts(x, w, padding=counted)
+    whole = math.prod(w.kernel)
+    if np.all(numbers == whole):
+        return total
+    return b("Mul", total, b.constant((whole / numbers).astype(x.dtype)))
+
+
+def _counts(x: Value, w: Window, *, padding: bool) -> Array:
+    """How many elements (or elements and asked-for padding) each window meets: shape [1, 1, *outputs]."""
+    numbers = np.ones([1, 1, *[1] * len(w.outputs)])
+    for i, extent in enumerate(x.shape[2:]):
+        starts = np.arange(w.outputs[i])[:, None] * w.strides[i] - w.before[i]
+        positions = starts + np.arange(w.kernel[i])[None, :] * w.dilations[i]
+        low = -w.before[i] if padding else 0
+        high = extent + w.after[i] - w.beyond[i] if padding else extent
+        count = ((positions >= low) & (positions < high)).sum(axis=1)
+        numbers = numbers * np.maximum(count, 1).reshape([-1] + [1] * (len(w.outputs) - i - 1))
+    return numbers
+
+
+@rule("LpPool")
+def lp_pool(b: Builder, c: Call) -> Value:
+    """The p-norm of each window: powers, an average times the window's size, the root."""
+    x, order = c.x(), c.int("p", 2)
+    w = _window(c, x)
+    powers = (
+        b("Abs", x)
+        if order == 1
+        else b("Mul", x, x)
+        if order == 2
+        else b("Pow", b("Abs", x), b.like(order, x))
+    )
+    mean = _trim(b, b("AveragePool", powers, count_include_pad=1, **_attrs(w)), w)
+    total = b("Mul", mean, b.like(math.prod(w.kernel), mean))
+    return (
+        total if order == 1 else b("Sqrt", total) if order == 2 else b("Pow", total, b.like(1 / order, total))
+    )
+
+
+@rule("GlobalAveragePool", "GlobalMaxPool")
+def global_pool(b: Builder, c: Call) -> Value:
+    """A reduction over the spatial axes."""
+    op = "ReduceMean" if c.op == "GlobalAveragePool" else "ReduceMax"
+    return reduce(b, op, c.x(), list(range(2, c.x().rank)))
+
+
+@rule("GlobalLpPool")
+def global_lp_pool(b: Builder, c: Call) -> Value:
+    """The p-norm over the spatial axes."""
+    x, order = c.x(), c.int("p", 2)
+    total = reduce(b, "ReduceSum", b("Pow", b("Abs", x), b.like(order, x)), list(range(2, x.rank)))
+    return b("Pow", total, b.like(1 / order, total))
+
+
+@rule("MaxUnpool")
+def max_unpool(b: Builder, c: Call) -> Value:
+    """Elements put back where a MaxPool took them from, zeros elsewhere."""
+    x, places = c.x(0), c.x(1)
+    spatial = x.rank - 2
+    kernel, strides = window(c, "kernel_shape", spatial), window(c, "strides", spatial)
+    pads = c.ints("pads") or [0] * (2 * spatial)
+    least = [
+        (n - 1) * s - pads[i] - pads[i + spatial] + k
+        for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, kernel, strict=True))
+    ]
+    given = c.opt_const(2, "output_shape")
+    shape = [*x.shape[:2], *least] if given is None else [int(v) for v in given]
+    # The places count in the tensor MaxPool saw, which a given shape pads afterwards on the far side.
+    size = math.prod(x.shape[:2]) * math.prod(least if given is None else shape[2:])
+    zeros = b.constant(np.zeros(size, x.dtype))
+    from .indexing import scatter_elements
+
+    flat = scatter_elements(b, zeros, reshape(b, places, [x.size]), reshape(b, x, [x.size]), 0, "none")
+    return reshape(b, flat, shape)

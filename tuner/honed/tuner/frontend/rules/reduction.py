@@ -1,0 +1,89 @@
+"""Reductions along axes, and searches for an extreme."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from ..builder import Builder
+from ..call import Call, normal_axis, rule
+from ..values import Refuse, Value, elem_type
+from .layout import given_axes
+
+_AXES_INPUT_SINCE = {"ReduceSum": 13}  # the others took axes as an input at 18
+
+
+def reduce(b: Builder, op: str, x: Value, axes: list[int], *, keepdims: bool = True) -> Value:
+    """A reduction of the core set; axes count from the front."""
+    if not axes:
+        return x
+    return b(op, x, b.ints(*axes), keepdims=int(keepdims))
+
+
+def _axes(c: Call, rank: int) -> list[int] | None:
+    """Sorted axes; None where nothing is to be reduced."""
+    axes = given_axes(c, _AXES_INPUT_SINCE.get(c.op, 18))
+    if not axes:
+        return None if c.int("noop_with_empty_axes") and c.opset >= 13 else list(range(rank))
+    return sorted(normal_axis(a, rank) for a in axes)
+
+
+@rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd")
+def plain(b: Builder, c: Call) -> Value:
+    """Reductions that the core set has."""
+    x = c.x()
+    axes = _axes(c, x.rank)
+    if not axes:
+        return x
+    if x.dtype.kind == "b":
+        wide = b("Cast", x, to=TensorProto.INT32)
+        return b(
+            "Cast", reduce(b, c.op, wide, axes, keepdims=bool(c.int("keepdims", 1))), to=TensorProto.BOOL
+        )
+    return reduce(b, c.op, x, axes, keepdims=bool(c.int("keepdims", 1)))
+
+
+@rule("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+def composed(b: Builder, c: Call) -> Value:
+    """Sums of something, then a function of the sum; applied also where no axis is reduced."""
+    x = c.x()
+    axes = _axes(c, x.rank) or []
+    keep = bool(c.int("keepdims", 1))
+    if c.op == "ReduceLogSumExp":
+        return _log_sum_exp(b, x, axes, keep=keep)
+    if c.op == "ReduceL1":
+        x = b("Abs", x)
+    elif c.op in ("ReduceL2", "ReduceSumSquare"):
+        x = b("Mul", x, x)
+    total = reduce(b, "ReduceSum", x, axes, keepdims=keep)
+    after = {"ReduceL2": "Sqrt", "ReduceLogSum": "Log"}.get(c.op)
+    if after is None:
+        return total
+    if total.is_float:
+        return b(after, total)
+    return b("Cast", b(after, b("Cast", total, to=TensorProto.DOUBLE)), to=elem_type(total.dtype))
+
+
+def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
+    """The largest element is taken out first, so that exp cannot overflow."""
+    if not x.is_float:
+        raise Refuse(f"it works on {x.dtype.name}; cast to a floating point type first")
+    top = reduce(b, "ReduceMax", x, axes)
+    total = reduce(b, "ReduceSum", b("Exp", b("Sub", x, top)), axes)
+    result = b("Add", b("Log", total), top)
+    if keep or not axes:
+        return result
+    return b("Reshape", result, b.ints(*[d for i, d in enumerate(x.shape) if i not in axes]), allowzero=1)
+
+
+@rule("ArgMax", "ArgMin")
+def arg_extreme(b: Builder, c: Call) -> Value:
+    """Place of the first extreme, or of the last."""
+    x = c.x()
+    axis = normal_axis(c.int("axis"), x.rank)
+    attrs = {"axis": axis, "keepdims": c.int("keepdims", 1)}
+    if not c.int("select_last_index"):
+        return b(c.op, x, **attrs)
+    size = x.shape[axis]
+    backwards = b("Slice", x, b.ints(-1), b.ints(-size - 1), b.ints(axis), b.ints(-1))
+    return b("Sub", b.constant(np.array(size - 1, np.int64)), b(c.op, backwards, **attrs))

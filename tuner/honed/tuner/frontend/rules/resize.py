@@ -1,0 +1,215 @@
+"""Resizing: along each axis every output element is a few input elements times fixed weights.
+
+Positions and weights are computed while compiling, from ONNX's definition of Resize, so that every coordinate
+transformation, interpolation, antialiasing and cropping comes to the same few gathers and products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..builder import Builder
+from ..call import Call, normal_axis, rule
+from ..values import Array, Refuse, Value
+from .layout import expand, reshape
+
+MAX_TAPS = 64  # input elements one output element may take along an axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """How one axis is resized."""
+
+    extent: int
+    output: int
+    scale: float
+    crop: tuple[float, float]  # start and end of the region of interest, as shares of the axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """Resize's attributes."""
+
+    mode: str
+    coordinates: str
+    nearest: str
+    cubic: float
+    exclude_outside: bool
+    antialias: bool
+
+
+@rule("Resize", "Upsample")
+def resize(b: Builder, c: Call) -> Value:
+    """Axis by axis: gathers for nearest, weighted gathers for linear and cubic."""
+    x = c.x()
+    axes = [normal_axis(a, x.rank) for a in (c.ints("axes") or range(x.rank))]
+    plan = _plan(c, x, axes)
+    method = _method(c)
+    outside = c.float("extrapolation_value", 0.0)
+    result = x
+    beyond: list[tuple[int, Array]] = []
+    for axis, how in plan.items():
+        positions = coordinates(how, method.coordinates)
+        if np.array_equal(positions, np.arange(how.extent)) and how.output == how.extent:
+            continue
+        if method.coordinates == "tf_crop_and_resize":
+            away = (positions < 0) | (positions > how.extent - 1)
+            if away.any():
+                beyond.append((axis, away))
+        result = _along(b, result, axis, how, positions, method)
+    for axis, away in beyond:
+        mask = away.reshape([-1] + [1] * (x.rank - axis - 1))
+        result = b("Where", b.constant(mask), b.like(outside, result), result)
+    return result
+
+
+def _method(c: Call) -> Method:
+    old = c.op == "Upsample" or c.opset < 11
+    return Method(
+        mode=c.str("mode", "nearest"),
+        coordinates="asymmetric" if old else c.str("coordinate_transformation_mode", "half_pixel"),
+        nearest="floor" if old else c.str("nearest_mode", "round_prefer_floor"),
+        cubic=c.float("cubic_coeff_a", -0.75),
+        exclude_outside=bool(c.int("exclude_outside")),
+        antialias=bool(c.int("antialias")),
+    )
+
+
+def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
+    """What happens to each axis, from scales or sizes."""
+    sizes: list[int] | None = None
+    if c.op == "Upsample":
+        scales = c.attrs.get("scales") if c.opset < 9 else c.const(1, "scales").tolist()
+    elif c.opset < 11:
+        scales = c.const(1, "scales").tolist()
+    else:
+        given, wanted = c.opt_const(2, "scales"), c.opt_const(3, "sizes")
+        scales = None if given is None or given.size == 0 else given.tolist()
+        sizes = None if wanted is None or wanted.size == 0 else [int(v) for v in wanted]
+    extents = [x.shape[a] for a in axes]
+    if sizes is not None:
+        scales, sizes = _from_sizes(c.str("keep_aspect_ratio_policy", "stretch"), extents, sizes)
+    if scales is None or len(scales) != len(axes) or min(scales, default=1) <= 0:
+        raise Refuse(f"its scales or sizes do not fit {len(axes)} axes")
+    roi = c.opt_const(1, "roi") if c.op == "Resize" and c.opset >= 11 else None
+    crop = c.str("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    plan: dict[int, Axis] = {}
+    for i, axis in enumerate(axes):
+        start, end = (float(roi[i]), float(roi[i + len(axes)])) if crop and roi is not None else (0.0, 1.0)
+        length = int(np.floor(extents[i] * (end - start) * scales[i])) if sizes is None else sizes[i]
+        if length < 1:
+            raise Refuse(f"it shrinks axis {axis} to nothing")
+        plan[axis] = Axis(extent=extents[i], output=length, scale=float(scales[i]), crop=(start, end))
+    return plan
+
+
+def _from_sizes(policy: str, extents: list[int], sizes: list[int]) -> tuple[list[float], list[int]]:
+    ratios = [s / n for s, n in zip(sizes, extents, strict=True)]
+    if policy == "stretch":
+        return ratios, sizes
+    scale = min(ratios) if policy == "not_larger" else max(ratios)
+    return [scale] * len(sizes), [int(np.floor(scale * n + 0.5)) for n in extents]
+
+
+def coordinates(how: Axis, mode: str) -> Array:
+    """For each output position, the position in the input it samples."""
+    out = np.arange(how.output, dtype=np.float64)
+    exact = how.scale * how.extent  # output length before rounding
+    table: dict[str, Callable[[], Array]] = {
+        "half_pixel": lambda: (out + 0.5) / how.scale - 0.5,
+        "asymmetric": lambda: out / how.scale,
+        "pytorch_half_pixel": lambda: (out + 0.5) / how.scale - 0.5 if how.output > 1 else np.zeros(1),
+        "align_corners": lambda: out * (how.extent - 1) / (exact - 1) if exact != 1 else np.zeros(how.output),
+        "tf_half_pixel_for_nn": lambda: (out + 0.5) / how.scale,
+        "half_pixel_symmetric": lambda: (
+            how.extent / 2 * (1 - how.output / exact) + (out + 0.5) / how.scale - 0.5
+        ),
+        "tf_crop_and_resize": lambda: (
+            how.crop[0] * (how.extent - 1)
+            + out * (how.crop[1] - how.crop[0]) * (how.extent - 1) / (how.output - 1)
+            if how.output > 1
+            else np.full(1, 0.5 * (how.crop[0] + how.crop[1]) * (how.extent - 1))
+        ),
+    }
+    if mode not in table:
+        raise Refuse(f"its coordinate transformation {mode!r} does not exist")
+    return table[mode]()
+
+
+def _along(b: Builder, x: Value, axis: int, how: Axis, positions: Array, method: Method) -> Value:
+    if method.mode == "nearest":
+        return _nearest(b, x, axis, _rounded(positions, method.nearest, how))
+    places, weights = taps(how, positions, method)
+    total: Value | None = None
+    for place, weight in zip(places, weights, strict=True):
+        shape = [-1] + [1] * (x.rank - axis - 1)
+        part = b("Gather", x, b.constant(place), axis=axis)
+        if not np.all(weight == 1):
+            part = b("Mul", part, b.constant(weight.reshape(shape).astype(x.dtype)))
+        total = part if total is None else b("Add", total, part)
+    if total is None:
+        raise Refuse("its interpolation weights are all zero")
+    return total
+
+
+def _rounded(positions: Array, mode: str, how: Axis) -> Array:
+    table: dict[str, Callable[[Array], Array]] = {
+        "round_prefer_floor": lambda p: np.ceil(p - 0.5),
+        "round_prefer_ceil": lambda p: np.floor(p + 0.5),
+        "floor": np.floor,
+        "ceil": np.ceil,
+    }
+    if mode not in table:
+        raise Refuse(f"its nearest mode {mode!r} does not exist")
+    return np.clip(table[mode](positions), 0, how.extent - 1).astype(np.int64)
+
+
+def _nearest(b: Builder, x: Value, axis: int, places: Array) -> Value:
+    """A gather; whole factors become a broadcast, which needs no indices."""
+    extent = x.shape[axis]
+    times = len(places) // extent
+    if times > 1 and np.array_equal(places, np.repeat(np.arange(extent), times)):
+        apart = reshape(b, x, [*x.shape[: axis + 1], 1, *x.shape[axis + 1 :]])
+        wide = expand(b, apart, [*x.shape[: axis + 1], times, *x.shape[axis + 1 :]])
+        return reshape(b, wide, [*x.shape[:axis], extent * times, *x.shape[axis + 1 :]])
+    return b("Gather", x, b.constant(places), axis=axis)
+
+
+def taps(how: Axis, positions: Array, method: Method) -> tuple[list[Array], list[Array]]:
+    """Input positions and their weights, one array over the output for each tap that is not always 0."""
+    kernel, support = _kernel(method)
+    stretch = max(1.0, 1.0 / how.scale) if method.antialias else 1.0
+    reach = int(np.ceil(support * stretch))
+    if 2 * reach > MAX_TAPS:
+        raise Refuse(f"it shrinks by so much that {2 * reach} elements make one; use pooling before it")
+    base = np.floor(positions).astype(np.int64)
+    offsets = np.arange(-reach + 1, reach + 1)
+    places = base[None, :] + offsets[:, None]
+    weights = kernel((positions[None, :] - places) / stretch)
+    outside = (places < 0) | (places >= how.extent)
+    if method.exclude_outside or method.antialias:
+        weights = np.where(outside & method.exclude_outside, 0.0, weights)
+        weights = weights / weights.sum(axis=0, keepdims=True)
+    kept = [i for i in range(len(offsets)) if np.any(weights[i] != 0)]
+    bounded = np.clip(places, 0, how.extent - 1)
+    return [bounded[i] for i in kept], [weights[i] for i in kept]
+
+
+def _kernel(method: Method) -> tuple[Callable[[Array], Array], float]:
+    """The interpolation kernel and half its width (Keys 1981 for cubic)."""
+    if method.mode in ("linear", "bilinear"):
+        return lambda d: np.maximum(0.0, 1.0 - np.abs(d)), 1.0
+    if method.mode != "cubic":
+        raise Refuse(f"its mode {method.mode!r} does not exist")
+    a = method.cubic
+
+    def cubic(d: Array) -> Array:
+        d = np.abs(d)
+        near = (a + 2) * d**3 - (a + 3) * d**2 + 1
+        far = a * d**3 - 5 * a * d**2 + 8 * a * d - 4 * a
+        return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+    return cubic, 2.0

@@ -1,0 +1,112 @@
+"""Sequences and optionals: they exist while compiling only, as lists of tensors."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..builder import Builder
+from ..call import Call, normal_axis, rule
+from ..values import Item, Listing, Nothing, Refuse, Value
+from .layout import join, pieces, reshape
+
+
+@rule("SequenceConstruct")
+def construct(b: Builder, c: Call) -> Listing:
+    """A list of tensors."""
+    return Listing(tuple(c.tensors()))
+
+
+@rule("SequenceEmpty")
+def empty(b: Builder, c: Call) -> Listing:
+    """An empty list."""
+    return Listing(())
+
+
+def _position(c: Call, index: int, length: int, *, end: bool) -> int:
+    place = int(c.const(index, "position").reshape(-1)[0])
+    return normal_axis(place, length, end=end)
+
+
+@rule("SequenceAt")
+def at(b: Builder, c: Call) -> Value:
+    """One tensor of a list."""
+    items = c.listing().items
+    return items[_position(c, 1, len(items), end=False)]
+
+
+@rule("SequenceInsert")
+def insert(b: Builder, c: Call) -> Listing:
+    """A list with one more tensor."""
+    items = list(c.listing().items)
+    items.insert(len(items) if c.opt(2) is None else _position(c, 2, len(items), end=True), c.x(1))
+    return Listing(tuple(items))
+
+
+@rule("SequenceErase")
+def erase(b: Builder, c: Call) -> Listing:
+    """A list with one tensor less."""
+    items = list(c.listing().items)
+    del items[-1 if c.opt(1) is None else _position(c, 1, len(items), end=False)]
+    return Listing(tuple(items))
+
+
+@rule("SequenceLength")
+def length(b: Builder, c: Call) -> Value:
+    """A constant."""
+    return b.constant(np.array(len(c.listing().items), np.int64))
+
+
+@rule("ConcatFromSequence")
+def concat(b: Builder, c: Call) -> Value:
+    """Joined along an axis, or stacked along a new one."""
+    items = list(c.listing().items)
+    if not items:
+        raise Refuse("it joins an empty sequence")
+    new = bool(c.int("new_axis"))
+    axis = normal_axis(c.int("axis"), items[0].rank + new)
+    if new:
+        items = [reshape(b, v, [*v.shape[:axis], 1, *v.shape[axis:]]) for v in items]
+    return join(b, items, axis)
+
+
+@rule("SplitToSequence")
+def split(b: Builder, c: Call) -> Listing:
+    """Parts along an axis: of one size, or of sizes given."""
+    x = c.x()
+    axis = normal_axis(c.int("axis"), x.rank)
+    extent, given = x.shape[axis], c.opt_const(1, "split")
+    if given is None or given.ndim == 0:
+        chunk = 1 if given is None else int(given)
+        if chunk < 1:
+            raise Refuse(f"it splits into parts of {chunk}")
+        sizes = [min(chunk, extent - i) for i in range(0, extent, chunk)]
+    else:
+        sizes = [int(v) for v in given]
+    if sum(sizes) != extent or min(sizes, default=0) < 0:
+        raise Refuse(f"it splits {extent} elements into {sizes}")
+    parts = pieces(b, x, axis, sizes)
+    if given is None and not c.int("keepdims", 1):
+        parts = [reshape(b, p, [d for i, d in enumerate(p.shape) if i != axis]) for p in parts]
+    return Listing(tuple(parts))
+
+
+@rule("Optional")
+def optional(b: Builder, c: Call) -> Item:
+    """The value itself, or nothing."""
+    return c.inputs[0] if c.inputs and c.inputs[0] is not None else Nothing()
+
+
+@rule("OptionalHasElement")
+def has_element(b: Builder, c: Call) -> Value:
+    """A constant."""
+    there = bool(c.inputs) and c.inputs[0] is not None and not isinstance(c.inputs[0], Nothing)
+    return b.constant(np.array(there))
+
+
+@rule("OptionalGetElement")
+def get_element(b: Builder, c: Call) -> Item:
+    """The value of an optional that has one."""
+    found = c.inputs[0] if c.inputs else None
+    if found is None or isinstance(found, Nothing):
+        raise Refuse("it takes the element of an empty optional")
+    return found

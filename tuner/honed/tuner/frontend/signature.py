@@ -1,0 +1,161 @@
+"""A model's inputs and outputs as the user sees them, with every dimension bound to a number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+
+from honed.runtime.dtypes import DTYPES
+from honed.runtime.errors import InvalidArgument
+
+from .reasons import Reasons
+from .values import Refuse, numpy_dtype
+
+MAX_DIMENSION = (1 << 31) - 1
+_CARRIED = frozenset(d.name for d in DTYPES)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """A named input or output: NumPy dtype name and static shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The NumPy dtype."""
+        return np.dtype(self.dtype)
+
+
+def bind_inputs(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], found: Reasons
+) -> tuple[tuple[TensorSpec, ...], tuple[str, ...], frozenset[str]]:
+    """The inputs with static shapes, notes on what was assumed, and names of inputs that were refused.
+
+    A symbolic dimension takes what `shapes` says of it, here or at another input; a leading one that
+    nothing says becomes 1. Raises InvalidArgument where `shapes` contradicts the model.
+    """
+    frozen = {t.name for t in model.graph.initializer} | {
+        s.values.name for s in model.graph.sparse_initializer
+    }
+    inputs = [i for i in model.graph.input if i.name not in frozen]
+    unknown = sorted(set(shapes) - {i.name for i in inputs})
+    if unknown:
+        known = ", ".join(i.name for i in inputs) or "none"
+        raise InvalidArgument(f"--shape names {unknown[0]!r}, but the model's inputs are: {known}")
+    named = _named_dimensions(inputs, shapes)
+    inner = {d.dim_param for i in inputs for d in i.type.tensor_type.shape.dim[1:] if d.dim_param}
+    specs: list[TensorSpec] = []
+    notes: list[str] = []
+    refused: set[str] = set()
+    for info in inputs:
+        try:
+            specs.append(_bind(info, shapes.get(info.name), named, inner, notes))
+        except Refuse as refusal:
+            found.general.append(f"input {info.name!r}: {refusal}")
+            refused.add(info.name)
+    for spec in specs:
+        if 0 in spec.shape:
+            found.general.append(
+                f"input {spec.name!r}: it is empty (shape {list(spec.shape)}); give it elements"
+            )
+            refused.add(spec.name)
+    return tuple(specs), tuple(notes), frozenset(refused)
+
+
+def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
+    """The NumPy dtype of an input or output; raises Refuse where it is no tensor honed carries."""
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        what = kind.removesuffix("_type").replace("_", " ") if kind else "value without a type"
+        raise Refuse(f"it is a {what}; honed serves dense tensors only")
+    if info.type.tensor_type.elem_type == 0:
+        raise Refuse("its element type is not given; export the model again")
+    dtype = numpy_dtype(info.type.tensor_type.elem_type)
+    if dtype.name not in _CARRIED:
+        name = onnx.TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()
+        raise Refuse(f"its elements are {name}, which honed does not carry")
+    return dtype
+
+
+def _named_dimensions(
+    inputs: list[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, int]:
+    named: dict[str, int] = {}
+    for info in inputs:
+        given = shapes.get(info.name)
+        if given is None:
+            continue
+        if any(not 0 < d <= MAX_DIMENSION for d in given):
+            raise InvalidArgument(f"--shape {info.name}: dimensions must be between 1 and {MAX_DIMENSION}")
+        if not info.type.tensor_type.HasField("shape"):
+            continue
+        dims = info.type.tensor_type.shape.dim
+        if len(dims) != len(given):
+            raise InvalidArgument(
+                f"--shape {info.name}: {len(given)} dimensions are given, but the input has {len(dims)}"
+            )
+        for dim, number in zip(dims, given, strict=True):
+            if dim.dim_param and named.setdefault(dim.dim_param, number) != number:
+                raise InvalidArgument(
+                    f"--shape {info.name}: dimension {dim.dim_param!r} is {named[dim.dim_param]} elsewhere "
+                    f"and {number} here; give one value"
+                )
+    return named
+
+
+def _bind(
+    info: onnx.ValueInfoProto,
+    given: tuple[int, ...] | None,
+    named: Mapping[str, int],
+    inner: Collection[str],
+    notes: list[str],
+) -> TensorSpec:
+    """`inner` holds the names of dimensions that stand in other than leading places: no batch sizes."""
+    dtype = carried(info)
+    if not info.type.tensor_type.HasField("shape"):
+        if given is None:
+            raise Refuse(f"its shape is not given; add --shape {info.name}=...")
+        return TensorSpec(name=info.name, dtype=dtype.name, shape=tuple(given))
+    shape: list[int] = []
+    open_dims: list[str] = []
+    dims = info.type.tensor_type.shape.dim
+    for index, dim in enumerate(dims):
+        static = dim.HasField("dim_value") and dim.dim_value >= 0
+        label = dim.dim_param or "?"
+        if static and given is not None and given[index] != dim.dim_value:
+            raise InvalidArgument(
+                f"--shape {info.name}: dimension {index} is {dim.dim_value} in the model, not {given[index]}"
+            )
+        if static:
+            shape.append(int(dim.dim_value))
+        elif given is not None:
+            shape.append(given[index])
+        elif label in named:
+            shape.append(named[label])
+        elif index == 0 and len(dims) > 1 and label not in inner:
+            shape.append(1)
+            notes.append(
+                f"the leading dimension of input {info.name!r} ({label}) is taken as 1; --shape changes it"
+            )
+        else:
+            shape.append(0)
+            open_dims.append(label)
+    if open_dims:
+        template = ",".join(
+            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or "?")
+            for d in dims
+        )
+        raise Refuse(
+            f"its dimension{'s' * (len(open_dims) > 1)} {', '.join(open_dims)} must be given: "
+            f"add --shape {info.name}={template} with numbers"
+        )
+    if any(d > MAX_DIMENSION for d in shape):
+        raise Refuse(f"a dimension is larger than {MAX_DIMENSION}")
+    return TensorSpec(name=info.name, dtype=dtype.name, shape=tuple(shape))

@@ -1,0 +1,267 @@
+"""Walking a source graph node by node: fold, rewrite, expand functions and constant branches, collect refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from . import fold, reasons
+from .builder import Builder, infer, schema, static_shape
+from .call import RULES, Call
+from .values import Array, Item, Listing, Refuse, Unknown, Value
+
+Scope = dict[str, Item]
+MAX_DEPTH = 32  # functions within functions, and branches within branches
+MAX_NODES = 200_000  # in the normalised graph
+# Operators whose output shape only evaluation can tell, but is bounded by their inputs' size.
+_SHAPED_BY_VALUES = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"})
+_SEQUENCES = frozenset(
+    {"SequenceConstruct", "SequenceEmpty", "SequenceAt", "SequenceErase", "SequenceInsert", "SequenceLength"}
+    | {"SplitToSequence", "ConcatFromSequence", "SequenceMap", "Optional", "OptionalGetElement"}
+    | {"OptionalHasElement", "If", "Loop", "Scan"}
+)
+
+
+class Walker:
+    """Rebuilds source graphs in a Builder, at its opset."""
+
+    def __init__(
+        self,
+        builder: Builder,
+        functions: Mapping[tuple[str, str], onnx.FunctionProto],
+        found: reasons.Reasons,
+        fold_limit_bytes: int,
+    ) -> None:
+        self._builder = builder
+        self._functions = functions
+        self._reasons = found
+        self._fold_limit = fold_limit_bytes
+        self._depth = 0
+
+    def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
+        """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
+        for tensor in graph.initializer:
+            scope[tensor.name] = self._builder.constant(numpy_helper.to_array(tensor), hint=tensor.name)
+        for sparse in graph.sparse_initializer:
+            scope[sparse.values.name] = self._builder.constant(_dense(sparse), hint=sparse.values.name)
+        self._nodes(graph.node, scope, opsets, {})
+        return [scope.get(output.name, Unknown()) for output in graph.output]
+
+    def _nodes(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        scope: Scope,
+        opsets: Mapping[str, int],
+        attributes: Mapping[str, onnx.AttributeProto],
+    ) -> None:
+        for node in nodes:
+            bound = _bind_attributes(node, attributes)
+            domain = "" if bound.domain == "ai.onnx" else bound.domain
+            self._builder.scope = bound.name or next((o for o in bound.output if o), bound.op_type)
+            try:
+                items = self._node(bound, domain, opsets, scope)
+            except Refuse as refusal:
+                self._reasons.add(bound, domain, opsets.get(domain, 0), str(refusal))
+                items = []
+            for index, name in enumerate(node.output):
+                if name:
+                    scope[name] = items[index] if index < len(items) else Unknown()
+
+    def _node(
+        self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int], scope: Scope
+    ) -> Sequence[Item]:
+        if len(self._builder.nodes) > MAX_NODES:
+            raise Refuse(f"the graph grows beyond {MAX_NODES} nodes when it is expanded")
+        opset = opsets.get(domain, 1)
+        inputs = tuple(scope.get(name, Unknown()) if name else None for name in node.input)
+        if any(isinstance(item, Unknown) for item in inputs):
+            self._judge_by_name(node, domain, opsets)
+            return []
+        call = Call(
+            op=node.op_type,
+            domain=domain,
+            opset=opset,
+            node=node,
+            inputs=inputs,
+            attrs={a.name: _plain(a) for a in node.attribute},
+            builder=self._builder,
+        )
+        _refuse_foreign_types(call)
+        if call.op == "If" and not domain:
+            return self._branch(call, opsets, scope)
+        folded = self._fold(call)
+        if folded is not None:
+            return folded
+        known = RULES.get((domain, call.op))
+        if known is not None:
+            result = known(self._builder, call)
+            return list(result) if isinstance(result, Sequence) else [result]
+        return self._expand(call)
+
+    def _fold(self, call: Call) -> list[Item] | None:
+        values = [v for v in call.inputs if v is not None]
+        if call.domain or call.op in _SEQUENCES or not values:
+            return None
+        if any(not isinstance(v, Value) or v.data is None for v in values):
+            return None
+        tensors = [v for v in values if isinstance(v, Value)]
+        arrays = [v.data for v in tensors]
+        if not fold.worth_folding(call.op, arrays, self._fold_limit):
+            return None
+        shapes = [static_shape(t) for t in infer(_renamed(call), call.opset, tensors)]
+        if call.op not in _SHAPED_BY_VALUES:
+            if any(s is None for s in shapes):
+                return None
+            if sum(int(np.prod(s, dtype=np.float64)) for s in shapes if s is not None) * 8 > self._fold_limit:
+                return None
+        node = _renamed(call)
+        try:
+            outputs = fold.evaluate(node, call.opset, {v.name: v.data for v in tensors if v.data is not None})
+        except Refuse:
+            return None  # the rule for the operator decides
+        return [
+            Unknown() if array is None else self._builder.constant(np.asarray(array), hint=name)
+            for array, name in zip(outputs, node.output, strict=True)
+        ]
+
+    def _expand(self, call: Call) -> Sequence[Item]:
+        function = self._functions.get((call.domain, call.op))
+        if function is None:
+            function = _schema_function(call)
+        if function is None:
+            raise Refuse(reasons.unsupported(call.op, call.domain))
+        if self._depth >= MAX_DEPTH:
+            raise Refuse(f"functions are nested more than {MAX_DEPTH} deep")
+        scope: Scope = {name: item for name, item in zip(function.input, call.inputs, strict=False) if item}
+        missing = {name: "" for name in function.input if name not in scope}
+        opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in function.opset_import}
+        attributes = {a.name: a for a in function.attribute_proto}
+        attributes.update({a.name: a for a in call.node.attribute})
+        outer = self._builder.scope
+        inner = [_prefixed(n, outer, missing) for n in function.node]
+        self._depth += 1
+        try:
+            self._nodes(inner, scope, opsets, attributes)
+        finally:
+            self._depth -= 1
+            self._builder.scope = outer
+        return [scope.get(name, Unknown()) for name in function.output]
+
+    def _branch(self, call: Call, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
+        condition = call.x(0)
+        if condition.data is None:
+            for attribute in call.node.attribute:
+                self._judge_graph(attribute.g, opsets)
+            raise Refuse("its condition is computed at run time; export the model with one branch chosen")
+        if self._depth >= MAX_DEPTH:
+            raise Refuse(f"branches are nested more than {MAX_DEPTH} deep")
+        chosen = "then_branch" if bool(condition.data.reshape(-1)[0]) else "else_branch"
+        graph = next(a.g for a in call.node.attribute if a.name == chosen)
+        self._depth += 1
+        try:
+            return self.graph(graph, dict(scope), opsets)
+        finally:
+            self._depth -= 1
+
+    def _judge_by_name(self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int]) -> None:
+        """Refuse what is unsupported whatever its inputs are."""
+        for attribute in node.attribute:
+            for graph in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
+                self._judge_graph(graph, opsets)
+        op = node.op_type
+        if (domain, op) in RULES or (domain, op) in self._functions or (op == "If" and not domain):
+            return
+        definition = schema(op, opsets.get(domain, 1), domain)
+        if definition is None or not (definition.has_function or definition.has_context_dependent_function):
+            self._reasons.add(node, domain, opsets.get(domain, 0), reasons.unsupported(op, domain))
+
+    def _judge_graph(self, graph: onnx.GraphProto, opsets: Mapping[str, int]) -> None:
+        for node in graph.node:
+            self._judge_by_name(node, "" if node.domain == "ai.onnx" else node.domain, opsets)
+
+
+def _renamed(call: Call) -> onnx.NodeProto:
+    """The node with its inputs under their names in the normalised graph."""
+    node = onnx.NodeProto()
+    node.CopyFrom(call.node)
+    del node.input[:]
+    node.input.extend(v.name if isinstance(v, Value) else "" for v in call.inputs)
+    return node
+
+
+def _refuse_foreign_types(call: Call) -> None:
+    for item in call.inputs:
+        tensors = item.items if isinstance(item, Listing) else (item,)
+        for value in tensors:
+            if isinstance(value, Value) and value.dtype.kind not in "biuf":
+                raise Refuse(f"it works on {value.dtype.name} elements, which honed does not carry")
+
+
+def _schema_function(call: Call) -> onnx.FunctionProto | None:
+    """The body ONNX itself defines for the operator, at the opset nearest below the model's."""
+    definition = schema(call.op, call.opset, call.domain)
+    if definition is None:
+        return None
+    function = onnx.FunctionProto()
+    if definition.has_function:
+        versions = [v for v in definition.function_opset_versions if v <= call.opset]
+        body = definition.get_function_with_opset_version(max(versions)) if versions else None
+    elif definition.has_context_dependent_function:
+        versions = [v for v in definition.context_dependent_function_opset_versions if v <= call.opset]
+        types = [v.type_proto().SerializeToString() if isinstance(v, Value) else b"" for v in call.inputs]
+        renamed = _renamed(call).SerializeToString()
+        body = (
+            definition.get_context_dependent_function_with_opset_version(max(versions), renamed, types)
+            if versions
+            else None
+        )
+    else:
+        return None
+    if not body:
+        return None
+    function.ParseFromString(body)
+    return function
+
+
+def _bind_attributes(node: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto]) -> onnx.NodeProto:
+    """The node with references to a function's attributes replaced by the values given."""
+    if not any(a.ref_attr_name for a in node.attribute):
+        return node
+    bound = onnx.NodeProto()
+    bound.CopyFrom(node)
+    del bound.attribute[:]
+    for attribute in node.attribute:
+        if not attribute.ref_attr_name:
+            bound.attribute.append(attribute)
+        elif attribute.ref_attr_name in attributes:
+            value = onnx.AttributeProto()
+            value.CopyFrom(attributes[attribute.ref_attr_name])
+            value.name = attribute.name
+            bound.attribute.append(value)
+    return bound
+
+
+def _prefixed(node: onnx.NodeProto, prefix: str, missing: Mapping[str, str]) -> onnx.NodeProto:
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = f"{prefix}/{node.name or node.op_type}"
+    del copy.input[:]
+    copy.input.extend(missing.get(name, name) for name in node.input)
+    return copy
+
+
+def _dense(sparse: onnx.SparseTensorProto) -> Array:
+    values, indices = numpy_helper.to_array(sparse.values), numpy_helper.to_array(sparse.indices)
+    dense = np.zeros(tuple(sparse.dims), values.dtype)
+    positions = indices if indices.ndim == 1 else np.ravel_multi_index(tuple(indices.T), dense.shape)
+    dense.reshape(-1)[positions] = values
+    return dense
+
+
+def _plain(attribute: onnx.AttributeProto) -> Any:
+    value = helper.get_attribute_value(attribute)
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
