@@ -1,0 +1,99 @@
+"""Whether outputs are right: comparison with a reference, and the probes a `.honed` file carries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import InvalidArgument
+from .executor import Executor
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """How far an output is from its reference.
+
+    `error` is the largest |difference| over the largest finite |reference value| (over 1 where that is 0);
+    infinite where NaN or an infinity stands on one side only. `index` is the worst element, `expected` and
+    `found` its values; they are (), 0 and 0 where the output has no elements.
+    """
+
+    output: str
+    error: float
+    tolerance: float
+    index: tuple[int, ...]
+    expected: float
+    found: float
+
+    @property
+    def right(self) -> bool:
+        """Whether the error is within the tolerance."""
+        return self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        return (
+            f"output {self.output!r} differs by {self.error:.3g} of its range where {self.tolerance:.3g} is "
+            f"allowed, most at {list(self.index)}: {self.found:.9g} instead of {self.expected:.9g}"
+        )
+
+
+def compare(reference: Array, actual: Array, tolerance: float, output: str = "") -> Difference:
+    """The difference between two arrays of the same dtype and shape; raises InvalidArgument for others.
+
+    NaN must stand where the reference has NaN, and each infinity where it has that infinity. A `tolerance`
+    of 0 asks for equality. `output` is the name that messages show.
+    """
+    if reference.dtype != actual.dtype or reference.shape != actual.shape:
+        raise InvalidArgument(
+            f"{actual.dtype}{list(actual.shape)} cannot be compared with a reference of "
+            f"{reference.dtype}{list(reference.shape)}"
+        )
+    if reference.size == 0:
+        return Difference(output=output, error=0.0, tolerance=tolerance, index=(), expected=0.0, found=0.0)
+    errors = _errors(reference, actual)
+    worst = np.unravel_index(int(np.argmax(errors)), errors.shape)
+    return Difference(
+        output=output,
+        error=float(errors[worst]),
+        tolerance=tolerance,
+        index=tuple(int(i) for i in worst),
+        expected=float(reference[worst]),
+        found=float(actual[worst]),
+    )
+
+
+def check_probes(executor: Executor) -> tuple[Difference, ...]:
+    """Run every probe of the executor's file: one Difference for each probe and output, in that order.
+
+    Raises as `Executor.run` does. A file without probes gives ().
+    """
+    model, file = executor.model, executor.file
+    found: list[Difference] = []
+    for probe in model.proof.probes if model.proof else ():
+        inputs = {
+            tensor.name: file.constant(index)
+            for tensor, index in zip(model.inputs, probe.inputs, strict=True)
+        }
+        outputs = executor.run(inputs)
+        found += [
+            compare(file.constant(index), outputs[tensor.name], tolerance, tensor.name)
+            for tensor, index, tolerance in zip(model.outputs, probe.outputs, probe.tolerance, strict=True)
+        ]
+    return tuple(found)
+
+
+def _errors(reference: Array, actual: Array) -> Array:
+    """For each element its |difference| over the reference's scale, as float64."""
+    expected, found = reference.astype(np.float64), actual.astype(np.float64)
+    finite = np.isfinite(expected) & np.isfinite(found)
+    scale = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))) or 1.0
+    with np.errstate(invalid="ignore", over="ignore"):
+        errors = np.where(finite, np.abs(found - expected) / scale, np.inf)
+    same = (reference == actual) | (np.isnan(expected) & np.isnan(found))
+    # 64-bit integers that differ can be one float64; whatever is not equal must not pass as equal.
+    return np.where(same, 0.0, np.maximum(errors, np.nextafter(0.0, 1.0)))
