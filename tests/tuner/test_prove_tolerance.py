@@ -21,26 +21,28 @@ def _model(text: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint8", "int64", "uint64"])
 def test_integers_are_equal(dtype: str) -> None:
-    assert for_output(dtype, "float16", depth=100, reduction=1000) == 0
+    assert for_output(dtype, "fp16", depth=100, reduction=1000) == 0
 
 
 def test_floats_go_by_the_coarser_of_both_types() -> None:
-    assert for_output("float32", "float32", depth=1000, reduction=10**6) == 1e-3
-    assert for_output("float64", "float32") == 1e-3
-    assert for_output("float32", "float64") == 1e-3
-    assert for_output("float64", "float64") == 1e-6
-    assert for_output("float16", "float32", depth=64) == pytest.approx(4 * 2**-11 * 8)
-    assert for_output("float32", "float16", depth=64, reduction=16) == pytest.approx(4 * 2**-11 * 12)
-    assert for_output("float16", "float32", depth=64, reduction=16) == pytest.approx(4 * 2**-11 * 8)
-    with pytest.raises(InvalidArgument):
-        for_output("float8", "float32")
+    assert for_output("float32", "fp32", depth=1000, reduction=10**6) == 1e-3
+    assert for_output("float64", "fp32") == 1e-3
+    assert for_output("float32", "fp64") == 1e-3
+    assert for_output("float64", "fp64") == 1e-6
+    assert for_output("float16", "fp32", depth=64) == pytest.approx(4 * 2**-11 * 8)
+    assert for_output("float32", "fp16", depth=64, reduction=16) == pytest.approx(4 * 2**-11 * 12)
+    assert for_output("float16", "fp32", depth=64, reduction=16) == pytest.approx(4 * 2**-11 * 8)
+    assert for_output("float32", "mixed", depth=64, reduction=16) == pytest.approx(4 * 2**-11 * 12)
+    for dtype, precision in (("float8", "fp32"), ("int8", "auto")):
+        with pytest.raises(InvalidArgument):
+            for_output(dtype, precision)
 
 
 @given(depth=st.integers(1, 10**6), reduction=st.integers(1, 10**6))
 def test_half_stays_within_its_bounds_and_grows(depth: int, reduction: int) -> None:
-    here = for_output("float16", "float16", depth=depth, reduction=reduction)
+    here = for_output("float16", "fp16", depth=depth, reduction=reduction)
     assert 1e-3 <= here <= HALF_MOST
-    assert for_output("float16", "float16", depth=depth + 1, reduction=reduction) >= here
+    assert for_output("float16", "fp16", depth=depth + 1, reduction=reduction) >= here
 
 
 @given(length=st.integers(1, 2000), seed=st.integers(0, 50))
@@ -84,7 +86,7 @@ def test_sums_of_operators(call: str, shapes: tuple[str, str, str], expected: in
 
 
 def test_every_output_of_a_model_has_one() -> None:
-    assert for_model(lightglue.build(16), "float32") == (1e-3, 1e-3, 1e-3)
-    assert for_model(lightglue.build(16), "float16") == (HALF_MOST,) * 3
+    assert for_model(lightglue.build(16), "fp32") == (1e-3, 1e-3, 1e-3)
+    assert for_model(lightglue.build(16), "fp16") == (HALF_MOST,) * 3
     model = _model("f (float[3] a) => (float[3] b, int64[1] c) { b = Relu(a) c = ArgMax(a) }")
-    assert for_model(model, "float32") == (1e-3, 0.0)
+    assert for_model(model, "fp32") == (1e-3, 0.0)

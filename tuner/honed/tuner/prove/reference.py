@@ -36,6 +36,9 @@ class Limits:
     threads: int = 2
 
 
+DEFAULT_LIMITS = Limits()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
     """What the reference gave: for every set of inputs, the outputs by name, in the model's order."""
@@ -55,7 +58,7 @@ class ReferenceFailure:
 def evaluate(
     model: onnx.ModelProto,
     inputs: Sequence[Mapping[str, np.ndarray]],
-    limits: Limits = Limits(),
+    limits: Limits = DEFAULT_LIMITS,
     evaluators: Sequence[str] = EVALUATORS,
 ) -> Reference | ReferenceFailure:
     """Run the model, with static shapes and all its tensors inside, on every set of inputs.

@@ -16,10 +16,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import onnx
 
 from honed.runtime.dtypes import dtype as carried_dtype
+from honed.runtime.errors import InvalidArgument
 
 from . import graphs
 from .ranges import MOVING
@@ -29,6 +29,7 @@ DOUBLE = 1e-6
 HALF_ROUNDOFF = 2.0**-11
 HALF_MOST = 0.05
 _HALF_FACTOR = 4.0
+_BYTES = {"fp16": 2, "mixed": 2, "fp32": 4, "fp64": 8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +40,25 @@ class Work:
     reduction: int  # terms of the longest sum
 
 
-def for_output(dtype: str, compute_dtype: str, *, depth: int = 1, reduction: int = 1) -> float:
-    """The tolerance of one output of NumPy type `dtype` where the arithmetic was done in `compute_dtype`.
+def for_output(dtype: str, precision: str, *, depth: int = 1, reduction: int = 1) -> float:
+    """The tolerance of one output of NumPy type `dtype` where the arithmetic was done in `precision`.
 
-    0 means equal. `depth` and `reduction` matter for float16 only, `reduction` only where sums are
-    accumulated in it. Raises InvalidArgument for types honed does not carry.
+    `precision` is "fp16", "fp32", "fp64" or "mixed" (some of it in fp16). 0 means equal. `depth` and
+    `reduction` matter for float16 only, `reduction` only where sums may be accumulated in it. Raises
+    InvalidArgument for types honed does not carry and for other precisions.
     """
-    kinds = {carried_dtype(dtype).numpy, carried_dtype(compute_dtype).numpy}
-    if np.dtype(dtype).kind != "f":
+    if precision not in _BYTES:
+        raise InvalidArgument(f"precision {precision!r} does not exist; use one of {', '.join(_BYTES)}")
+    if carried_dtype(dtype).numpy.kind != "f":
         return 0.0
-    sizes = {kind.itemsize for kind in kinds if kind.kind == "f"}
-    if min(sizes) == 2:
-        terms = math.sqrt(depth) + (math.sqrt(reduction) if np.dtype(compute_dtype).itemsize == 2 else 0.0)
+    coarsest = min(carried_dtype(dtype).itemsize, _BYTES[precision])
+    if coarsest == 2:
+        terms = math.sqrt(depth) + (math.sqrt(reduction) if _BYTES[precision] == 2 else 0.0)
         return min(HALF_MOST, max(SINGLE, _HALF_FACTOR * HALF_ROUNDOFF * terms))
-    return DOUBLE if min(sizes) == 8 else SINGLE
+    return DOUBLE if coarsest == 8 else SINGLE
 
 
-def for_model(model: onnx.ModelProto, compute_dtype: str) -> tuple[float, ...]:
+def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
     """The tolerance of every output of a model with static shapes, in order.
 
     Raises InvalidArgument where an output is of a type honed does not carry.
@@ -67,7 +70,7 @@ def for_model(model: onnx.ModelProto, compute_dtype: str) -> tuple[float, ...]:
             known[v.name].dtype
             if v.name in known
             else graphs.numpy_name(v.type.tensor_type.elem_type) or "unknown",
-            compute_dtype,
+            precision,
             depth=effort.depth,
             reduction=effort.reduction,
         )

@@ -1,0 +1,242 @@
+"""Finds the first node whose value differs between the reference and the compiled form.
+
+Intermediate values are made outputs of variants of the model, a few at a time, and each variant is compiled
+and run like the model itself. From a value that differs the search goes back towards the inputs, past no
+value that agrees, until all that a differing node reads agrees.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper, inliner
+
+from honed.runtime.errors import HonedError
+from honed.runtime.proof import Difference, compare
+
+from . import graphs
+from .reference import DEFAULT_LIMITS, Limits, ReferenceFailure, evaluate
+from .tolerance import Work, for_output, work
+
+Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """What the search found; `str()` is one sentence for the user.
+
+    `node` and `op` are None where no single node could be blamed; `value` and `error` are then those of the
+    earliest value that is known to differ, None where none did.
+    """
+
+    node: str | None
+    op: str | None
+    value: str | None
+    error: float | None  # largest |difference| over largest |reference value|
+    sentence: str
+    variants: int  # compiled and run on the way
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+def first_difference(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    run: Run,
+    *,
+    precision: str = "fp32",
+    batch: int = 16,
+    seconds: float = 600.0,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Located:
+    """Find the first node (in topological order) of a model with static shapes that computes a wrong value.
+
+    `run(variant, inputs)` compiles and runs a model and gives its outputs by name; what it raises as
+    HonedError ends the search with what is known by then. `batch` values are looked at per variant, and no
+    new variant is begun after `seconds`. `precision` is that of the arithmetic, as in `tolerance`. Values that cannot be looked at (those inside subgraphs, or of
+    unknown shape) are passed over.
+    """
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    return _Search(model, inputs, run, precision, limits).first(batch, time.monotonic() + seconds)
+
+
+class _Unanswered(Exception):
+    """A variant could not be run or evaluated; the text is a clause that says so."""
+
+
+class _Search:
+    """The state of one search: what is known of which value."""
+
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, np.ndarray],
+        run: Run,
+        precision: str,
+        limits: Limits,
+    ) -> None:
+        self.model, self.inputs, self.run = model, dict(inputs), run
+        self.precision, self.limits = precision, limits
+        self.known = graphs.values(model)
+        self.work: Work = work(model, self.known)
+        self.maker = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
+        self.agrees: set[str] = set()
+        self.variants = 0
+
+    def first(self, batch: int, deadline: float) -> Located:
+        try:
+            wrong = self._look([v.name for v in self.model.graph.output])
+        except _Unanswered as error:
+            return self._nothing(f"the first differing node was not searched for: {error}")
+        if not wrong:
+            return self._nothing(
+                "the difference did not show again when the model was run on the same inputs"
+            )
+        worst = self._earliest(wrong)
+        while behind := self._behind(worst.output):
+            if time.monotonic() > deadline:
+                return self._at_most(worst, "the search was ended for lack of time")
+            picked = _spread(behind, batch)
+            try:
+                wrong = self._look([*picked, worst.output])
+            except _Unanswered as error:
+                return self._at_most(worst, str(error))
+            if not wrong:
+                return self._at_most(worst, "it vanishes where the values before it are looked at")
+            worst = self._earliest(wrong)
+        return self._found(worst)
+
+    def _look(self, names: Sequence[str]) -> list[Difference]:
+        """Make `names` the outputs, run, and note what agrees; returns what differs."""
+        names = list(dict.fromkeys(names))
+        variant = _variant(self.model, [self._info(name) for name in names], self._needed(names))
+        self.variants += 1
+        reference = evaluate(variant, [self.inputs], self.limits)
+        if isinstance(reference, ReferenceFailure):
+            raise _Unanswered(reference.reason)
+        try:
+            found = self.run(variant, dict(self.inputs))
+        except HonedError as error:
+            raise _Unanswered(f"a part of the model could not be run ({error})") from error
+        differences = [self._compare(name, reference.outputs[0][name], found[name]) for name in names]
+        self.agrees.update(d.output for d in differences if d.right)
+        return [d for d in differences if not d.right]
+
+    def _compare(self, name: str, expected: np.ndarray, found: np.ndarray) -> Difference:
+        allowed = for_output(
+            expected.dtype.name, self.precision, depth=self.work.depth, reduction=self.work.reduction
+        )
+        if expected.dtype != found.dtype or expected.shape != found.shape:
+            return Difference(output=name, error=np.inf, tolerance=allowed, index=(), expected=0.0, found=0.0)
+        return compare(expected, found, allowed, name)
+
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        """The value as an output, as the model declares it or as its shape was inferred."""
+        declared = next((v for v in self.model.graph.output if v.name == name), None)
+        if declared is not None:
+            return declared
+        value = self.known[name]
+        element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
+        return helper.make_tensor_value_info(name, element, value.shape)
+
+    def _earliest(self, wrong: Iterable[Difference]) -> Difference:
+        return min(wrong, key=lambda d: self.maker.get(d.output, -1))
+
+    def _needed(self, names: Iterable[str]) -> set[int]:
+        """The nodes that the values depend on, by index."""
+        return self._back(names, lambda _name: False)
+
+    def _behind(self, name: str) -> list[str]:
+        """The values that can be looked at and may be why `name` differs, in topological order."""
+        nodes = self._back([name], self.agrees.__contains__) - {self.maker.get(name, -1)}
+        outputs = [o for i in sorted(nodes) for o in self.model.graph.node[i].output]
+        return [o for o in outputs if o in self.known and o not in self.agrees]
+
+    def _back(self, names: Iterable[str], stop: Callable[[str], bool]) -> set[int]:
+        nodes: set[int] = set()
+        waiting = list(names)
+        while waiting:
+            i = self.maker.get(waiting.pop())
+            if i is None or i in nodes:
+                continue
+            nodes.add(i)
+            waiting += [name for name in _reads(self.model.graph.node[i]) if not stop(name)]
+        return nodes
+
+    def _found(self, worst: Difference) -> Located:
+        i = self.maker.get(worst.output)
+        if i is None:
+            return self._at_most(worst, "no node makes it")
+        node = self.model.graph.node[i]
+        label = graphs.label(node)
+        sentence = (
+            f"the first value that differs is made by node {label!r} ({node.op_type}): what it reads agrees, "
+            f"and its {worst}"
+        )
+        return Located(
+            node=label,
+            op=node.op_type,
+            value=worst.output,
+            error=worst.error,
+            sentence=sentence,
+            variants=self.variants,
+        )
+
+    def _at_most(self, worst: Difference, why: str) -> Located:
+        sentence = f"no single node can be blamed for the difference of {worst.output!r}, because {why}"
+        return Located(
+            node=None,
+            op=None,
+            value=worst.output,
+            error=worst.error,
+            sentence=sentence,
+            variants=self.variants,
+        )
+
+    def _nothing(self, sentence: str) -> Located:
+        return Located(node=None, op=None, value=None, error=None, sentence=sentence, variants=self.variants)
+
+
+def _variant(
+    model: onnx.ModelProto, outputs: Sequence[onnx.ValueInfoProto], nodes: set[int]
+) -> onnx.ModelProto:
+    """The model with other outputs, without the nodes and initializers these do not need."""
+    kept = [node for i, node in enumerate(model.graph.node) if i in nodes]
+    read = {name for node in kept for name in _reads(node)} | {v.name for v in outputs}
+    graph = helper.make_graph(
+        kept,
+        model.graph.name,
+        list(model.graph.input),
+        list(outputs),
+        [t for t in model.graph.initializer if t.name in read],
+    )
+    graph.sparse_initializer.extend(t for t in model.graph.sparse_initializer if t.values.name in read)
+    variant = helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
+    fixed = {t.name for t in model.graph.initializer} - read
+    inputs = [v for v in model.graph.input if v.name not in fixed]
+    del variant.graph.input[:]
+    variant.graph.input.extend(inputs)
+    return variant
+
+
+def _reads(node: onnx.NodeProto) -> set[str]:
+    """The values a node reads, those that its subgraphs take from outside included."""
+    read = {name for name in node.input if name}
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            read |= {name for inner in graphs.nodes(graph) for name in inner.input if name}
+            read |= {v.name for v in graph.output}
+    return read
+
+
+def _spread(names: Sequence[str], count: int) -> list[str]:
+    """At most `count` of the names, evenly spread, the last one among them."""
+    if len(names) <= count:
+        return list(names)
+    return [names[(i + 1) * len(names) // count - 1] for i in range(count)]
