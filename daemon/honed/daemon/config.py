@@ -1,0 +1,247 @@
+"""The service's settings: defaults, then TOML files, then the environment, then the command line.
+
+`honed.toml` has two tables: [service] says where things are and which device is used, [limits] bounds what
+is accepted (the fields of `limits.Limits`). Files in `honed.toml.d/` beside it that end in .toml are read
+after it in the order of their names; a later file wins setting by setting. Every setting keeps its origin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from honed.runtime.errors import InvalidArgument
+
+from .limits import Limits
+from .places import Places, drop_in_dir, places
+
+MAX_FILE_BYTES = 1 << 20
+DEFAULT_ORIGIN: Final = "default"
+_ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """The [service] table.
+
+    `device` is a spec as `honed.runtime.devices.select` takes it ("0", or part of a name); "" lets the
+    service choose: a GPU before an accelerator before a CPU.
+    """
+
+    socket: Path
+    state_dir: Path
+    cache_dir: Path
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings. `origins` maps "service.socket" and so on to where the value came from."""
+
+    service: Service
+    limits: Limits
+    files: tuple[Path, ...]  # read, in order
+    origins: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    table: str
+    key: str
+    kind: Any  # the type of the field
+    minimum: float  # of numbers
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}.{self.key}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    value: object
+    origin: str
+
+
+def load(
+    *,
+    environ: Mapping[str, str],
+    uid: int,
+    config: Path | None = None,
+    overrides: Mapping[str, str | Path | None] | None = None,
+) -> Config:
+    """The settings in force for a process with this environment and user id.
+
+    `config` (--config) replaces the usual file and must exist; the usual one need not. `overrides` are
+    those of the command line: "socket", "state_dir", "cache_dir" and "device"; None means not given.
+    Raises InvalidArgument that names the file, the setting and what is allowed.
+    """
+    usual = places(environ, uid)
+    values = _defaults(usual)
+    files = _files(config.absolute() if config else usual.config, required=config is not None)
+    for file in files:
+        values.update(_from_file(file))
+    values.update(_from_environment(environ))
+    values.update(_from_command_line(overrides or {}))
+    if "service.socket" not in values:
+        raise InvalidArgument(
+            "there is no place for the socket because XDG_RUNTIME_DIR is not set; give one with --socket"
+        )
+    return Config(
+        service=_build(Service, "service", values),
+        limits=_build(Limits, "limits", values),
+        files=files,
+        origins=MappingProxyType({name: value.origin for name, value in sorted(values.items())}),
+    )
+
+
+def settings() -> dict[str, tuple[str, ...]]:
+    """The keys of each table, in order."""
+    tables: dict[str, tuple[str, ...]] = {}
+    for setting in _settings().values():
+        tables[setting.table] = (*tables.get(setting.table, ()), setting.key)
+    return tables
+
+
+def _settings() -> dict[str, _Setting]:
+    found: dict[str, _Setting] = {}
+    for table, kind in (("service", Service), ("limits", Limits)):
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            minimum = float(field.metadata.get("minimum", 1 if hints[field.name] is int else 0))
+            setting = _Setting(table, field.name, hints[field.name], minimum)
+            found[setting.name] = setting
+    return found
+
+
+def _defaults(usual: Places) -> dict[str, _Value]:
+    values: dict[str, object] = {
+        "service.state_dir": usual.state_dir,
+        "service.cache_dir": usual.cache_dir,
+        "service.device": "",
+    }
+    if usual.socket is not None:
+        values["service.socket"] = usual.socket
+    limits = Limits()
+    for field in dataclasses.fields(limits):
+        values[f"limits.{field.name}"] = getattr(limits, field.name)
+    return {name: _Value(value, DEFAULT_ORIGIN) for name, value in values.items()}
+
+
+def _files(config: Path, *, required: bool) -> tuple[Path, ...]:
+    if required and not config.is_file():
+        raise InvalidArgument(f"there is no configuration file {config}; check --config")
+    folder = drop_in_dir(config)
+    try:
+        drop_ins = sorted(p for p in folder.iterdir() if p.suffix == ".toml" and not p.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        drop_ins = []
+    except OSError as error:
+        raise InvalidArgument(
+            f"configuration folder {folder} cannot be read ({error.strerror}); check its permissions"
+        ) from error
+    return tuple(([config] if config.exists() else []) + drop_ins)
+
+
+def _from_file(file: Path) -> dict[str, _Value]:
+    known = settings()
+    values: dict[str, _Value] = {}
+    for table, content in _parse(file).items():
+        if table not in known:
+            raise InvalidArgument(
+                f"{file}: there is no table [{table}]{_nearest(table, known)}; use {_listed(known, '[{}]')}"
+            )
+        if not isinstance(content, dict):
+            raise InvalidArgument(f"{file}: {table} must be a table; write [{table}] on a line of its own")
+        for key, value in content.items():
+            if key not in known[table]:
+                raise InvalidArgument(
+                    f"{file}: [{table}] has no setting {key!r}{_nearest(key, known[table])}; "
+                    f"use one of {_listed(known[table])}"
+                )
+            setting = _settings()[f"{table}.{key}"]
+            values[setting.name] = _Value(_checked(setting, value, str(file)), str(file))
+    return values
+
+
+def _parse(file: Path) -> dict[str, Any]:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise InvalidArgument(
+            f"configuration file {file} cannot be read ({error.strerror}); check its permissions"
+        ) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArgument(f"configuration file {file} is larger than {MAX_FILE_BYTES} bytes; shorten it")
+    try:
+        return tomllib.loads(data.decode())
+    except ValueError as error:  # UTF-8's and TOML's
+        raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, _Value]:
+    return {
+        f"service.{key}": _Value(_given(key, environ[variable]), f"environment variable {variable}")
+        for key, variable in _ENVIRONMENT.items()
+        if environ.get(variable)
+    }
+
+
+def _from_command_line(overrides: Mapping[str, str | Path | None]) -> dict[str, _Value]:
+    known = {field.name for field in dataclasses.fields(Service)}
+    unknown = set(overrides) - known
+    if unknown:
+        raise TypeError(f"no such overrides: {', '.join(sorted(unknown))}")
+    return {
+        f"service.{key}": _Value(_given(key, value), f"option --{key.replace('_', '-')}")
+        for key, value in overrides.items()
+        if value is not None
+    }
+
+
+def _given(key: str, value: str | Path) -> str | Path:
+    """A value from a shell: relative paths count from the current folder."""
+    return str(value) if key == "device" else Path(value).absolute()
+
+
+def _build(kind: type[Any], table: str, values: Mapping[str, _Value]) -> Any:
+    return kind(**{field.name: values[f"{table}.{field.name}"].value for field in dataclasses.fields(kind)})
+
+
+def _checked(setting: _Setting, value: object, origin: str) -> object:
+    """`value` as the field's type; TOML has no paths, and an integer will do for a float."""
+    where = f"{origin}: [{setting.table}] {setting.key}"
+    if setting.kind is Path:
+        if not isinstance(value, str) or not value.startswith("/"):
+            raise InvalidArgument(f"{where} is {value!r}; give an absolute path in quotes")
+        return Path(value)
+    if setting.kind is float and type(value) is int:
+        value = float(value)
+    if type(value) is not setting.kind:
+        raise InvalidArgument(f"{where} is {value!r}; give {_KINDS[setting.kind]}")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value) or value < setting.minimum:
+            raise InvalidArgument(f"{where} is {value!r}; give a number of at least {setting.minimum:g}")
+        if abs(value) > 2**63 - 1:
+            raise InvalidArgument(f"{where} is {value!r}; give a number below 2^63")
+    return value
+
+
+_KINDS: Final = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+
+
+def _nearest(given: str, known: typing.Iterable[str]) -> str:
+    close = difflib.get_close_matches(given, list(known), n=1, cutoff=0.6)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _listed(names: typing.Iterable[str], form: str = "{}") -> str:
+    return ", ".join(form.format(name) for name in names)

@@ -1,0 +1,131 @@
+"""Findings on honed itself: the service, its folders, and the Python packages."""
+
+from __future__ import annotations
+
+from .finding import Finding
+from .readings import Daemon, Folder, Package, Readings
+
+SERVICE = "Service"
+SOFTWARE = "Software"
+LOW_DISK_BYTES = 1 << 30  # a model, its source and a compile need a few hundred MiB
+_MIB = 1 << 20
+_START = "start it with 'systemctl start honed', or 'honed' as an ordinary user"
+
+
+def check(readings: Readings) -> list[Finding]:
+    """Everything about honed's own parts."""
+    folders = [finding for folder in readings.folders for finding in _folder(folder)]
+    return [*_daemon(readings), *folders, *_packages(readings)]
+
+
+def _daemon(readings: Readings) -> list[Finding]:
+    daemon = readings.daemon
+    if daemon.state in ("absent", "refused"):
+        return [Finding(SERVICE, "warn", f"no service answers at {daemon.socket} ({daemon.error})", _START)]
+    if daemon.state == "forbidden":
+        return [
+            Finding(
+                SERVICE,
+                "fail",
+                f"user {readings.user.name} may not connect to {daemon.socket}",
+                _membership(readings, "honed"),
+            )
+        ]
+    if daemon.state == "silent":
+        return [
+            Finding(
+                SERVICE,
+                "fail",
+                f"the service at {daemon.socket} does not answer: {daemon.error}",
+                "look into its log (journalctl -u honed) and restart it",
+            )
+        ]
+    findings = [Finding(SERVICE, "ok", f"honed {daemon.version} answers at {daemon.socket}")]
+    if not daemon.may_infer:
+        what = f"user {readings.user.name} may not run models: {daemon.error}"
+        return [*findings, Finding(SERVICE, "warn", what, _membership(readings, "honed"))]
+    return findings + _worker(daemon)
+
+
+def _worker(daemon: Daemon) -> list[Finding]:
+    if daemon.worker == "ready":
+        return [Finding(SERVICE, "ok", f"its worker is ready on {daemon.device}")]
+    if daemon.worker == "starting":
+        return [Finding(SERVICE, "warn", "its worker is still starting", "wait, then run this again")]
+    return [
+        Finding(
+            SERVICE,
+            "fail",
+            f"its worker does not run: {daemon.worker_reason}",
+            "mend what is wrong above, then restart the service",
+        )
+    ]
+
+
+def _membership(readings: Readings, group: str) -> str:
+    if group in readings.groups:
+        return f"run 'sudo usermod -aG {group} {readings.user.name}' and log in again"
+    return f"there is no group {group} here: run as root or as the user of the service"
+
+
+def _folder(folder: Folder) -> list[Finding]:
+    free = f"{folder.free_bytes // _MIB} MiB free"
+    findings = []
+    if not folder.writable:
+        below = "" if folder.exists else " (it would have to be made)"
+        findings.append(
+            Finding(
+                SERVICE,
+                "fail",
+                f"{folder.path}{below} cannot be written, and it is where {folder.purpose} go",
+                f"give it to the user of the service: chown honed: {folder.path}, or choose another folder",
+            )
+        )
+    if folder.free_bytes < LOW_DISK_BYTES:
+        findings.append(
+            Finding(
+                SERVICE, "warn", f"{folder.path} ({folder.purpose}) has only {free}", "free some disk space"
+            )
+        )
+    if not findings:
+        findings.append(Finding(SERVICE, "ok", f"{folder.path} ({folder.purpose}) is writable, {free}"))
+    return findings
+
+
+def _packages(readings: Readings) -> list[Finding]:
+    runtime = [p for p in readings.packages if p.part != "tuner"]
+    findings = [Finding(SOFTWARE, "ok", f"Python {readings.python}, {_versions(runtime)}")]
+    findings += [_missing(p) for p in runtime if p.version is None and p.name != "honed"]
+    return [*findings, *_compiler([p for p in readings.packages if p.part == "tuner"])]
+
+
+def _missing(package: Package) -> Finding:
+    debian = {"systemd-python": "python3-systemd"}.get(package.name, f"python3-{package.name}")
+    remedy = f"install it: apt install {debian}"
+    if package.name == "systemd-python":
+        what = "systemd-python is missing: under systemd the service can neither log nor report"
+        return Finding(SOFTWARE, "warn", what, remedy)
+    return Finding(SOFTWARE, "fail", f"{package.name} is missing, which honed needs", remedy)
+
+
+def _compiler(packages: list[Package]) -> list[Finding]:
+    absent = [p.name for p in packages if p.version is None]
+    if absent:
+        what = f"the compiler is not complete ({', '.join(absent)} missing): only .honed files can be added"
+        return [Finding(SOFTWARE, "warn", what, "install it: apt install honed-tuner")]
+    findings = [Finding(SOFTWARE, "ok", f"the compiler is installed: {_versions(packages)}")]
+    findings += [
+        Finding(
+            SOFTWARE,
+            "warn",
+            f"{p.name} is {p.version}; the compiler was made for {p.wanted}",
+            f"install that version: pip install {p.name}=={p.wanted}",
+        )
+        for p in packages
+        if p.wanted and p.version != p.wanted
+    ]
+    return findings
+
+
+def _versions(packages: list[Package]) -> str:
+    return ", ".join(f"{p.name} {p.version}" for p in packages if p.version is not None)

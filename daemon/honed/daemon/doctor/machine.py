@@ -1,0 +1,157 @@
+"""Reads the hardware and the kernel from /sys, /proc and /dev beneath a root folder; judges nothing.
+
+Paths: the kernel's ABI documentation (sysfs-class-devfreq, drm render nodes) and Arm's kbase driver, which
+makes /dev/mali0 as a misc device. Links are followed by name only, so that any root will do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from .accounts import Names
+from .readings import Clock, Gpu, Machine, Node
+
+_GPU_DRIVERS = {"amdgpu", "i915", "nouveau", "nvidia", "panfrost", "panthor", "radeon", "xe"}
+_FIRMWARE = "lib/firmware/arm/mali/arch10.8/mali_csffw.bin"
+_DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
+
+
+def read_machine(root: Path, names: Names) -> Machine:
+    """Everything `readings.Machine` holds, for the system whose root folder is `root`."""
+    memory = _meminfo(_text(root / "proc/meminfo"))
+    gpus = (*_platform_gpus(root), *_pci_gpus(root))
+    paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
+    return Machine(
+        model=_text(root / "proc/device-tree/model").strip("\0 ") or _text(root / _DMI_NAME),
+        kernel=_text(root / "proc/sys/kernel/osrelease"),
+        cpus=sum(1 for p in _glob(root, "sys/devices/system/cpu/cpu[0-9]*") if p.name[3:].isdigit()),
+        memory_bytes=memory.get("MemTotal", 0),
+        available_bytes=memory.get("MemAvailable", 0),
+        gpus=gpus,
+        nodes=tuple(_node(root, path, names) for path in paths if (root / path.lstrip("/")).exists()),
+        clocks=tuple(_clock(p) for p in _glob(root, "sys/class/devfreq/*.gpu*")),
+        gpu_celsius=_temperature(root),
+        panthor_firmware=any((root / f"{_FIRMWARE}{end}").exists() for end in ("", ".xz", ".zst")),
+    )
+
+
+_DMI_NAME = "sys/class/dmi/id/product_name"
+
+
+def _platform_gpus(root: Path) -> tuple[Gpu, ...]:
+    """GPUs of a system on chip: platform devices that the device tree calls something.gpu."""
+    found = []
+    for folder in _glob(root, "sys/devices/platform/*.gpu") + _glob(root, "sys/devices/platform/*.gpu-*"):
+        driver = _link_name(folder / "driver")
+        compatible = re.search(r"^OF_COMPATIBLE_0=(.*)$", _text(folder / "uevent"), re.MULTILINE)
+        nodes = {f"/dev/dri/{p.name}" for p in _glob(folder, "drm/renderD*")}
+        nodes |= {f"/dev/{p.name}" for p in _glob(folder, "misc/mali*")}
+        if driver == "mali":
+            nodes |= {f"/dev/{p.name}" for p in _glob(root, "sys/class/misc/mali[0-9]*")}
+        if driver in _GPU_DRIVERS:
+            nodes |= {
+                f"/dev/dri/{p.name}"
+                for p in _glob(root, "sys/class/drm/renderD*")
+                if _link_name(p / "device/driver") == driver
+            }
+        found.append(
+            Gpu(
+                name=folder.name,
+                driver=driver,
+                compatible=compatible[1] if compatible else "",
+                nodes=tuple(sorted(nodes)),
+            )
+        )
+    return tuple(found)
+
+
+def _pci_gpus(root: Path) -> tuple[Gpu, ...]:
+    found = []
+    for folder in _glob(root, "sys/bus/pci/devices/*"):
+        if not _text(folder / "class").startswith(_DISPLAY_CLASS):
+            continue
+        nodes = {f"/dev/dri/{p.name}" for p in _glob(folder, "drm/renderD*")}
+        driver = _link_name(folder / "driver")
+        if driver == "nvidia":
+            nodes |= {f"/dev/{p.name}" for p in _glob(root, "dev/nvidia[0-9]*")} | {"/dev/nvidiactl"}
+        found.append(Gpu(name=folder.name, driver=driver, compatible="", nodes=tuple(sorted(nodes))))
+    return tuple(found)
+
+
+def _loose_nodes(root: Path) -> set[str]:
+    """Nodes of GPU drivers whose device was not found above, as in containers that hide parts of /sys."""
+    return {"/dev/mali0"} | {
+        f"/dev/dri/{p.name}"
+        for p in _glob(root, "sys/class/drm/renderD*")
+        if _link_name(p / "device/driver") in _GPU_DRIVERS
+    }
+
+
+def _node(root: Path, path: str, names: Names) -> Node:
+    place = root / path.lstrip("/")
+    status = place.stat()
+    return Node(
+        path=path,
+        owner=names.user(status.st_uid),
+        uid=status.st_uid,
+        group=names.group(status.st_gid),
+        gid=status.st_gid,
+        mode=status.st_mode & 0o7777,
+        openable=os.access(place, os.R_OK | os.W_OK),
+    )
+
+
+def _clock(folder: Path) -> Clock:
+    return Clock(
+        name=folder.name,
+        current=_number(folder / "cur_freq"),
+        minimum=_number(folder / "min_freq"),
+        maximum=_number(folder / "max_freq"),
+        governor=_text(folder / "governor"),
+    )
+
+
+def _temperature(root: Path) -> float | None:
+    for zone in _glob(root, "sys/class/thermal/thermal_zone*"):
+        if _text(zone / "type") == "gpu-thermal":
+            text = _text(zone / "temp")
+            return int(text) / 1000 if text.lstrip("-").isdigit() else None
+    return None
+
+
+def _meminfo(text: str) -> dict[str, int]:
+    """/proc/meminfo in bytes."""
+    return {key: int(kib) * 1024 for key, kib in re.findall(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+
+
+def _glob(root: Path, pattern: str) -> list[Path]:
+    return sorted(root.glob(pattern))
+
+
+def _link_name(link: Path) -> str:
+    """The last part of where a link points, "" where there is none."""
+    try:
+        return os.path.basename(os.readlink(link))
+    except OSError:
+        return ""
+
+
+def _text(path: Path) -> str:
+    """A small file's text, "" where it cannot be read: hidden and absent files are the same to the doctor."""
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _number(path: Path) -> int:
+    text = _text(path)
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def lines(path: Path) -> Iterable[str]:
+    """The lines of a text file that are neither empty nor comments."""
+    return [line for line in map(str.strip, _text(path).splitlines()) if line and not line.startswith("#")]

@@ -1,0 +1,174 @@
+"""What was read from the machine, as plain values; nothing here judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Ended = Literal["ok", "failed", "crashed", "hung"]
+Part = Literal["runtime", "daemon", "tuner"]
+Stack = Literal["libmali", "rusticl", "pocl", "nvidia", "other"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A user and the groups it is in."""
+
+    name: str
+    uid: int
+    gids: frozenset[int]
+    groups: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loader:
+    """The system's OpenCL loader, libOpenCL.so.1."""
+
+    path: str  # "" where it does not load
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IcdFile:
+    """An ICD file, the library it names, and how a child that loaded that library fared."""
+
+    path: str
+    library: str
+    stack: Stack
+    ended: Ended
+    error: str  # why the library did not load or the child ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """An OpenCL device as its driver describes it."""
+
+    name: str
+    kind: str  # "GPU", "accelerator", "CPU" or "other"
+    driver_version: str
+    fp16: bool
+    compute_units: int
+    memory_bytes: int
+    usable: bool  # available, with a compiler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Platform:
+    """An OpenCL platform and its devices."""
+
+    name: str
+    version: str
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenCL:
+    """What a child saw that asked OpenCL the way honed does, through pyopencl."""
+
+    ended: Ended
+    error: str  # a sentence; with "crashed" and "hung" what the driver printed last
+    loader: str  # the libOpenCL that pyopencl uses
+    platforms: tuple[Platform, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU the kernel knows of."""
+
+    name: str  # fb000000.gpu, or a PCI address
+    driver: str  # "mali" is kbase; "" where no driver is bound
+    compatible: str  # the device tree's name for it, "" for PCI
+    nodes: tuple[str, ...]  # device nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A device node and who may open it."""
+
+    path: str
+    owner: str
+    uid: int
+    group: str
+    gid: int
+    mode: int
+    openable: bool  # for reading and writing by this user, access lists included
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """devfreq's view of a GPU, in Hz; 0 where not readable."""
+
+    name: str
+    current: int
+    minimum: int
+    maximum: int
+    governor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """The hardware and its kernel."""
+
+    model: str
+    kernel: str
+    cpus: int
+    memory_bytes: int
+    available_bytes: int
+    gpus: tuple[Gpu, ...]
+    nodes: tuple[Node, ...]
+    clocks: tuple[Clock, ...]
+    gpu_celsius: float | None
+    panthor_firmware: bool  # arm/mali/arch10.8/mali_csffw.bin, without which panthor does not start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder honed writes to. Where it is missing, the figures are those of the nearest folder above."""
+
+    path: str
+    purpose: str
+    exists: bool
+    writable: bool  # by this user
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Daemon:
+    """The service as its socket shows it."""
+
+    socket: str
+    state: Literal["answers", "absent", "refused", "forbidden", "silent"]
+    error: str
+    version: str
+    may_infer: bool  # this user may call more than the public methods
+    worker: str  # state of its worker, "" where not told
+    worker_reason: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Package:
+    """A Python package; version None where it is not installed."""
+
+    name: str
+    part: Part
+    version: str | None
+    wanted: str  # the only version that is known to work, "" where others do
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readings:
+    """All of it. `environment` holds the variables that change what OpenCL does."""
+
+    user: Account
+    service_user: Account | None  # "honed", where there is one
+    groups: tuple[str, ...]  # of video, render, honed and honed-admin those the machine has
+    environment: dict[str, str]
+    loader: Loader
+    icds: tuple[IcdFile, ...]
+    opencl: OpenCL
+    machine: Machine
+    folders: tuple[Folder, ...]
+    daemon: Daemon
+    python: str
+    packages: tuple[Package, ...]

@@ -1,0 +1,100 @@
+"""Where honed keeps its things: a pure function of the environment and the user.
+
+Three situations, the first that fits:
+
+1. systemd started us with StateDirectory= and the like: the folders it names (systemd.exec(5));
+2. the user is root: the folders of a system service;
+3. an ordinary user: the XDG base directories (specification 0.8), relative values ignored as it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.runtime.errors import InvalidArgument
+
+SYSTEM_SOCKET = Path("/run/honed/honed.sock")
+SYSTEM_STATE = Path("/var/lib/honed")
+SYSTEM_CACHE = Path("/var/cache/honed")
+SYSTEM_CONFIG = Path("/etc/honed/honed.toml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Absolute paths; none of them need exist. `socket` is None where the user has no folder for one."""
+
+    socket: Path | None
+    state_dir: Path  # models and manifests: losing it loses models
+    cache_dir: Path  # may be emptied at any time
+    config: Path
+
+    @property
+    def config_dir(self) -> Path:
+        """The folder of drop-ins beside the configuration file."""
+        return drop_in_dir(self.config)
+
+    @property
+    def system(self) -> bool:
+        """Whether these are the places of the system's service."""
+        return self.state_dir == SYSTEM_STATE
+
+
+def drop_in_dir(config: Path) -> Path:
+    """`honed.toml.d` for `honed.toml`."""
+    return config.with_name(config.name + ".d")
+
+
+def places(environ: Mapping[str, str], uid: int) -> Places:
+    """The places for a process with this environment and user id.
+
+    Raises InvalidArgument for an ordinary user whose environment has neither HOME nor the XDG variables.
+    """
+    usual = _system() if uid == 0 or _from_systemd(environ, "STATE_DIRECTORY") else _user(environ)
+    runtime = _from_systemd(environ, "RUNTIME_DIRECTORY")
+    config = _from_systemd(environ, "CONFIGURATION_DIRECTORY")
+    return Places(
+        socket=runtime / "honed.sock" if runtime else usual.socket,
+        state_dir=_from_systemd(environ, "STATE_DIRECTORY") or usual.state_dir,
+        cache_dir=_from_systemd(environ, "CACHE_DIRECTORY") or usual.cache_dir,
+        config=config / "honed.toml" if config else usual.config,
+    )
+
+
+def _system() -> Places:
+    return Places(socket=SYSTEM_SOCKET, state_dir=SYSTEM_STATE, cache_dir=SYSTEM_CACHE, config=SYSTEM_CONFIG)
+
+
+def _user(environ: Mapping[str, str]) -> Places:
+    runtime = _absolute(environ, "XDG_RUNTIME_DIR")
+    return Places(
+        socket=runtime / "honed" / "honed.sock" if runtime else None,
+        state_dir=_home(environ, "XDG_STATE_HOME", ".local/state") / "honed",
+        cache_dir=_home(environ, "XDG_CACHE_HOME", ".cache") / "honed",
+        config=_home(environ, "XDG_CONFIG_HOME", ".config") / "honed" / "honed.toml",
+    )
+
+
+def _home(environ: Mapping[str, str], variable: str, beneath: str) -> Path:
+    given = _absolute(environ, variable)
+    if given is not None:
+        return given
+    home = _absolute(environ, "HOME")
+    if home is None:
+        raise InvalidArgument(
+            f"neither {variable} nor HOME names a folder; set HOME or say where to keep things "
+            "with --state-dir, --cache-dir and --config"
+        )
+    return home / beneath
+
+
+def _absolute(environ: Mapping[str, str], variable: str) -> Path | None:
+    value = environ.get(variable, "")
+    return Path(value) if value.startswith("/") else None
+
+
+def _from_systemd(environ: Mapping[str, str], variable: str) -> Path | None:
+    """The first folder of the colon-separated list systemd gives us in `variable`."""
+    first = environ.get(variable, "").split(":", 1)[0]
+    return Path(first) if first.startswith("/") else None
