@@ -50,9 +50,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m honed.tuner", description=__doc__)
-    parser.add_argument("--memory-mib", type=int, default=0, help="limit of address space, in MiB")
+    limits = argparse.ArgumentParser(add_help=False)
+    limits.add_argument("--memory-mib", type=int, default=0, help="limit of address space, in MiB")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    compile_ = commands.add_parser("compile", help="compile an ONNX file to a .honed file")
+    compile_ = commands.add_parser("compile", parents=[limits], help="compile an ONNX file to a .honed file")
     compile_.set_defaults(run=_compile)
     compile_.add_argument("file", type=Path)
     compile_.add_argument("-o", "--output", type=Path, required=True)
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--profile", type=Path, help="compile for the device of this profile file")
     compile_.add_argument("--device", help="compile for, and compare on, this OpenCL device")
     compile_.add_argument("--name", help="the file's name as the user knows it")
-    demo = commands.add_parser("demo", help="write a demo model")
+    demo = commands.add_parser("demo", parents=[limits], help="write a demo model")
     demo.set_defaults(run=_demo)
     demo.add_argument("model", choices=("lightglue",))
     demo.add_argument("-o", "--output", type=Path, required=True)
