@@ -1,0 +1,216 @@
+"""The models being served: their state, what is known about them, and their statistics. No I/O."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from honed.runtime import strict
+from honed.runtime.errors import NotFound, Unavailable
+from honed.runtime.model import CompiledModel, Copy, HostCall, Launch
+from honed.runtime.protocol import VERSION
+
+from .inference import describe
+from .store import Manifest
+
+MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
+
+
+class State(enum.Enum):
+    """Whether a model can be run; the values are the protocol's."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often, and nanoseconds in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        """Count one more."""
+        self.count += 1
+        self.ns += ns
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Of one model since the service started."""
+
+    last_inference: int = 0  # milliseconds since 1970
+    success: Tally = field(default_factory=Tally)
+    fail: Tally = field(default_factory=Tally)
+    queue: Tally = field(default_factory=Tally)
+    compute_input: Tally = field(default_factory=Tally)
+    compute_infer: Tally = field(default_factory=Tally)
+    compute_output: Tally = field(default_factory=Tally)
+
+    def plain(self, name: str) -> dict[str, Any]:
+        """As ModelStatistics shows it."""
+        parts = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        tallies = {part: getattr(self, part) for part in parts}
+        return {
+            "name": name,
+            "version": VERSION,
+            "last_inference": self.last_inference,
+            "inference_count": self.success.count,
+            "execution_count": self.success.count,
+            "inference_stats": {part: {"count": t.count, "ns": t.ns} for part, t in tallies.items()},
+        }
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry:
+    """A model with a name. `compiled` is None where its file could not be read."""
+
+    manifest: Manifest
+    compiled: CompiledModel | None
+    state: State = State.LOADING
+    reason: str = ""
+    checked: dict[str, Any] | None = None  # the worker's comparison on this device
+    crashes: int = 0  # workers in a row that died running it
+    load_crashes: int = 0  # workers that died loading it
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.manifest.name
+
+    @property
+    def key(self) -> str:
+        """What the worker calls it: the compiled file's SHA-256."""
+        return self.manifest.compiled.sha256
+
+    def fail(self, reason: str) -> None:
+        """The model cannot be run until the service starts again."""
+        self.state, self.reason = State.UNAVAILABLE, reason
+
+    def ready(self, checked: dict[str, Any] | None) -> None:
+        """The worker has loaded it and found it right."""
+        self.state, self.reason, self.checked, self.load_crashes = State.READY, "", checked, 0
+
+
+class Registry:
+    """The models by name."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Entry] = {}
+
+    def put(self, entry: Entry) -> Entry | None:
+        """Enter a model; gives the one it replaces."""
+        replaced = self._entries.get(entry.name)
+        self._entries[entry.name] = entry
+        return replaced
+
+    def get(self, name: str) -> Entry:
+        """The model of that name; raises NotFound."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise NotFound(f"there is no model {name[:80]!r}; 'hone list' shows which there are")
+        return entry
+
+    def find(self, name: str) -> Entry | None:
+        """The model of that name, or None."""
+        return self._entries.get(name)
+
+    def compiled(self, name: str) -> tuple[Entry, CompiledModel]:
+        """A model whose file is readable; raises NotFound or Unavailable."""
+        entry = self.get(name)
+        if entry.compiled is None:
+            raise Unavailable(f"model {name!r} cannot be used: {entry.reason}")
+        return entry, entry.compiled
+
+    def pop(self, name: str) -> Entry:
+        """Take a model out; raises NotFound."""
+        entry = self.get(name)
+        del self._entries[name]
+        return entry
+
+    def all(self) -> list[Entry]:
+        """Every model, by name."""
+        return [self._entries[name] for name in sorted(self._entries)]
+
+    def count(self, state: State) -> int:
+        """How many models are in a state."""
+        return sum(entry.state is state for entry in self._entries.values())
+
+    def users(self, key: str) -> int:
+        """How many names stand for one compiled file."""
+        return sum(entry.key == key for entry in self._entries.values())
+
+
+def show(entry: Entry) -> dict[str, Any]:
+    """The result of ModelShow; raises Unavailable where the file is not readable."""
+    model, manifest = entry.compiled, entry.manifest
+    if model is None:
+        raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+    steps = model.steps
+    source = strict.to_plain(model.source)
+    notes = source.pop("notes")
+    return {
+        "name": entry.name,
+        "state": entry.state.value,
+        "reason": entry.reason,
+        "sha256": manifest.compiled.sha256,
+        "bytes": manifest.compiled.nbytes,
+        "added": manifest.added,
+        "source": source,
+        "shapes": {name: list(shape) for name, shape in manifest.shapes.items()},
+        "precision": manifest.precision,
+        "notes": notes,
+        "compiler": dict(model.compiler),
+        "device": strict.to_plain(model.device.identity),
+        "inputs": [describe(tensor) for tensor in model.inputs],
+        "outputs": [describe(tensor) for tensor in model.outputs],
+        "proof": _proof(model),
+        "checked": entry.checked,
+        "kernels": _kernels(model),
+        "launches": sum(isinstance(step, Launch) for step in steps),
+        "copies": sum(isinstance(step, Copy) for step in steps),
+        "host_calls": sum(isinstance(step, HostCall) for step in steps),
+        "constant_bytes": model.constant_bytes,
+        "arena_bytes": model.arena_bytes,
+    }
+
+
+def _kernels(model: CompiledModel) -> list[dict[str, Any]]:
+    launches = [0] * len(model.kernels)
+    for step in model.steps:
+        if isinstance(step, Launch):
+            launches[step.kernel] += 1
+    return [
+        {
+            "name": kernel.name,
+            "grid": list(kernel.grid),
+            "block": list(kernel.block),
+            "flops": kernel.flops,
+            "bytes": kernel.bytes,
+            "task": kernel.task,
+            "schedule": kernel.schedule,
+            "launches": count,
+        }
+        for kernel, count in zip(model.kernels, launches, strict=True)
+    ]
+
+
+def _proof(model: CompiledModel) -> dict[str, Any] | None:
+    proof = model.proof
+    if proof is None:
+        return None
+    outputs = []
+    for i, tensor in enumerate(model.outputs):
+        tolerance = max((probe.tolerance[i] for probe in proof.probes), default=0.0)
+        error = proof.error[i] if proof.error else None
+        outputs.append({"name": tensor.name, "tolerance": tolerance, "error": error})
+    return {
+        "reference": proof.reference,
+        "probes": len(proof.probes),
+        "device": proof.device,
+        "outputs": outputs,
+    }

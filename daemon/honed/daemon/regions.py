@@ -1,0 +1,85 @@
+"""The shared-memory regions of a connection, as the service holds them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from honed.runtime.protocol import RegionParams, check_name
+from honed.runtime.regions import check_descriptor
+
+_numbers = itertools.count(1)  # worker and service name regions by number: names are per connection
+
+
+class HeldRegion:
+    """A registered region. Its descriptor is closed when nobody holds it any more."""
+
+    def __init__(self, name: str, descriptor: int, offset: int, byte_size: int) -> None:
+        """Takes over the descriptor."""
+        self.number = next(_numbers)
+        self.name = name
+        self.descriptor = descriptor
+        self.offset = offset
+        self.byte_size = byte_size
+        self._holders = 1
+
+    def hold(self) -> None:
+        """Keep the region open until `release`."""
+        self._holders += 1
+
+    def release(self) -> bool:
+        """Let go; True where this was the last holder and the descriptor is closed."""
+        self._holders -= 1
+        if self._holders:
+            return False
+        os.close(self.descriptor)
+        return True
+
+    def check_range(self, offset: int, nbytes: int) -> None:
+        """Raise InvalidArgument where the bytes are not all inside the region."""
+        if offset < 0 or offset + nbytes > self.byte_size:
+            raise InvalidArgument(
+                f"bytes {offset} to {offset + nbytes} are outside region {self.name!r}, which has "
+                f"{self.byte_size}; correct shared_memory_offset or register a larger region"
+            )
+
+
+class RegionTable:
+    """The regions of one connection by name."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._regions: dict[str, HeldRegion] = {}
+
+    def add(self, params: RegionParams, descriptor: int) -> None:
+        """Register a client's memfd; the table has taken over the descriptor only when this returns.
+
+        Raises InvalidArgument, AlreadyExists or ResourceExhausted.
+        """
+        check_name(params.name, "region")
+        if params.name in self._regions:
+            raise AlreadyExists(f"region {params.name!r} is registered already; unregister it first")
+        if len(self._regions) >= self._limit:
+            raise ResourceExhausted(f"{self._limit} regions are registered already; unregister some")
+        offset = params.offset or 0
+        check_descriptor(descriptor, offset, params.byte_size)
+        self._regions[params.name] = HeldRegion(params.name, descriptor, offset, params.byte_size)
+
+    def get(self, name: str) -> HeldRegion:
+        """The region of that name; raises NotFound."""
+        found = self._regions.get(name)
+        if found is None:
+            raise NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
+        return found
+
+    def select(self, name: str | None) -> list[HeldRegion]:
+        """The region of that name, or all; raises NotFound."""
+        return [self.get(name)] if name else list(self._regions.values())
+
+    def remove(self, name: str | None) -> list[HeldRegion]:
+        """Take regions out of the table; the caller releases them."""
+        removed = self.select(name)
+        for region in removed:
+            del self._regions[region.name]
+        return removed

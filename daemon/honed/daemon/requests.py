@@ -1,0 +1,103 @@
+"""Which inference runs next: a queue that knows deadlines, priorities and fairness, and no clock.
+
+All times are seconds on one monotonic clock that the caller passes in; nothing here waits or sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from honed.runtime.errors import ResourceExhausted
+
+PRIORITIES = (1, 2, 3)  # first to last
+ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
+
+
+@dataclass(slots=True, kw_only=True)
+class Ticket:
+    """A request that wants to run."""
+
+    number: int
+    client: int
+    model: str
+    priority: int
+    arrived: float
+    deadline: float
+    attempts: int = 0
+
+
+class Queue:
+    """Tickets that wait. Within a priority clients take turns; within a client the order is kept."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._waiting: dict[int, Ticket] = {}
+        self._served: dict[int, int] = {}  # client -> when it last had its turn
+        self._turns = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def submit(self, ticket: Ticket) -> None:
+        """Let a ticket wait; raises ResourceExhausted where too many do."""
+        if len(self._waiting) >= self._limit:
+            raise ResourceExhausted(f"{self._limit} requests wait already; send them more slowly")
+        self._waiting[ticket.number] = ticket
+
+    def take(self, now: float, servable: Callable[[str], bool]) -> Ticket | None:
+        """Remove and give the ticket whose turn it is, of those in time and with a servable model."""
+        ready = [t for t in self._waiting.values() if t.deadline > now and servable(t.model)]
+        if not ready:
+            return None
+        chosen = min(
+            ready,
+            key=lambda t: (not t.attempts, t.priority, self._served.get(t.client, 0), t.number),
+        )
+        del self._waiting[chosen.number]
+        self._turns += 1
+        self._served[chosen.client] = self._turns
+        chosen.attempts += 1
+        return chosen
+
+    def retry(self, ticket: Ticket) -> bool:
+        """Let a ticket whose worker failed wait again, first of all; False where it had its second chance."""
+        if ticket.attempts >= ATTEMPTS:
+            return False
+        self._waiting[ticket.number] = ticket
+        return True
+
+    def cancel(self, number: int) -> bool:
+        """Remove a ticket; False where it does not wait."""
+        return self._waiting.pop(number, None) is not None
+
+    def expire(self, now: float) -> list[Ticket]:
+        """Remove and give the tickets whose deadline has passed."""
+        return self._remove(lambda t: t.deadline <= now)
+
+    def drop_model(self, model: str) -> list[Ticket]:
+        """Remove and give the tickets for a model that can no longer be served."""
+        return self._remove(lambda t: t.model == model)
+
+    def drop_all(self) -> list[Ticket]:
+        """Remove and give every ticket."""
+        return self._remove(lambda _: True)
+
+    def forget_client(self, client: int) -> None:
+        """Drop what is remembered of a client that went away; its tickets must be cancelled."""
+        self._served.pop(client, None)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` will next have something to do."""
+        return min((t.deadline for t in self._waiting.values()), default=None)
+
+    def _remove(self, wanted: Callable[[Ticket], bool]) -> list[Ticket]:
+        removed = [t for t in self._waiting.values() if wanted(t)]
+        for ticket in removed:
+            del self._waiting[ticket.number]
+        return removed
+
+
+def restart_delay(failures: int) -> float:
+    """Seconds to wait before starting a worker again after `failures` in a row: 0, 0.5, 1, 2, ... 30."""
+    return 0.0 if failures <= 1 else min(30.0, 0.25 * 2.0 ** (failures - 1))

@@ -1,0 +1,182 @@
+"""Keeps one serving worker alive: starts it, notices its end, starts it again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import wire
+from honed.runtime.aiolink import AsyncLink
+from honed.runtime.errors import HonedError, Unavailable
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.profilefile import from_dict
+
+from .launch import command
+from .limits import Limits
+from .requests import restart_delay
+
+_HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
+_log = logging.getLogger(__name__)
+
+
+class WorkerLost(Unavailable):
+    """The worker died or was killed while it had something to do."""
+
+
+class Supervisor:
+    """The worker process and the calls to it.
+
+    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end.
+    """
+
+    def __init__(self, limits: Limits, cache_dir: Path, device: str) -> None:
+        self._limits = limits
+        self._cache_dir = cache_dir
+        self._device = device
+        self._process: asyncio.subprocess.Process | None = None
+        self._link: AsyncLink | None = None
+        self._mapped: set[int] = set()  # regions the present worker knows
+        self._kill_reason = ""
+        self.on_ready: Callable[[], Awaitable[None]] | None = None
+        self.on_lost: Callable[[], None] | None = None
+        self.state = "starting"
+        self.reason = ""
+        self.starts = 0
+        self.spec = ""
+        self.profile: DeviceProfile | None = None
+
+    @property
+    def pid(self) -> int:
+        """Of the worker; 0 where there is none."""
+        return self._process.pid if self._process is not None else 0
+
+    async def run(self) -> None:
+        """Keep a worker running until cancelled; the worker is gone when this returns."""
+        failures = 0
+        while True:
+            begun = time.monotonic()
+            try:
+                await self._live_once()
+            finally:
+                await self._end()
+            failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
+            if self.on_lost is not None:
+                self.on_lost()
+            await asyncio.sleep(restart_delay(failures))
+
+    async def call(
+        self, method: str, params: dict[str, Any], descriptors: Sequence[int] = (), *, seconds: float
+    ) -> dict[str, Any]:
+        """The worker's answer; raises its HonedError, or WorkerLost where it died or took too long."""
+        link = self._link
+        if link is None:
+            raise WorkerLost(f"there is no worker ({self.reason or 'it is starting'}); try again")
+        try:
+            async with asyncio.timeout(seconds):
+                result: dict[str, Any] = await link.call(method, params, descriptors)
+                return result
+        except TimeoutError as error:
+            self.kill(f"it did not finish within {seconds:g} s")
+            raise self._lost() from error
+
+    def kill(self, reason: str) -> None:
+        """End the worker at once; `run` starts another."""
+        self._kill_reason = self._kill_reason or reason
+        if self._process is not None and self._process.returncode is None:
+            _log.warning("killing the worker %d: %s", self._process.pid, reason)
+            kill_group(self._process.pid)
+        if self._link is not None:
+            self._link.fail(self._lost())
+
+    def knows(self, region: int) -> bool:
+        """Whether the present worker has mapped a region; from now on it counts as mapped."""
+        known = region in self._mapped
+        self._mapped.add(region)
+        return known
+
+    def forget(self, region: int) -> bool:
+        """The region is gone; True where the worker must be told."""
+        known = region in self._mapped
+        self._mapped.discard(region)
+        return known and self._link is not None
+
+    def _lost(self) -> WorkerLost:
+        return WorkerLost(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
+
+    async def _live_once(self) -> None:
+        """Start a worker and wait for its end."""
+        self.state = "starting"
+        self.starts += 1
+        process, link = await self._spawn()
+        self._process, self._link = process, link
+        try:
+            hello = await self.call("Hello", {}, seconds=self._limits.load_seconds)
+        except HonedError as error:
+            self._failed(f"{error}")
+            return
+        self.spec = str(hello["spec"])
+        self.profile = from_dict(hello["profile"])
+        self.state, self.reason = "ready", ""
+        _log.info("worker %d is ready on %s", process.pid, self.spec)
+        setup = asyncio.ensure_future(self.on_ready()) if self.on_ready is not None else None
+        try:
+            status = await process.wait()
+        finally:
+            if setup is not None:
+                setup.cancel()
+        self._failed(f"{self._kill_reason or describe_exit(status)}")
+
+    def _failed(self, reason: str) -> None:
+        self.state, self.reason = "failed", reason
+        _log.error("the worker ended: %s", reason)
+
+    async def _spawn(self) -> tuple[asyncio.subprocess.Process, AsyncLink]:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._kill_reason = ""
+        with theirs:
+            program = [sys.executable, "-m", "honed.daemon.worker"]
+            arguments = [str(theirs.fileno()), str(self._cache_dir), self._device]
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command([*program, *arguments]),
+                    stdin=asyncio.subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            except BaseException:
+                ours.close()
+                raise
+        return process, AsyncLink(ours, limits=wire.FrameLimits(max_bytes=1 << 30), lost=self._lost)
+
+    async def _end(self) -> None:
+        self._mapped.clear()
+        if self._link is not None:
+            self._link.fail(self._lost())
+            self._link = None
+        if self._process is not None:
+            if self._process.returncode is None:
+                kill_group(self._process.pid)
+            await self._process.wait()
+            self._process = None
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child of `launch` with its process group; one that is gone already is fine."""
+    for kill in (os.killpg, os.kill):  # the group is not there yet in a child's first moments
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
+def describe_exit(status: int) -> str:
+    """What ended a process, from its exit status as Python gives it."""
+    if status < 0:
+        return f"it was ended by signal {signal.Signals(-status).name}"
+    return f"it ended with status {status}"

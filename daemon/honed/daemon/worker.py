@@ -1,0 +1,239 @@
+"""The serving worker: a child process that owns the device and runs what the service passes to it.
+
+python -m honed.daemon.worker FD CACHE_DIR DEVICE_SPEC
+
+It answers MessagePack-RPC requests on the socket FD until that closes. Models are loaded in a thread of
+their own, so that building kernels does not hold up inferences. Whatever goes wrong in here or in the
+driver ends this process and not the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.runtime import peaks, wire
+from honed.runtime.devices import Device, select
+from honed.runtime.dtypes import dtype
+from honed.runtime.errors import DeviceError, HonedError, InvalidArgument, ModelRefused, NotFound
+from honed.runtime.executor import Executor, load
+from honed.runtime.profilefile import to_dict
+from honed.runtime.proof import Difference, check_probes
+from honed.runtime.protocol import ServiceFault, error_to_map
+from honed.runtime.regions import map_descriptor
+
+from .profiling import profile
+
+Array = NDArray[Any]
+_CHUNK = 128 << 10  # bytes read at once
+_log = logging.getLogger(__name__)
+
+
+class Worker:
+    """The device, the loaded models by key, and the mapped regions by number."""
+
+    def __init__(self, connected: socket.socket, cache_dir: Path, spec: str) -> None:
+        self._socket = connected
+        self._cache_dir = cache_dir
+        self._spec = spec
+        self._device: Device | None = None
+        self._models: dict[str, Executor] = {}
+        self._regions: dict[int, Array] = {}
+        self._descriptors: list[int] = []
+        self._sending = threading.Lock()
+        self._loads: queue.SimpleQueue[wire.Request] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Answer until the service hangs up."""
+        threading.Thread(target=self._load_all, name="loader", daemon=True).start()
+        decoder = wire.Decoder(wire.FrameLimits(max_bytes=1 << 30))
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, 1, socket.MSG_CMSG_CLOEXEC)
+            if not data:
+                return
+            self._descriptors += descriptors
+            decoder.feed(data)
+            while (message := decoder.next_message()) is not None:
+                if not isinstance(message, wire.Request):
+                    continue
+                if message.method == "Load":
+                    self._loads.put(message)
+                else:
+                    self._answer(message, self._METHODS[message.method])
+
+    def _load_all(self) -> None:
+        while True:
+            self._answer(self._loads.get(), Worker._load)
+
+    def _answer(self, request: wire.Request, method: Callable[..., dict[str, Any]]) -> None:
+        """Call a method and send what it returns or raises."""
+        error: HonedError
+        try:
+            result = method(self, **request.params)
+            response = wire.Response(msgid=request.msgid, error=None, result=result)
+        except HonedError as raised:
+            error = raised
+            response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
+        except MemoryError:
+            error = DeviceError("the worker ran out of memory; remove models or use smaller ones")
+            response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
+        except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
+            _log.exception("%s failed", request.method)
+            error = ServiceFault(f"the worker failed in {request.method} ({raised!r}); its log says more")
+            response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
+        frame = wire.encode(response, wire.FrameLimits(max_bytes=1 << 30))
+        with self._sending:
+            self._socket.sendall(frame)
+
+    def _hello(self) -> dict[str, Any]:
+        """Choose the device; its measured peaks are part of the profile where they can be had."""
+        device = select(self._spec or None)
+        try:
+            device = replace(device, profile=peaks.measured(device, self._cache_dir))
+        except DeviceError as error:
+            _log.warning("the device's peaks are not known: %s", error)
+        self._device = device
+        return {"spec": device.spec, "profile": to_dict(device.profile)}
+
+    def _load(self, key: str, path: str) -> dict[str, Any]:
+        """Load a compiled file and check its probes on this device before it may serve."""
+        if self._device is None:
+            raise DeviceError("the worker has no device yet; this is a fault of the service")
+        executor = load(path, self._device, cache_dir=self._cache_dir)
+        try:
+            differences = check_probes(executor)
+            wrong = tuple(str(d) for d in differences if not d.right)
+            if wrong:
+                raise ModelRefused(
+                    f"on {self._device.spec} the model gives wrong answers for inputs whose right outputs "
+                    "are known, so it is not served; compile it again on this device",
+                    wrong,
+                )
+        except BaseException:
+            executor.close()
+            raise
+        self._models[key] = executor
+        return {"device": self._device.spec, "outputs": _worst(differences)}
+
+    def _unload(self, key: str) -> dict[str, Any]:
+        executor = self._models.pop(key, None)
+        if executor is not None:
+            executor.close()
+        return {}
+
+    def _map(self, region: int, offset: int, byte_size: int) -> dict[str, Any]:
+        descriptor = self._descriptors.pop(0)
+        try:
+            self._regions[region] = map_descriptor(descriptor, offset, byte_size)
+        finally:
+            os.close(descriptor)
+        return {}
+
+    def _drop(self, region: int) -> dict[str, Any]:
+        self._regions.pop(region, None)
+        return {}
+
+    def _infer(
+        self, key: str, inputs: list[Any], outputs: list[Any], raw: list[bytes], finite: bool
+    ) -> dict[str, Any]:
+        """Run once; see `inference.Plan.for_worker` for what the lists hold."""
+        start = time.monotonic_ns()
+        executor = self._executor(key)
+        contents = iter(raw)
+        given = {name: self._tensor(kind, shape, place, contents) for name, kind, shape, place in inputs}
+        if finite:
+            _check_finite(given)
+        begun = time.monotonic_ns()
+        computed = executor.run(given)
+        ended = time.monotonic_ns()
+        inline = []
+        for name, place in outputs:
+            data = computed[name].reshape(-1).view(np.uint8)
+            if place is None:
+                inline.append(data.data)
+            else:
+                self._place(place)[:] = data
+        done = time.monotonic_ns()
+        return {
+            "raw": inline,
+            "input_ns": begun - start,
+            "infer_ns": ended - begun,
+            "output_ns": done - ended,
+        }
+
+    def _profile(self, key: str, runs: int) -> dict[str, Any]:
+        return profile(self._executor(key), runs)
+
+    def _executor(self, key: str) -> Executor:
+        executor = self._models.get(key)
+        if executor is None:
+            raise NotFound("the model is not loaded in the worker; this is a fault of the service")
+        return executor
+
+    def _tensor(self, kind: str, shape: list[int], place: list[int] | None, contents: Any) -> Array:
+        data = next(contents) if place is None else self._place(place)
+        array = np.frombuffer(data, dtype(kind).numpy).reshape(shape)
+        if kind == "bool" and place is not None:
+            return array.view(np.uint8) != 0  # the client can write any byte at any time
+        return array
+
+    def _place(self, place: list[int]) -> Array:
+        region, offset, nbytes = place
+        return self._regions[region][offset : offset + nbytes]
+
+    _METHODS: dict[str, Callable[..., dict[str, Any]]] = {
+        "Hello": _hello,
+        "Unload": _unload,
+        "Map": _map,
+        "Drop": _drop,
+        "Infer": _infer,
+        "Profile": _profile,
+    }
+
+
+def _check_finite(inputs: dict[str, Array]) -> None:
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InvalidArgument(
+                f"input {name!r} holds NaN or infinity; correct it, or do not ask for finite"
+            )
+
+
+def _worst(differences: tuple[Difference, ...]) -> list[dict[str, Any]]:
+    """For each output the largest error over the probes."""
+    worst: dict[str, dict[str, Any]] = {}
+    for d in differences:
+        if d.output not in worst or d.error > worst[d.output]["error"]:
+            worst[d.output] = {"name": d.output, "tolerance": d.tolerance, "error": d.error}
+    return list(worst.values())
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on the socket whose descriptor number is given."""
+    connected = socket.socket(fileno=int(arguments[0]))
+    os.set_inheritable(connected.fileno(), False)
+    os.dup2(2, 1)  # drivers print to both; only standard error goes to the log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="worker: %(message)s")
+    with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
+        Worker(connected, Path(arguments[1]), arguments[2]).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
