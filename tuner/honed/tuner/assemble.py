@@ -12,7 +12,7 @@ from honed.runtime.model import CompiledModel, Probe, Proof, Source, Tensor
 from honed.runtime.profile import DeviceProfile
 
 from .frontend import Normalised, TensorSpec
-from .lower import LoweredModel
+from .lower.module import LoweredModel
 
 _COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
 
@@ -57,7 +57,9 @@ def assemble(
         sources=plan.sources,
         kernels=plan.kernels,
         steps=plan.steps,
-        proof=expected and _proof(expected, len(normalised.inputs), len(normalised.outputs), first),
+        proof=None
+        if expected is None
+        else _proof(expected, len(normalised.inputs), len(normalised.outputs), first),
     )
     return model, plan.constants
 

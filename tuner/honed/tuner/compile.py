@@ -23,7 +23,7 @@ from . import frontend
 from .assemble import Expected, assemble
 from .bind import bind_shapes
 from .frontend import Normalised, Precision
-from .lower import LoweredModel, lower_module
+from .lower.module import LoweredModel, lower_module
 from .prove import inputs as probe_inputs
 from .prove import locate, reference, tolerance
 
@@ -156,7 +156,7 @@ def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, t
         evaluator=found.evaluator,
         inputs=tuple(drawn),
         outputs=found.outputs,
-        tolerance=tuple(tolerance.for_output(o.dtype, normalised.precision) for o in normalised.outputs),
+        tolerance=tolerance.for_model(bound, normalised.precision),
     )
     return expected, (found.note,) if found.note else ()
 
@@ -180,15 +180,17 @@ def _prove(
     """Run the probes on the device; raises ModelRefused, naming the first node whose value differs."""
     with _opened(model, constants, device) as executor:
         results = proof.check_probes(executor)
-    wrong = [result for result in results if not result.right]
+    wrong = [n for n, result in enumerate(results) if not result.right]
     if wrong:
-        probe = expected.inputs[wrong[0].probe]
         where = locate.first_difference(
-            bound, probe, lambda variant, given: run_model(variant, given, device, request.precision)
+            bound,
+            expected.inputs[wrong[0] // len(model.outputs)],
+            lambda variant, given: run_model(variant, given, device, request.precision),
+            precision=model.source.precision,
         )
         raise ModelRefused(
-            f"the compiled model does not give the reference's answers ({wrong[0]}); {where}",
-            (*(str(result) for result in wrong), str(where)),
+            f"the compiled model does not give the reference's answers ({results[wrong[0]]}); {where}",
+            (*(str(results[n]) for n in wrong), str(where)),
         )
     worst = {
         output.name: max((r.error for r in results if r.output == output.name), default=0.0)

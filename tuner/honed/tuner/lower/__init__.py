@@ -1,7 +1,4 @@
-"""Lowering: a Relax module to a compiled model."""
+"""Lowering: a Relax module to a compiled model.
 
-from __future__ import annotations
-
-from .module import LoweredModel, Progress, lower_module
-
-__all__ = ["LoweredModel", "Progress", "lower_module"]
+`module` is the way in. `program`, `plan` and `barriers` are free of TVM and imported without it.
+"""

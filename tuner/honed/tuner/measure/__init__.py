@@ -1,0 +1,1 @@
+"""Measuring candidates in an expendable child: is it right, and how fast."""

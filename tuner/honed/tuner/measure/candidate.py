@@ -1,0 +1,79 @@
+"""What is measured, and what came of it: the values that travel between the tuner and its measuring child."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from honed.tuner.lower.program import KernelLaunch, Value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A tuning task as the measuring child sees it: its memory, and what its answers must be.
+
+    Parameters are the function's inputs, then its outputs. `folder` holds `S.P.npy` for every set S of
+    inputs and every parameter P: drawn inputs, and the outputs an independent path gave for them.
+    """
+
+    task: str
+    parameters: tuple[Value, ...]
+    outputs: tuple[int, ...]  # which parameters are outputs
+    sets: int
+    folder: Path
+    flops: int
+    bytes: int
+    tolerance: tuple[float, ...]  # per output, of the largest |reference value|; 0: equal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One schedule of a workload, as kernels. `id` is the SHA-256 of its trace."""
+
+    id: str
+    source: str
+    inner: tuple[Value, ...]
+    launches: tuple[KernelLaunch, ...]
+
+
+class Outcome(StrEnum):
+    """How far a candidate came; each but the last is a refusal."""
+
+    BUILD = "build"  # the driver's compiler refused it, crashed or took too long
+    RUN = "run"  # an event failed, or START was not before END
+    DEADLINE = "deadline"  # it did not end in time
+    IMPOSSIBLE = "impossible"  # faster than the device's measured peaks
+    FAULT = "fault"  # the kernel log holds a fault of its process
+    UNWRITTEN = "unwritten"  # poisoned output was left as it was
+    OUT_OF_BOUNDS = "out-of-bounds"  # a guard band was written
+    WRONG = "wrong"  # differs from the reference
+    BARRIER = "barrier"  # a barrier in divergent control flow
+    MEMORY = "memory"  # the device ran out of memory
+    CRASH = "crash"  # its process died
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of one run of all launches, by the device's clock.
+
+    `low` and `high` bound the 95 % confidence interval of the median; `yardstick` is the median of the
+    yardstick kernel, measured in turns with it.
+    """
+
+    median: float
+    low: float
+    high: float
+    repeats: int
+    yardstick: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is known of a candidate. `timing` is there when and only when the outcome is RIGHT."""
+
+    outcome: Outcome
+    reason: str  # one sentence; empty for RIGHT
+    timing: Timing | None = None
+    seconds: float = 0.0  # the measurement took, wall time
