@@ -57,9 +57,9 @@ def first_difference(
     """Find the first node (in topological order) of a model with static shapes that computes a wrong value.
 
     `run(variant, inputs)` compiles and runs a model and gives its outputs by name; what it raises as
-    HonedError ends the search with what is known by then. `batch` values are looked at per variant, and no
-    new variant is begun after `seconds`. `precision` is that of the arithmetic, as in `tolerance`. Values that cannot be looked at (those inside subgraphs, or of
-    unknown shape) are passed over.
+    HonedError ends the search with what is known by then. `precision` is that of the arithmetic, as in
+    `tolerance`. `batch` values are looked at per variant, and no new variant is begun after `seconds`.
+    Values that cannot be looked at (those inside subgraphs, or of unknown shape) are passed over.
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -102,9 +102,8 @@ class _Search:
         while behind := self._behind(worst.output):
             if time.monotonic() > deadline:
                 return self._at_most(worst, "the search was ended for lack of time")
-            picked = _spread(behind, batch)
             try:
-                wrong = self._look([*picked, worst.output])
+                wrong = self._look([*self._pick(worst.output, behind, batch), worst.output])
             except _Unanswered as error:
                 return self._at_most(worst, str(error))
             if not wrong:
@@ -157,6 +156,18 @@ class _Search:
         nodes = self._back([name], self.agrees.__contains__) - {self.maker.get(name, -1)}
         outputs = [o for i in sorted(nodes) for o in self.model.graph.node[i].output]
         return [o for o in outputs if o in self.known and o not in self.agrees]
+
+    def _pick(self, name: str, behind: Sequence[str], count: int) -> list[str]:
+        """What to look at next of the values behind `name`.
+
+        What it reads, which proves it right or wrong; a spread over the values that no agreeing value was
+        made of, for the fault more likely lies there; and a spread over all, for it need not.
+        """
+        vouched = self._back(self.agrees, lambda _name: False)
+        suspects = [o for o in behind if self.maker[o] not in vouched]
+        reads = _reads(self.model.graph.node[self.maker[name]])
+        half = (count + 1) // 2
+        return [*_spread(suspects, half), *_spread(behind, half), *(o for o in behind if o in reads)]
 
     def _back(self, names: Iterable[str], stop: Callable[[str], bool]) -> set[int]:
         nodes: set[int] = set()
