@@ -1,0 +1,128 @@
+"""Runs the compiling child, `python -m honed.tuner`, and reads its events."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
+
+from honed.daemon.launch import command
+from honed.daemon.limits import Limits
+from honed.runtime.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, ResourceExhausted
+from honed.runtime.protocol import error_from_map
+
+from .progress import Reporter
+
+_MAX_EVENT_BYTES = 1 << 20
+_MAX_WORDS = 300  # characters of what a dying child said last
+
+
+class CompilerDied(HonedError):
+    """The child ended without a last word, or said something that makes no sense."""
+
+
+def run(arguments: Sequence[str], title: str, limits: Limits) -> dict[str, Any]:
+    """Run `python -m honed.tuner ARGUMENTS` with progress on stderr and return its "done" event.
+
+    The child is killed past `limits.compile_seconds`, and whenever this call ends before it did. Raises
+    ModelRefused with every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
+    """
+    if importlib.util.find_spec("honed.tuner") is None:
+        raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
+    program = [sys.executable, "-m", "honed.tuner", *arguments]
+    with tempfile.TemporaryFile() as log, Reporter(title) as reporter:
+        child = subprocess.Popen(
+            command(program, memory_mib=limits.compile_memory_mib),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+        with _bounded(child, limits.compile_seconds) as late:
+            assert child.stdout is not None
+            last = _last_event(_events(child.stdout), reporter)
+            status = child.wait()
+        if late.is_set():
+            raise DeadlineExceeded(
+                f"compiling took longer than {limits.compile_seconds:g} s; "
+                "compile on a faster machine, or raise --time-limit"
+            )
+        return _result(last, status, log)
+
+
+@contextmanager
+def _bounded(child: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
+    """Kills the child at the end, and when the time is over, which sets the event."""
+    late = threading.Event()
+
+    def stop() -> None:
+        late.set()
+        _kill(child)
+
+    timer = threading.Timer(seconds, stop)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+        if child.poll() is None:
+            _kill(child)
+            child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the child and those it started; it leads a process group unless it is too young for that."""
+    child.kill()
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return  # it had not made its group yet, or all of it is gone
+
+
+def _events(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
+    while data := stream.readline(_MAX_EVENT_BYTES):
+        try:
+            event = json.loads(data)
+        except ValueError as error:
+            raise CompilerDied(f"the compiler said something that is no event: {data[:80]!r}") from error
+        yield event
+
+
+def _last_event(events: Iterator[dict[str, Any]], reporter: Reporter) -> dict[str, Any] | None:
+    last = None
+    for event in events:
+        if event["event"] == "stage":
+            reporter.update(event["stage"], event["fraction"], event["text"])
+        else:
+            last = event
+    return last
+
+
+def _result(last: dict[str, Any] | None, status: int, log: IO[bytes]) -> dict[str, Any]:
+    if last is None:
+        raise _died(status, log)
+    if last["event"] == "refused":
+        raise ModelRefused(last["message"], tuple(last["reasons"]))
+    if last["event"] == "error":
+        raise error_from_map(last)
+    return last
+
+
+def _died(status: int, log: IO[bytes]) -> HonedError:
+    log.seek(0)
+    words = [text.strip() for text in log.read().decode(errors="replace").splitlines() if text.strip()]
+    said = f"; it said last: {words[-1][:_MAX_WORDS]}" if words else ""
+    if status == -signal.SIGKILL:
+        return ResourceExhausted("the compiler was killed, probably because memory ran out; free some memory")
+    how = f"died of {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    return CompilerDied(f"the compiler {how}{said}")

@@ -1,0 +1,166 @@
+"""Command doctor: what is right and wrong with this machine, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, line
+from .parser import add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.daemon.doctor.finding import Finding
+    from honed.daemon.doctor.readings import Readings
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    doctor = add_command(
+        commands,
+        "doctor",
+        _doctor,
+        about="explain this machine's OpenCL and say what to do about what is wrong",
+        details=(
+            "Looks at the OpenCL loader and drivers, the GPU's kernel driver, device nodes and permissions, "
+            "clock, service, folders and software. Ends with status 1 if something must be mended."
+        ),
+        examples="""\
+            hone doctor
+            hone doctor --json
+            hone doctor --profile board.toml      # then elsewhere: hone compile --profile board.toml""",
+    )
+    doctor.add_argument(
+        "--profile",
+        metavar="FILE",
+        type=Path,
+        help="instead write the device's profile, its peaks measured, for compiling on another machine",
+    )
+    doctor.add_argument(
+        "--device", metavar="SPEC", help="the device of --profile: a number or part of its name"
+    )
+
+
+def _doctor(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.profile is not None:
+        return _write_profile(arguments, output)
+    from honed.daemon.doctor import check_machine, check_opencl, check_service
+    from honed.daemon.doctor.finding import failed
+
+    readings = _readings(arguments)
+    findings = [*check_opencl.check(readings), *check_machine.check(readings), *check_service.check(readings)]
+    document = _document(findings, readings)
+    output.emit(document, lambda console: _print(console, findings))
+    return 1 if failed(findings) else 0
+
+
+def _readings(arguments: argparse.Namespace) -> Readings:
+    from honed.daemon.doctor import gather, service
+    from honed.runtime import calls
+
+    uid = os.getuid()
+    daemon, status = service.read_daemon(arguments.socket or calls.default_socket(os.environ))
+    return gather.gather(
+        root=Path("/"),
+        environ=os.environ,
+        uid=uid,
+        gids={os.getgid(), os.getegid(), *os.getgroups()},
+        prober=gather.Children(os.environ),
+        folders=_folders(status, uid),
+        daemon=daemon,
+    )
+
+
+def _folders(status: dict[str, Any], uid: int) -> list[tuple[str, Path]]:
+    """The folders this user's service writes to; those of another user's service are not ours to judge."""
+    from honed.daemon import places
+
+    usual = places.places(os.environ, uid)
+    folders = {"models": usual.state_dir, "caches": usual.cache_dir}
+    if status:
+        told = {"models": status["places"]["state_dir"], "caches": status["places"]["cache_dir"]}
+        folders = {purpose: Path(path) for purpose, path in told.items()}
+        if uid != 0 and any(path.exists() and path.stat().st_uid != uid for path in folders.values()):
+            return []
+    return list(folders.items())
+
+
+def _document(findings: Sequence[Finding], readings: Readings) -> dict[str, Any]:
+    import dataclasses
+
+    plain = dataclasses.asdict(readings, dict_factory=_plain)
+    return {
+        "ok": all(finding.level != "fail" for finding in findings),
+        "findings": [dataclasses.asdict(finding) for finding in findings],
+        "readings": plain,
+    }
+
+
+def _plain(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {key: sorted(value) if isinstance(value, frozenset) else value for key, value in pairs}
+
+
+def _print(console: Console, findings: Sequence[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from .output import clean
+
+    for topic in dict.fromkeys(finding.topic for finding in findings):
+        line(console, topic, "bold")
+        grid = Table.grid(padding=(0, 1))
+        grid.add_column(width=4, no_wrap=True)
+        grid.add_column(overflow="fold")
+        for finding in findings:
+            if finding.topic != topic:
+                continue
+            grid.add_row(Text(finding.level, _STYLES[finding.level]), Text(clean(finding.what)))
+            if finding.remedy:
+                grid.add_row("", Text(f"-> {clean(finding.remedy)}", "cyan"))
+        console.print(grid)
+        console.print()
+    line(console, _verdict(findings))
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    failures = sum(finding.level == "fail" for finding in findings)
+    warnings = sum(finding.level == "warn" for finding in findings)
+    if failures:
+        return f"{failures} to mend, {warnings} to look at."
+    return f"Nothing to mend, {warnings} to look at." if warnings else "All is well."
+
+
+def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.daemon import places
+    from honed.daemon.doctor import probe
+    from honed.runtime.errors import DeviceError
+    from honed.runtime.files import replacing
+
+    from .progress import Reporter
+
+    cache = places.places(os.environ, os.getuid()).cache_dir
+    with Reporter("profile") as reporter:
+        reporter.update("measure", 0.0, "measuring the device's peaks")
+        answer = probe.ask(
+            ["profile", arguments.device or "", str(cache)], os.environ, probe.PROFILE_DEADLINE
+        )
+    if answer.ended != "ok":
+        raise DeviceError(f"the device's profile cannot be made: {answer.error}")
+    with replacing(arguments.profile) as file:
+        file.write(answer.document["toml"].encode())
+    document = {"output": str(arguments.profile), "device": answer.document["device"]}
+    output.emit(
+        document,
+        lambda console: line(
+            console,
+            f"{arguments.profile} describes {answer.document['device']}; compile for it elsewhere with: "
+            f"hone compile MODEL.onnx -o MODEL.honed --profile {arguments.profile}",
+        ),
+    )
+    return 0

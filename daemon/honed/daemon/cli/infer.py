@@ -1,0 +1,98 @@
+"""Command infer: run a model once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, line, shape_text, table
+from .parser import Parser, add_command, named_file, seconds, unique
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    infer = add_command(
+        commands,
+        "infer",
+        _infer,
+        about="run a model once on .npy files, or on made-up inputs",
+        details="Prints a summary of each output and writes it to OUTPUT-DIR/<output>.npy.",
+        examples="""\
+            hone infer lightglue --random
+            hone infer mobilenet --input image=cat.npy --output-dir out
+            hone infer mobilenet --input image=cat.npy --output-dir out --json""",
+    )
+    add_input_options(infer)
+    infer.add_argument(
+        "--output-dir", metavar="D", type=Path, help="folder for the outputs (default: they are not kept)"
+    )
+    infer.add_argument(
+        "--timeout", metavar="S", type=seconds, default=60.0, help="seconds to wait (default 60)"
+    )
+
+
+def add_input_options(parser: Parser) -> None:
+    """The model and what to run it on, as infer and bench take them."""
+    parser.add_argument("model", metavar="M", help="name of the model")
+    parser.add_argument(
+        "--input",
+        action="append",
+        type=named_file,
+        default=[],
+        metavar="NAME=FILE.npy",
+        help="an input; give one for each",
+    )
+    parser.add_argument("--random", action="store_true", help="make up the inputs that are not given")
+    parser.add_argument("--seed", type=int, default=0, help="of made-up inputs (default 0)")
+
+
+def _infer(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    from . import arrays
+
+    with Client(arguments.socket) as client:
+        values = arrays.collect(
+            client.metadata(arguments.model)["inputs"],
+            unique("--input", arguments.input),
+            model=arguments.model,
+            random=arguments.random,
+            seed=arguments.seed,
+        )
+        outputs = client.infer(arguments.model, values, timeout=arguments.timeout)
+    files = arrays.save(arguments.output_dir, outputs) if arguments.output_dir else {}
+    document = {
+        "model": arguments.model,
+        "outputs": [
+            {"name": name, **arrays.summary(array), "file": str(files[name]) if files else None}
+            for name, array in outputs.items()
+        ],
+    }
+    output.emit(document, lambda console: _print(console, document))
+    return 0
+
+
+def _print(console: Console, document: Mapping[str, Any]) -> None:
+    rows = [
+        (
+            entry["name"],
+            shape_text(entry["dtype"], entry["shape"]),
+            _number(entry["min"]),
+            _number(entry["max"]),
+            entry["file"] or "-",
+        )
+        for entry in document["outputs"]
+    ]
+    console.print(table(("output", "type", ">min", ">max", "file"), rows))
+    for entry in document["outputs"]:
+        if entry["not_finite"]:
+            line(console, f"{entry['name']} has {entry['not_finite']} elements that are NaN or infinite.")
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"

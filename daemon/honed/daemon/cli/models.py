@@ -1,0 +1,263 @@
+"""Commands on the service's models: status, list, add, show, remove."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, bytes_text, clean, fields, line, seconds_text, shape_text, table
+from .parser import add_command, add_compile_options, unique
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def register(commands: Any) -> None:
+    """Add these commands to the parser."""
+    add_command(
+        commands,
+        "status",
+        _status,
+        about="say what the service is doing, and on which device",
+        examples="hone status\nhone status --json",
+    )
+    add_command(
+        commands,
+        "list",
+        _list,
+        about="list the models of the service",
+        examples="hone list\nhone list --json",
+    )
+    add = add_command(
+        commands,
+        "add",
+        _add,
+        about="add a model: compile it, prove it right, serve it",
+        details="Takes an ONNX file, with its external data beside it, or a compiled .honed file.",
+        examples="""\
+            hone add lightglue.onnx
+            hone add yolox.onnx --name detector --shape images=1,3,416,416
+            hone add squeezenet.onnx --precision fp32 --replace""",
+    )
+    add.add_argument("file", metavar="FILE", type=Path, help="an ONNX or .honed file")
+    add.add_argument("--name", metavar="N", help="the name to serve it by (default: the file's name)")
+    add_compile_options(add)
+    add.add_argument(
+        "--replace",
+        action="store_true",
+        help="take the place of a model of that name once the new one is ready",
+    )
+    show = add_command(
+        commands,
+        "show",
+        _show,
+        about="show where a model comes from, how it was proven right, and its kernels",
+        examples="hone show lightglue\nhone show lightglue --json",
+    )
+    show.add_argument("model", metavar="M", help="name of the model")
+    remove = add_command(
+        commands,
+        "remove",
+        _remove,
+        about="remove a model and its files for good",
+        examples="hone remove lightglue",
+    )
+    remove.add_argument("model", metavar="M", help="name of the model")
+
+
+def _status(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        status = client.status()
+    output.emit(status, lambda console: _print_status(console, status))
+    return 0
+
+
+def _print_status(console: Console, status: Mapping[str, Any]) -> None:
+    worker, places, device = status["worker"], status["places"], status["device"]
+    models = ", ".join(f"{n} {state.lower()}" for state, n in status["models"].items() if n) or "none"
+    reason = f": {worker['reason']}" if worker["reason"] else ""
+    restarts = f", restarted {worker['restarts']} times" if worker["restarts"] else ""
+    rows = [
+        ("service", f"{status['name']} {status['version']}, process {status['pid']}, "
+                    f"up {seconds_text(status['uptime_seconds'])}"),
+        ("socket", places["socket"]),
+        ("models in", places["state_dir"]),
+        ("device", f"{device['name']} ({device['platform']}), driver {device['driver_version']}"
+                   if device else "none yet"),
+        ("worker", f"{worker['state']}{restarts}{reason}"),
+        ("models", models),
+        ("requests", f"{status['queue']['waiting']} waiting, {status['queue']['running']} running"),
+        ("connections", str(status["connections"])),
+    ]  # fmt: skip
+    if status["peaks"]:
+        rows.insert(4, ("peaks", peaks_text(status["peaks"])))
+    rows += [
+        ("adding", f"{job['model_name']}: {job['fraction']:.0%} {job['text'] or job['stage']}")
+        for job in status["jobs"]
+    ]
+    rows += [("damaged", name) for name in status["damaged"]]
+    console.print(fields(rows))
+
+
+def peaks_text(peaks: Mapping[str, Any]) -> str:
+    """Measured peaks in one line."""
+    fp16 = f"{peaks['fp16_gflops']:.0f} GFLOP/s fp16, " if peaks.get("fp16_gflops") else ""
+    return (
+        f"{peaks['fp32_gflops']:.0f} GFLOP/s fp32, {fp16}{peaks['bandwidth_gbs']:.1f} GB/s, "
+        f"{peaks['launch_us']:.1f} us a launch"
+    )
+
+
+def _list(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        models = client.models()
+        statistics = {entry["name"]: entry for entry in client.statistics()}
+    listed = [{**model, **_served(statistics.get(model["name"]))} for model in models]
+    output.emit({"models": listed}, lambda console: _print_list(console, listed))
+    return 0
+
+
+def _served(entry: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Inferences since the service started, and the mean time of one on the device."""
+    if entry is None:
+        return {"inferences": 0, "mean_ms": None}
+    spent = entry["inference_stats"]["compute_infer"]
+    mean = spent["ns"] / spent["count"] / 1e6 if spent["count"] else None
+    return {"inferences": entry["inference_count"], "mean_ms": mean}
+
+
+def _print_list(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
+    if not models:
+        line(console, "There are no models yet; add one with 'hone add FILE'.")
+        return
+    rows = [
+        (
+            model["name"],
+            model["state"].lower(),
+            str(model["inferences"]),
+            f"{model['mean_ms']:.2f}" if model["mean_ms"] is not None else "-",
+            model["reason"],
+        )
+        for model in models
+    ]
+    console.print(table(("model", "state", ">inferences", ">mean ms", "reason"), rows))
+
+
+def _add(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    from .progress import Reporter
+
+    shapes = unique("--shape", arguments.shape)
+    title = f"add {arguments.name or arguments.file.name}"
+    with Reporter(title) as reporter, Client(arguments.socket) as client:
+        added = client.add(
+            arguments.file,
+            name=arguments.name,
+            shapes=shapes,
+            precision=arguments.precision,
+            replace=arguments.replace,
+            progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
+        )
+    output.emit(added, lambda console: _print_added(console, added))
+    return 0
+
+
+def _print_added(console: Console, added: Mapping[str, Any]) -> None:
+    line(
+        console,
+        f"{added['model_name']} is served: {added['kernels']} kernels, {added['launches']} launches an "
+        f"inference, added in {added['seconds']:.1f} s.",
+    )
+    for note in added["notes"]:
+        line(console, f"note: {note}")
+
+
+def _remove(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        client.remove(arguments.model)
+    output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
+    return 0
+
+
+def _show(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        model = client.show(arguments.model)
+    output.emit(model, lambda console: _print_model(console, model))
+    return 0
+
+
+def _print_model(console: Console, model: Mapping[str, Any]) -> None:
+    from datetime import datetime
+
+    source, device = model["source"], model["device"]
+    state = model["state"].lower() + (f": {model['reason']}" if model["reason"] else "")
+    console.print(fields([
+        ("model", f"{model['name']} ({state})"),
+        ("source", f"{source['filename']}, opset {source['opset']}, by {source['producer'] or 'unknown'}"),
+        ("sha256", f"{source['sha256']} (source)"),
+        ("", f"{model['sha256']} (compiled)"),
+        ("added", datetime.fromtimestamp(model["added"]).astimezone().isoformat(" ", "seconds")),
+        ("asked for", f"precision {model['precision']}{_asked_shapes(model['shapes'])}"),
+        ("computes in", source["precision"]),
+        ("compiled for", f"{device['name']} ({device['platform']}), driver {device['driver_version']}"),
+        ("compiled by", ", ".join(f"{name} {version}" for name, version in model["compiler"].items())),
+        ("size", f"file {bytes_text(model['bytes'])}; on the device constants "
+                 f"{bytes_text(model['constant_bytes'])}, scratch {bytes_text(model['arena_bytes'])}"),
+        ("steps", f"{model['launches']} launches of {len(model['kernels'])} kernels, "
+                  f"{model['copies']} copies, {model['host_calls']} host calls"),
+        *_proof(model),
+        *(("note", note) for note in model["notes"]),
+    ]))  # fmt: skip
+    console.print()
+    tensors = [("in", t) for t in model["inputs"]] + [("out", t) for t in model["outputs"]]
+    console.print(
+        table(
+            ("", "tensor", "type"),
+            [(k, t["name"], shape_text(t["datatype"], t["shape"])) for k, t in tensors],
+        )
+    )
+    console.print()
+    console.print(
+        table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model["kernels"]))
+    )
+
+
+def _asked_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
+    return "".join(f", {name} {list(shape)}" for name, shape in shapes.items())
+
+
+def _kernel_row(kernel: Mapping[str, Any]) -> tuple[str, ...]:
+    grid, block = ("x".join(map(str, kernel[key])) for key in ("grid", "block"))
+    return (kernel["name"], str(kernel["launches"]), grid, block, kernel["schedule"])
+
+
+def _proof(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the compiled form was compared with, when compiled and when loaded here."""
+    proof, checked = model["proof"], model["checked"]
+    rows = []
+    if proof is None:
+        rows.append(("proof", "none: the file carries no reference outputs"))
+    else:
+        where = f" on {proof['device']}" if proof["device"] else ", not run when it was compiled"
+        rows.append(("proof", f"{proof['probes']} inputs against {proof['reference']}{where}"))
+        rows += [("", _compared(output)) for output in proof["outputs"]]
+    if checked is not None:
+        rows.append(("checked", f"again when it was loaded on {checked['device']}"))
+        rows += [("", _compared(output)) for output in checked["outputs"]]
+    return rows
+
+
+def _compared(entry: Mapping[str, Any]) -> str:
+    error = "not measured" if entry["error"] is None else f"error {entry['error']:.2g} of the largest value"
+    return f"{clean(entry['name'])}: {error}, allowed {entry['tolerance']:.2g}"

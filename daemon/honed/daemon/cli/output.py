@@ -1,0 +1,129 @@
+"""What a command prints: one JSON document, or tables and lines made for a terminal.
+
+Names come from model files and other processes, so nothing unprintable reaches the terminal (`clean`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_WIDTH = (100, 24)  # where the output is no terminal
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command's result goes."""
+
+    json: bool
+
+    def emit(self, document: Mapping[str, Any], render: Callable[[Console], None]) -> None:
+        """Print `document` under --json, else let `render` print it for people."""
+        if self.json:
+            print_json(document)
+        else:
+            render(console(sys.stdout))
+
+
+def print_json(document: Mapping[str, Any]) -> None:
+    """One JSON document on stdout. NaN and infinity, which JSON lacks, become null."""
+    json.dump(_finite(document), sys.stdout, indent=2, allow_nan=False)
+    sys.stdout.write("\n")
+
+
+def console(stream: TextIO) -> Console:
+    """A console on `stream` as wide as the terminal; it takes text as it is, without markup."""
+    from rich.console import Console
+
+    width = shutil.get_terminal_size(_WIDTH).columns
+    return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+    """A table; columns whose heading starts with ">" are aligned right. Long cells are folded, not cut."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(box=None, pad_edge=False, show_edge=False, title=title or None, title_justify="left")
+    for heading in columns:
+        right = heading.startswith(">")
+        made.add_column(
+            heading.lstrip(">"),
+            justify="right" if right else "left",
+            overflow="fold",
+            no_wrap=right,
+            header_style="bold",
+        )
+    for row in rows:
+        made.add_row(*(Text(clean(cell)) for cell in row))
+    return made
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> Table:
+    """Names and values, one pair a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        made.add_row(Text(name), Text(clean(value)))
+    return made
+
+
+def line(to: Console, text: str, style: str = "") -> None:
+    """One paragraph, unprintable characters shown as escapes."""
+    from rich.text import Text
+
+    to.print(Text(clean(text), style=style))
+
+
+def clean(text: str) -> str:
+    """`text` with everything that could steer a terminal, newlines included, as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def shape_text(datatype: str, shape: Sequence[int]) -> str:
+    """`float32 [1, 3, 224, 224]`."""
+    return f"{datatype} [{', '.join(map(str, shape))}]"
+
+
+def bytes_text(count: float) -> str:
+    """A size in the unit that fits it."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def seconds_text(seconds: float) -> str:
+    """A span of time for people."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

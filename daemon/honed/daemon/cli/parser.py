@@ -1,0 +1,142 @@
+"""What the commands' parsers share: global options, errors as exceptions, values of options."""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from .output import Output
+
+Run = Callable[[argparse.Namespace, Output], int]
+
+
+class UsageError(Exception):
+    """The command line itself is wrong; one sentence that ends with where to read more."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that raises UsageError instead of printing its usage and exiting."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise UsageError."""
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+
+class VersionAction(argparse.Action):
+    """--version; looks the version up only when it is asked for."""
+
+    def __init__(self, option_strings: list[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, help=options.get("help"))
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print it and exit."""
+        from importlib.metadata import version
+
+        print(f"{parser.prog} {version('honed')}")
+        parser.exit()
+
+
+def add_command(
+    commands: Any, name: str, run: Run, *, about: str, details: str = "", examples: str
+) -> Parser:
+    """A subcommand that `run` carries out; its help ends with `examples`."""
+    parser: Parser = commands.add_parser(
+        name,
+        help=about,
+        description=f"{_capital(about)}.{' ' if details else ''}{details}",
+        epilog=f"examples:\n{textwrap.indent(textwrap.dedent(examples).strip(), '  ')}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.description = textwrap.fill(parser.description or "", 90)
+    parser.set_defaults(run=run)
+    add_global_options(parser, nested=True)
+    return parser
+
+
+def add_global_options(parser: argparse.ArgumentParser, *, nested: bool = False) -> None:
+    """--socket and --json, which may stand before or after the command's name."""
+    group = parser.add_argument_group("options of every command") if nested else parser
+    unset: Any = argparse.SUPPRESS if nested else None
+    group.add_argument(
+        "--socket",
+        metavar="PATH",
+        default=unset,
+        help="the service's socket (default: $HONED_SOCKET, else where honed listens)",
+    )
+    group.add_argument(
+        "--json",
+        action="store_true",
+        default=argparse.SUPPRESS if nested else False,
+        help="print one JSON document on standard output, also for errors",
+    )
+
+
+def add_compile_options(parser: argparse.ArgumentParser) -> None:
+    """--shape and --precision, as `add` and `compile` take them."""
+    parser.add_argument(
+        "--shape",
+        action="append",
+        type=shape,
+        default=[],
+        metavar="IN=1,3,224,224",
+        help="the shape of an input whose sizes the model leaves open; may be given for each input",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "fp32", "fp16"),
+        default="auto",
+        help="type of the arithmetic (default auto: the model's own where the device has it)",
+    )
+
+
+def shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """`IN=1,3,224,224` as a name and sizes; a name may hold an equals sign."""
+    name, equals, sizes = text.rpartition("=")
+    parts = sizes.split(",")
+    if not name or not equals or not all(p.strip().isascii() and p.strip().isdigit() for p in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form IN=1,3,224,224")
+    return name, tuple(int(p) for p in parts)
+
+
+def named_file(text: str) -> tuple[str, Path]:
+    """`NAME=FILE.npy` as a name and a path; a file may hold an equals sign."""
+    name, equals, file = text.partition("=")
+    if not name or not equals or not file:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=FILE.npy")
+    return name, Path(file)
+
+
+def unique(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Repeated `option`s as a dict; raises UsageError where a name is given twice."""
+    found: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in found:
+            raise UsageError(f"{option} is given twice for {name!r}; give it once")
+        found[name] = value
+    return found
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A positive number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

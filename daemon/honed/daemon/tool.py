@@ -1,0 +1,108 @@
+"""`hone`, the command line. Exit status: 0 done, 1 failed, 2 used wrongly, 130 interrupted.
+
+Commands import what they need when they run, so that the quick ones stay quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from honed.runtime.errors import HonedError
+
+from .cli import bench, compiling, doctor, infer, models, profiling
+from .cli.output import Output, clean, print_json
+from .cli.parser import Parser, UsageError, VersionAction, add_global_options
+
+DONE, FAILED, USED_WRONGLY = 0, 1, 2
+INTERRUPTED = 128 + signal.SIGINT
+BROKEN_PIPE = 128 + signal.SIGPIPE
+_EXAMPLES = """\
+examples:
+  hone demo lightglue -o lightglue.onnx
+  hone add lightglue.onnx
+  hone infer lightglue --random --output-dir out
+  hone profile lightglue
+  hone doctor
+
+environment:
+  HONED_SOCKET   the service's socket, as --socket
+  HONED_DEVICE   the OpenCL device that compile and doctor use, as --device
+
+'hone COMMAND --help' explains a command.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; prints, and raises nothing."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _run(arguments)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not complain about it when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    return status
+
+
+def parser() -> Parser:
+    """The whole command line."""
+    made = Parser(
+        prog="hone",
+        description="Models on this machine's OpenCL device, through the honed service.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add_global_options(made)
+    made.add_argument("--version", action=VersionAction, help="print the version and exit")
+    commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
+    for group in (models, infer, bench, profiling, compiling, doctor):
+        group.register(commands)
+    return made
+
+
+def _run(argv: Sequence[str]) -> int:
+    as_json = "--json" in argv
+    try:
+        arguments = parser().parse_args(argv)
+        status: int = arguments.run(arguments, Output(json=arguments.json))
+    except UsageError as error:
+        return _fail(as_json, USED_WRONGLY, "INVALID_ARGUMENT", str(error))
+    except SystemExit as exit_:  # --help and --version have printed
+        return int(exit_.code or 0)
+    except HonedError as error:
+        return _fail(as_json, FAILED, error.code, str(error), getattr(error, "reasons", ()))
+    except BrokenPipeError:
+        raise
+    except MemoryError:
+        return _fail(as_json, FAILED, "RESOURCE_EXHAUSTED", "memory ran out; close something and try again")
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        return _fail(as_json, FAILED, "INTERNAL", f"{what}{error.strerror or error}; mend that and try again")
+    except Exception as error:
+        if os.environ.get("HONED_TRACEBACK"):
+            raise
+        told = f"an error in hone itself ({type(error).__name__}: {error}); report it with the output of "
+        return _fail(as_json, FAILED, "INTERNAL", f"{told}the same command under HONED_TRACEBACK=1")
+    return status
+
+
+def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence[str] = ()) -> int:
+    """Say what is wrong on stderr, and on stdout too where JSON is expected there."""
+    print(f"hone: {clean(message)}", file=sys.stderr)
+    for reason in reasons:
+        print(f"  - {clean(reason)}", file=sys.stderr)
+    if as_json:
+        print_json({"error": {"code": code, "message": message, "reasons": list(reasons)}})
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
