@@ -11,7 +11,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from . import fold
-from .values import Array, Refuse, Value, numpy_dtype
+from .values import Refuse, Value, numpy_dtype
 
 TARGET_OPSET = 21  # what normalised graphs are written in
 SHAPE_DATA_LIMIT = 4096  # elements; a constant longer than this is never a shape, axes or pads
@@ -48,7 +48,7 @@ def infer(node: onnx.NodeProto, opset: int, values: Sequence[Value | None]) -> l
             data,
             opset_imports=[helper.make_opsetid("", opset)],
         )
-    except Exception as error:  # noqa: BLE001 - a C++ exception without a Python class of its own
+    except Exception as error:  # a C++ exception without a Python class of its own
         text = " ".join(str(error).split())
         raise Refuse(f"its types or shapes contradict: {text}") from error
     return [found.get(name) for name in node.output]

@@ -69,15 +69,15 @@ class Call:
         """All inputs, each a tensor."""
         return [self.x(i) for i in range(len(self.inputs))]
 
-    def int(self, name: str, default: int = 0) -> int:
+    def integer(self, name: str, default: int = 0) -> int:
         """An integer attribute."""
         return int(self.attrs.get(name, default))
 
-    def float(self, name: str, default: float) -> float:
+    def number(self, name: str, default: float) -> float:
         """A floating point attribute."""
         return float(self.attrs.get(name, default))
 
-    def str(self, name: str, default: str) -> str:
+    def text(self, name: str, default: str) -> str:
         """A string attribute."""
         found = self.attrs.get(name, default)
         return found.decode("utf-8", "replace") if isinstance(found, bytes) else str(found)

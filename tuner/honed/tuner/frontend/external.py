@@ -70,13 +70,13 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
 
 def expected_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes of raw data its type and shape call for; raises ModelRefused for a type ONNX does not know."""
-    count = math.prod(tensor.dims)
+    count: int = math.prod(tensor.dims)
     if any(d < 0 for d in tensor.dims):
         raise ModelRefused(
             f"the model is damaged: tensor {tensor.name!r} has a negative dimension; export it again"
         )
     if tensor.data_type in _PACKED_BITS:
-        return -(-count * _PACKED_BITS[tensor.data_type] // 8)
+        return -(-count * int(_PACKED_BITS[tensor.data_type]) // 8)
     try:
         return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except KeyError:
@@ -170,14 +170,12 @@ def _read(path: Path, entries: dict[str, str], expected: int, name: str) -> byte
         offset = int(entries.get("offset") or 0)
         length = int(entries.get("length") or expected)
     except ValueError:
-        raise ModelRefused(
-            f"external data of tensor {name!r} has an offset or length that is no number"
-        ) from None
+        raise ModelRefused(f"external data of tensor {name!r} has no numeric offset or length") from None
     size = path.stat().st_size
     if offset < 0 or length != expected or offset + length > size:
         raise ModelRefused(
-            f"external data of tensor {name!r} (offset {offset}, length {length}, needed {expected}) does not fit "
-            f"its file of {size} bytes; fetch the file again"
+            f"external data of tensor {name!r} (offset {offset}, length {length}, needed {expected}) "
+            f"does not fit its file of {size} bytes; fetch the file again"
         )
     with path.open("rb") as stream:
         stream.seek(offset)

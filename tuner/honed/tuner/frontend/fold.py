@@ -68,7 +68,7 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
         with np.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             results = ReferenceEvaluator(model).run(None, inputs)
-    except Exception as error:  # noqa: BLE001 - the evaluator raises whatever NumPy raised
+    except Exception as error:  # the evaluator raises whatever NumPy raised
         raise Refuse(f"its constant value cannot be computed: {type(error).__name__}: {error}") from error
     by_name = dict(zip(present, results, strict=True))
     return [by_name.get(name) for name in node.output]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx import checker
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
@@ -79,9 +79,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     opset = opsets.get("", 1)
     if opset > MAX_OPSET:
-        raise ModelRefused(
-            f"{file.name} uses ONNX opset {opset}, above {MAX_OPSET}; export it with opset {MAX_OPSET} or older"
-        )
+        raise ModelRefused(f"{file.name} uses ONNX opset {opset}; export it with opset {MAX_OPSET} or older")
     local = {(f.domain, f.name) for f in model.functions}
     unknown: dict[str, list[str]] = {}
     for node in model.graph.node:
@@ -94,7 +92,7 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
         raise ModelRefused(
             f"{file.name} uses operators that ONNX opset {opset} does not define: {', '.join(unknown)}",
             tuple(
-                f"{op} (ai.onnx, opset {opset}; {len(names)} node(s): {', '.join(names[:3])}): no such operator"
+                f"{op} (ai.onnx, opset {opset}; {len(names)} nodes: {', '.join(names[:3])}): no such operator"
                 for op, names in unknown.items()
             ),
         )

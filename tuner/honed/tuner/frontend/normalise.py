@@ -10,7 +10,7 @@ from onnx import helper, numpy_helper
 
 from honed.runtime.errors import ModelRefused
 
-from . import rules as rules  # registers the rules
+from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
 from .load import FrontendLimits
 from .precision import Precision, convert
@@ -18,6 +18,8 @@ from .reasons import Reasons
 from .signature import TensorSpec, bind_inputs, carried
 from .values import Item, Refuse, Unknown, Value
 from .walk import Scope, Walker
+
+__all__ = ["Normalised", "normalise", "rules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

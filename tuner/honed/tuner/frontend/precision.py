@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import onnx
@@ -13,10 +13,11 @@ from onnx import TensorProto, numpy_helper
 from honed.runtime.errors import InvalidArgument
 
 from .signature import TensorSpec
+from .values import Array
 
 Precision = Literal["auto", "fp32", "fp16"]
 _HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
-_NUMPY = {_HALF: np.float16, _SINGLE: np.float32, _DOUBLE: np.float64}
+_NUMPY: dict[int, type[np.floating[Any]]] = {_HALF: np.float16, _SINGLE: np.float32, _DOUBLE: np.float64}
 _LABEL = {_HALF: "fp16", _SINGLE: "fp32", _DOUBLE: "fp64"}
 
 
@@ -85,7 +86,7 @@ def _retype(graph: onnx.GraphProto, types: dict[int, int]) -> None:
                 attribute.i = types.get(attribute.i, attribute.i)
 
 
-def _saturated(array: np.ndarray, to: int) -> np.ndarray:
+def _saturated(array: Array, to: int) -> Array:
     """The array in the type `to`; finite values stay finite, so that masks of -1e9 remain usable in fp16."""
     limits = np.finfo(_NUMPY[to])
     narrow = np.finfo(array.dtype).max > limits.max

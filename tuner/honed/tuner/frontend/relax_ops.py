@@ -41,7 +41,7 @@ def core(*names: str) -> Callable[[Import], Import]:
     """Register the Relax form of core operators."""
 
     def register(function: Import) -> Import:
-        CORE.update({name: function for name in names})
+        CORE.update(dict.fromkeys(names, function))
         return function
 
     return register

@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """A tensor: name in the normalised graph, NumPy dtype, static shape, and its data where it is constant."""
+    """A tensor: its name in the normalised graph, dtype, static shape, and its data where it is constant."""
 
     name: str
     dtype: np.dtype[Any]
@@ -68,7 +68,7 @@ class Unknown:
 Item = Value | Listing | Nothing | Unknown
 
 
-class Refuse(Exception):  # noqa: N818
+class Refuse(Exception):
     """One node cannot be compiled; the text says why, without naming the node."""
 
 
@@ -80,6 +80,7 @@ def elem_type(dtype: np.dtype[Any]) -> int:
 def numpy_dtype(elem: int) -> np.dtype[Any]:
     """NumPy's dtype for ONNX's number; raises Refuse where ONNX knows no such type."""
     try:
-        return np.dtype(helper.tensor_dtype_to_np_dtype(elem))
+        found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(elem))
     except KeyError:
         raise Refuse(f"element type number {elem} does not exist") from None
+    return found

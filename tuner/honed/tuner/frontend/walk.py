@@ -1,4 +1,4 @@
-"""Walking a source graph node by node: fold, rewrite, expand functions and constant branches, collect refusals."""
+"""Walking a source graph node by node: fold, rewrite, expand functions and branches, collect refusals."""
 
 from __future__ import annotations
 
@@ -90,12 +90,12 @@ class Walker:
             attrs={a.name: _plain(a) for a in node.attribute},
             builder=self._builder,
         )
-        _refuse_foreign_types(call)
-        if call.op == "If" and not domain:
-            return self._branch(call, opsets, scope)
         folded = self._fold(call)
         if folded is not None:
             return folded
+        _refuse_foreign_types(call)
+        if call.op == "If" and not domain:
+            return self._branch(call, opsets, scope)
         known = RULES.get((domain, call.op))
         if known is not None:
             result = known(self._builder, call)

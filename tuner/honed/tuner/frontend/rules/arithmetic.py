@@ -7,9 +7,9 @@ import functools
 import numpy as np
 from onnx import TensorProto
 
-from ..builder import Builder
-from ..call import Call, normal_axis, rule
-from ..values import Item, Nothing, Refuse, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Item, Nothing, Refuse, Value, elem_type, numpy_dtype
 
 _UNARY = (
     "Abs",
@@ -25,7 +25,19 @@ _UNARY = (
     "Cosh",
     "Erf",
     "Exp",
-) + ("Floor", "IsNaN", "Log", "Neg", "Not", "Round", "Sigmoid", "Sin", "Sinh", "Sqrt", "Tan", "Tanh")
+    "Floor",
+    "IsNaN",
+    "Log",
+    "Neg",
+    "Not",
+    "Round",
+    "Sigmoid",
+    "Sin",
+    "Sinh",
+    "Sqrt",
+    "Tan",
+    "Tanh",
+)
 _BINARY = ("Add", "Sub", "Mul", "Div", "And", "Or", "Xor", "Equal", "Less", "Greater")
 _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 
@@ -50,8 +62,8 @@ def sign(b: Builder, c: Call) -> Value:
 def pair(b: Builder, c: Call) -> tuple[Value, Value]:
     """Both inputs, the second placed by the `axis` attribute that opsets below 7 broadcast by."""
     x, y = c.x(0), c.x(1)
-    if c.opset < 7 and c.int("broadcast") and y.rank < x.rank and "axis" in c.attrs:
-        axis = normal_axis(c.int("axis"), x.rank)
+    if c.opset < 7 and c.integer("broadcast") and y.rank < x.rank and "axis" in c.attrs:
+        axis = normal_axis(c.integer("axis"), x.rank)
         y = b("Reshape", y, b.ints(*y.shape, *[1] * (x.rank - axis - y.rank)))
     return x, y
 
@@ -88,7 +100,7 @@ def modulo(b: Builder, c: Call) -> Value:
     """Integers keep Mod; floating point fmod(x, y) = x - trunc(x / y) * y."""
     x, y = c.x(0), c.x(1)
     if not x.is_float:
-        return b("Mod", x, y, fmod=c.int("fmod"))
+        return b("Mod", x, y, fmod=c.integer("fmod"))
     ratio = b("Div", x, y)
     whole = b("Where", b("Less", ratio, b.like(0, ratio)), b("Ceil", ratio), b("Floor", ratio))
     return b("Sub", x, b("Mul", whole, y))
@@ -97,7 +109,7 @@ def modulo(b: Builder, c: Call) -> Value:
 @rule("BitShift")
 def shift(b: Builder, c: Call) -> Value:
     """Shifts of unsigned integers."""
-    return b("BitShift", c.x(0), c.x(1), direction=c.str("direction", "LEFT"))
+    return b("BitShift", c.x(0), c.x(1), direction=c.text("direction", "LEFT"))
 
 
 @rule("Max", "Min", "Sum", "Mean")
@@ -125,9 +137,9 @@ def is_inf(b: Builder, c: Call) -> Value:
     """Comparisons with the infinities asked for."""
     x = c.x()
     high, low = b("Equal", x, b.like(np.inf, x)), b("Equal", x, b.like(-np.inf, x))
-    if not c.int("detect_negative", 1):
-        return high if c.int("detect_positive", 1) else b("Less", x, x)
-    return b("Or", high, low) if c.int("detect_positive", 1) else low
+    if not c.integer("detect_negative", 1):
+        return high if c.integer("detect_positive", 1) else b("Less", x, x)
+    return b("Or", high, low) if c.integer("detect_positive", 1) else low
 
 
 @rule("Clip")
@@ -135,8 +147,8 @@ def clip(b: Builder, c: Call) -> Value:
     """Bounds from attributes (opset 6) or inputs (opset 11)."""
     x = c.x()
     if c.opset < 11:
-        low = b.like(c.float("min", 0.0), x) if "min" in c.attrs else None
-        high = b.like(c.float("max", 0.0), x) if "max" in c.attrs else None
+        low = b.like(c.number("min", 0.0), x) if "min" in c.attrs else None
+        high = b.like(c.number("max", 0.0), x) if "max" in c.attrs else None
     else:
         low, high = c.opt(1), c.opt(2)
     if low is not None:
@@ -148,7 +160,7 @@ def clip(b: Builder, c: Call) -> Value:
 def cast(b: Builder, c: Call) -> Value:
     """Conversions between the element types honed carries."""
     x = c.x()
-    to = c.int("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
+    to = c.integer("to") if c.op == "Cast" else elem_type(c.x(1).dtype)
     if numpy_dtype(to).kind not in "biuf" or numpy_dtype(to).itemsize > 8:
         raise Refuse(f"it casts to {TensorProto.DataType.Name(to).lower()}, which honed does not carry")
     return x if elem_type(x.dtype) == to else b("Cast", x, to=to)
@@ -165,7 +177,7 @@ def dropout(b: Builder, c: Call) -> list[Value]:
     """The input itself when not training; the mask keeps everything."""
     x = c.x()
     training = bool(c.opt_const(2, "training_mode")) if c.opset >= 12 else False
-    if c.opset < 7 and not c.int("is_test"):
+    if c.opset < 7 and not c.integer("is_test"):
         training = "is_test" in c.attrs
     ratio = float(c.opt_const(1, "ratio") or 0.5) if c.opset >= 12 and c.opt(1) else 0.5
     if training and ratio != 0.0:
@@ -187,14 +199,14 @@ def _positive_or(b: Builder, x: Value, otherwise: Value) -> Value:
 
 @rule("LeakyRelu")
 def leaky_relu(b: Builder, c: Call) -> Value:
-    """x below 0 times alpha."""
+    """`x` below 0 times alpha."""
     x = c.x()
-    return _positive_or(b, x, b("Mul", x, b.like(c.float("alpha", 0.01), x)))
+    return _positive_or(b, x, b("Mul", x, b.like(c.number("alpha", 0.01), x)))
 
 
 @rule("PRelu")
 def prelu(b: Builder, c: Call) -> Value:
-    """x below 0 times a slope, which below opset 7 lies along the channels."""
+    """`x` below 0 times a slope, which below opset 7 lies along the channels."""
     x, slope = c.x(0), c.x(1)
     if c.opset < 7 and slope.rank == 1 and x.rank > 1:
         slope = b("Reshape", slope, b.ints(*slope.shape, *[1] * (x.rank - 2)))
@@ -203,29 +215,29 @@ def prelu(b: Builder, c: Call) -> Value:
 
 @rule("Elu", "Selu", "Celu")
 def elu(b: Builder, c: Call) -> Value:
-    """alpha * (exp(x) - 1) below 0; Selu scales both sides, Celu divides inside (ONNX's definitions)."""
+    """`alpha` * (exp(x) - 1) below 0; Selu scales both sides, Celu divides inside (ONNX's definitions)."""
     x = c.x()
-    alpha = c.float("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
+    alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
     inner = b("Div", x, b.like(alpha, x)) if c.op == "Celu" else x
     # exp of large positive x would give infinities that Where drops, but fp16 devices may trap: cap at 0.
     grown = b("Exp", b("Min", inner, b.like(0, x)))
     result = _positive_or(b, x, b("Mul", b("Sub", grown, b.like(1, x)), b.like(alpha, x)))
     if c.op != "Selu":
         return result
-    return b("Mul", result, b.like(c.float("gamma", 1.05070102214813232421875), x))
+    return b("Mul", result, b.like(c.number("gamma", 1.05070102214813232421875), x))
 
 
 @rule("HardSigmoid")
 def hard_sigmoid(b: Builder, c: Call) -> Value:
     """max(0, min(1, alpha * x + beta))."""
     x = c.x()
-    line = b("Add", b("Mul", x, b.like(c.float("alpha", 0.2), x)), b.like(c.float("beta", 0.5), x))
+    line = b("Add", b("Mul", x, b.like(c.number("alpha", 0.2), x)), b.like(c.number("beta", 0.5), x))
     return b("Min", b("Max", line, b.like(0, x)), b.like(1, x))
 
 
 @rule("HardSwish")
 def hard_swish(b: Builder, c: Call) -> Value:
-    """x * hard sigmoid of x with alpha 1/6, beta 1/2."""
+    """`x` * hard sigmoid of x with alpha 1/6, beta 1/2."""
     x = c.x()
     line = b("Add", b("Mul", x, b.like(1 / 6, x)), b.like(0.5, x))
     return b("Mul", x, b("Min", b("Max", line, b.like(0, x)), b.like(1, x)))
@@ -233,17 +245,17 @@ def hard_swish(b: Builder, c: Call) -> Value:
 
 @rule("ThresholdedRelu")
 def thresholded_relu(b: Builder, c: Call) -> Value:
-    """x above alpha, else 0."""
+    """`x` above alpha, else 0."""
     x = c.x()
-    return b("Where", b("Less", b.like(c.float("alpha", 1.0), x), x), x, b.like(0, x))
+    return b("Where", b("Less", b.like(c.number("alpha", 1.0), x), x), x, b.like(0, x))
 
 
 @rule("Shrink")
 def shrink(b: Builder, c: Call) -> Value:
-    """x moved towards 0 by bias outside [-lambd, lambd], 0 inside."""
+    """`x` moved towards 0 by bias outside [-lambd, lambd], 0 inside."""
     x = c.x()
-    lambd, bias = b.like(c.float("lambd", 0.5), x), b.like(c.float("bias", 0.0), x)
-    negative = b.like(-c.float("lambd", 0.5), x)
+    lambd, bias = b.like(c.number("lambd", 0.5), x), b.like(c.number("bias", 0.0), x)
+    negative = b.like(-c.number("lambd", 0.5), x)
     inner = b("Where", b("Less", lambd, x), b("Sub", x, bias), b.like(0, x))
     return b("Where", b("Less", x, negative), b("Add", x, bias), inner)
 
@@ -262,26 +274,26 @@ def softplus(b: Builder, c: Call) -> Value:
 
 @rule("Softsign")
 def softsign(b: Builder, c: Call) -> Value:
-    """x / (1 + |x|)."""
+    """`x` / (1 + |x|)."""
     x = c.x()
     return b("Div", x, b("Add", b("Abs", x), b.like(1, x)))
 
 
 @rule("Mish")
 def mish(b: Builder, c: Call) -> Value:
-    """x * tanh(softplus(x))."""
+    """`x` * tanh(softplus(x))."""
     return b("Mul", c.x(), b("Tanh", softplus_of(b, c.x())))
 
 
 @rule("Swish")
 def swish(b: Builder, c: Call) -> Value:
-    """x * sigmoid(alpha * x)."""
-    x, alpha = c.x(), c.float("alpha", 1.0)
+    """`x` * sigmoid(alpha * x)."""
+    x, alpha = c.x(), c.number("alpha", 1.0)
     return b("Mul", x, b("Sigmoid", x if alpha == 1.0 else b("Mul", x, b.like(alpha, x))))
 
 
 def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
-    """x times the normal distribution function of x, by erf or its tanh approximation (Hendrycks, Gimpel)."""
+    """`x` times the normal distribution function of x, by erf or by tanh (Hendrycks and Gimpel 2016)."""
     if tanh:
         cubed = b("Mul", b("Mul", b("Mul", x, x), x), b.like(0.044715, x))
         curve = b("Tanh", b("Mul", b("Add", x, cubed), b.like(np.sqrt(2 / np.pi), x)))
@@ -293,7 +305,7 @@ def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
 @rule("Gelu")
 def gelu(b: Builder, c: Call) -> Value:
     """Gaussian error linear unit."""
-    return gelu_of(b, c.x(), tanh=c.str("approximate", "none") == "tanh")
+    return gelu_of(b, c.x(), tanh=c.text("approximate", "none") == "tanh")
 
 
 @rule("Gelu", domain="com.microsoft")
@@ -317,6 +329,6 @@ def fast_gelu(b: Builder, c: Call) -> Value:
 
 @rule("QuickGelu", domain="com.microsoft")
 def quick_gelu(b: Builder, c: Call) -> Value:
-    """x * sigmoid(alpha * x)."""
+    """`x` * sigmoid(alpha * x)."""
     x = c.x()
-    return b("Mul", x, b("Sigmoid", b("Mul", x, b.like(c.float("alpha", 1.702), x))))
+    return b("Mul", x, b("Sigmoid", b("Mul", x, b.like(c.number("alpha", 1.702), x))))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from onnx import TensorProto
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.values import Refuse, Value
 
-from ..builder import Builder
-from ..call import Call, rule
-from ..values import Refuse, Value
 from .layout import cut, pad, reshape
-from .linear import requantise
 
 MAX_SPATIAL = 3
 
@@ -28,7 +27,7 @@ def spatial_pads(
 ) -> tuple[list[int], list[int]]:
     """Padding before and after each spatial axis, `auto_pad` resolved as ONNX says."""
     spatial = len(extents)
-    mode = c.str("auto_pad", "NOTSET")
+    mode = c.text("auto_pad", "NOTSET")
     if mode in ("SAME_UPPER", "SAME_LOWER"):
         before, after = [], []
         for extent, k, s, d in zip(extents, kernel, strides, dilations, strict=True):
@@ -52,24 +51,42 @@ def without_negative(b: Builder, x: Value, before: list[int], after: list[int]) 
     return x
 
 
-def convolve(b: Builder, c: Call, x: Value, w: Value) -> Value:
-    """The convolution of `x` with `w` under the call's attributes, without bias."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """A convolution's window, with padding that is not negative."""
+
+    strides: list[int]
+    dilations: list[int]
+    before: list[int]
+    after: list[int]
+    group: int
+
+
+def geometry(b: Builder, c: Call, x: Value, w: Value) -> tuple[Value, Geometry]:
+    """The call's attributes resolved; negative padding is cut from `x`, which is returned too."""
     spatial = x.rank - 2
     if not 1 <= spatial <= MAX_SPATIAL or w.rank != x.rank:
         raise Refuse(f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
-    kernel = list(w.shape[2:])
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
-    before, after = spatial_pads(c, x.shape[2:], kernel, strides, dilations)
+    before, after = spatial_pads(c, x.shape[2:], w.shape[2:], strides, dilations)
+    group = c.integer("group", 1)
+    if group < 1 or x.shape[1] != w.shape[1] * group or w.shape[0] % group:
+        raise Refuse(f"its {group} groups do not fit {x.shape[1]} input and {w.shape[0]} output channels")
     x = without_negative(b, x, before, after)
+    return x, Geometry(strides=strides, dilations=dilations, before=before, after=after, group=group)
+
+
+def convolve(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
+    """The convolution of `x` with `w`, without bias."""
     return b(
         "Conv",
         x,
         w,
-        kernel_shape=kernel,
-        strides=strides,
-        dilations=dilations,
-        pads=[*before, *after],
-        group=c.int("group", 1),
+        kernel_shape=list(w.shape[2:]),
+        strides=g.strides,
+        dilations=g.dilations,
+        pads=[*g.before, *g.after],
+        group=g.group,
     )
 
 
@@ -81,51 +98,55 @@ def channel_bias(b: Builder, y: Value, bias: Value | None) -> Value:
 @rule("Conv")
 def conv(b: Builder, c: Call) -> Value:
     """Convolution of one to three spatial dimensions."""
-    return channel_bias(b, convolve(b, c, c.x(0), c.x(1)), c.opt(2))
+    x, g = geometry(b, c, c.x(0), c.x(1))
+    return channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2))
 
 
 @rule("ConvTranspose")
 def conv_transpose(b: Builder, c: Call) -> Value:
-    """Its definition: zeros between the input's elements, then a convolution with the flipped kernel."""
+    """Transposed convolution of one to three spatial dimensions."""
     x, w = c.x(0), c.x(1)
-    spatial, group = x.rank - 2, c.int("group", 1)
+    spatial = x.rank - 2
     if not 1 <= spatial <= MAX_SPATIAL or w.rank != x.rank:
         raise Refuse(f"it convolves a tensor of {x.rank} dimensions; 3 to {MAX_SPATIAL + 2} are supported")
     strides, dilations = window(c, "strides", spatial), window(c, "dilations", spatial)
     extra = window(c, "output_padding", spatial, 0)
     reach = [(k - 1) * d for k, d in zip(w.shape[2:], dilations, strict=True)]
     before, after = _transposed_pads(c, x.shape[2:], reach, strides, extra)
-    stretched = _stretch(b, x, strides)
-    # What the padding takes away from the output is taken from the kernel's reach around the input.
-    low = [r - p for r, p in zip(reach, before, strict=True)]
-    high = [r - p + e for r, p, e in zip(reach, after, extra, strict=True)]
+    after = [p - e for p, e in zip(after, extra, strict=True)]
+    group = c.integer("group", 1)
+    g = Geometry(strides=strides, dilations=dilations, before=before, after=after, group=group)
+    return channel_bias(b, transposed(b, x, w, g), c.opt(2))
+
+
+def transposed(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
+    """By definition: zeros between the input's elements, then a convolution with the flipped kernel.
+
+    `g.before` and `g.after` are cut off the full output; negative amounts add to it. `w` is laid out
+    [input channels, output channels / groups, ...].
+    """
+    stretched = _stretch(b, x, g.strides)
+    reach = [(k - 1) * d for k, d in zip(w.shape[2:], g.dilations, strict=True)]
+    low = [r - p for r, p in zip(reach, g.before, strict=True)]
+    high = [r - p for r, p in zip(reach, g.after, strict=True)]
     stretched = without_negative(b, stretched, low, high)
-    out_channels = w.shape[1] * group
-    kernel = reshape(b, w, [group, w.shape[0] // group, *w.shape[1:]])
+    kernel = reshape(b, w, [g.group, w.shape[0] // g.group, *w.shape[1:]])
     kernel = b("Transpose", kernel, perm=[0, 2, 1, *range(3, kernel.rank)])
-    kernel = reshape(b, kernel, [out_channels, w.shape[0] // group, *w.shape[2:]])
+    kernel = reshape(b, kernel, [w.shape[1] * g.group, w.shape[0] // g.group, *w.shape[2:]])
     for axis in range(2, kernel.rank):
         size = kernel.shape[axis]
         if size > 1:
             kernel = b("Slice", kernel, b.ints(-1), b.ints(-size - 1), b.ints(axis), b.ints(-1))
-    y = b(
-        "Conv",
-        stretched,
-        kernel,
-        kernel_shape=list(w.shape[2:]),
-        strides=[1] * spatial,
-        dilations=dilations,
-        pads=[*low, *high],
-        group=group,
-    )
-    return channel_bias(b, y, c.opt(2))
+    ones = [1] * len(g.strides)
+    whole = Geometry(strides=ones, dilations=g.dilations, before=low, after=high, group=g.group)
+    return convolve(b, stretched, kernel, whole)
 
 
 def _transposed_pads(
     c: Call, extents: Sequence[int], reach: list[int], strides: list[int], extra: list[int]
 ) -> tuple[list[int], list[int]]:
     """What is cut off the full output; from `output_shape` or `auto_pad` where they are given."""
-    spatial, mode = len(extents), c.str("auto_pad", "NOTSET")
+    spatial, mode = len(extents), c.text("auto_pad", "NOTSET")
     full = [s * (n - 1) + r + 1 + e for s, n, r, e in zip(strides, extents, reach, extra, strict=True)]
     wanted = c.ints("output_shape")
     if wanted is not None:
@@ -161,37 +182,3 @@ def _stretch(b: Builder, x: Value, strides: Sequence[int]) -> Value:
         merged = reshape(b, padded, [*x.shape[:axis], extent * stride, *x.shape[axis + 1 :]])
         x = cut(b, merged, axis, 0, (extent - 1) * stride + 1)
     return x
-
-
-@rule("ConvInteger")
-def conv_integer(b: Builder, c: Call) -> Value:
-    """Convolution of 8-bit integers in int32."""
-    x, w, x_zero, w_zero = c.x(0), c.x(1), c.opt(2), c.opt(3)
-    return convolve(b, c, _centred(b, x, x_zero), _centred(b, w, w_zero))
-
-
-def _centred(b: Builder, x: Value, zero: Value | None) -> Value:
-    """`x` less its zero point in int32: padding with 0 then means what it should."""
-    wide = b("Cast", x, to=TensorProto.INT32)
-    if zero is None:
-        return wide
-    if zero.rank == 1 and zero.size > 1:
-        zero = reshape(b, zero, [zero.size] + [1] * (x.rank - 1))
-    return b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
-
-
-@rule("QLinearConv")
-def qlinear_conv(b: Builder, c: Call) -> Value:
-    """Integer convolution, scaled and rounded to the output's type."""
-    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    total = channel_bias(b, convolve(b, c, _centred(b, x, x_zero), _centred(b, w, w_zero)), c.opt(8))
-    if w_scale.rank == 1 and w_scale.size > 1:
-        w_scale = reshape(b, w_scale, [1, w_scale.size] + [1] * (x.rank - 2))
-    scale = b("Div", b("Mul", x_scale, w_scale), y_scale)
-    return requantise(b, b("Mul", b("Cast", total, to=TensorProto.FLOAT), scale), y_zero)
-
-
-@rule("DeformConv")
-def deform_conv(b: Builder, c: Call) -> Value:
-    """Refused: it samples at computed positions."""
-    raise Refuse("deformable convolution is not supported; export the model without it")

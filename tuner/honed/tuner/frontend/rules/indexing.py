@@ -1,8 +1,8 @@
 """Gathers and scatters.
 
 The core set has one operator that reads at computed places, Gather, which the importer clamps into range. All
-else is written with it, and scatters are turned around: each output element looks for the update meant for it. So
-no index, however wrong, reads or writes outside a buffer, and no two writes race.
+else is written with it, and scatters are turned around: each output element looks for the update meant for
+it. So no index, however wrong, reads or writes outside a buffer, and no two writes race.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from ..builder import Builder
-from ..call import Call, normal_axis, rule
-from ..values import Array, Refuse, Value, elem_type
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Array, Refuse, Value, elem_type
+
 from .layout import cut, expand, pad, reshape, transpose
 from .reduction import reduce
 
@@ -44,7 +45,7 @@ def flat_gather(b: Builder, data: Value, places: Value) -> Value:
 def gather(b: Builder, c: Call) -> Value:
     """Slices at indices along an axis; one constant index is a slice."""
     x = c.x(0)
-    axis = normal_axis(c.int("axis"), x.rank)
+    axis = normal_axis(c.integer("axis"), x.rank)
     indices = wrapped(b, c.x(1), x.shape[axis])
     if indices.data is not None and indices.size:
         values = indices.data.reshape(-1)
@@ -73,14 +74,14 @@ def gather_elements(b: Builder, x: Value, indices: Value, axis: int) -> Value:
 def gather_elements_rule(b: Builder, c: Call) -> Value:
     """One element for each index."""
     x = c.x(0)
-    axis = normal_axis(c.int("axis"), x.rank)
+    axis = normal_axis(c.integer("axis"), x.rank)
     return gather_elements(b, x, wrapped(b, c.x(1), x.shape[axis]), axis)
 
 
 @rule("GatherND")
 def gather_nd(b: Builder, c: Call) -> Value:
     """Slices at tuples of indices, after `batch_dims` shared axes."""
-    x, indices, batch = c.x(0), c.x(1), c.int("batch_dims")
+    x, indices, batch = c.x(0), c.x(1), c.integer("batch_dims")
     depth = indices.shape[-1]
     inner = x.shape[batch + depth :]
     outer = math.prod(x.shape[:batch])
@@ -114,8 +115,10 @@ def _linear(b: Builder, indices: Value, shape: Sequence[int]) -> Value:
 def scatter_elements_rule(b: Builder, c: Call) -> Value:
     """Updates along an axis."""
     x = c.x(0)
-    axis = normal_axis(c.int("axis"), x.rank)
-    return scatter_elements(b, x, wrapped(b, c.x(1), x.shape[axis]), c.x(2), axis, c.str("reduction", "none"))
+    axis = normal_axis(c.integer("axis"), x.rank)
+    return scatter_elements(
+        b, x, wrapped(b, c.x(1), x.shape[axis]), c.x(2), axis, c.text("reduction", "none")
+    )
 
 
 def scatter_elements(
@@ -147,7 +150,7 @@ def scatter_elements(
 def scatter_nd(b: Builder, c: Call) -> Value:
     """Slices put (or added, ...) at tuples of indices."""
     x, indices, updates = c.x(0), c.x(1), c.x(2)
-    depth, reduction = indices.shape[-1], c.str("reduction", "none")
+    depth, reduction = indices.shape[-1], c.text("reduction", "none")
     slots, rows = math.prod(indices.shape[:-1]), math.prod(x.shape[:depth])
     inner = x.size // rows
     if indices.data is not None:
@@ -178,7 +181,7 @@ def _by_map(b: Builder, x: Value, updates: Value, places: Array) -> Value:
 
 
 def _scattered(b: Builder, x: Value, places: Value, updates: Value, reduction: str) -> Value:
-    """x [rows, width, inner], places [rows, slots], updates [rows, slots, inner]."""
+    """`x` [rows, width, inner], places [rows, slots], updates [rows, slots, inner]."""
     rows, width, inner = x.shape
     slots = places.shape[1]
     if rows * width * slots * (1 if reduction == "none" else inner) > MAX_WORK:
@@ -222,7 +225,7 @@ def one_hot(b: Builder, c: Call) -> Value:
     """Each index compared with every place; one out of range is off everywhere."""
     indices, values = c.x(0), c.x(2)
     depth = int(c.const(1, "depth").reshape(-1)[0])
-    axis = normal_axis(c.int("axis", -1), indices.rank + 1)
+    axis = normal_axis(c.integer("axis", -1), indices.rank + 1)
     whole = b("Cast", indices, to=TensorProto.INT64) if indices.dtype != np.int64 else indices
     whole = b("Where", b("Less", whole, b.like(0, whole)), b("Add", whole, b.like(depth, whole)), whole)
     apart = reshape(b, whole, [*indices.shape[:axis], 1, *indices.shape[axis:]])
@@ -236,8 +239,8 @@ def one_hot(b: Builder, c: Call) -> Value:
 def top_k(b: Builder, c: Call) -> list[Value]:
     """Each element's rank is counted; rank r's place is then the r-th result. Ties go to the lower index."""
     x = c.x()
-    axis = normal_axis(c.int("axis", -1), x.rank)
-    count = c.int("k") if c.opset < 10 else int(c.const(1, "k").reshape(-1)[0])
+    axis = normal_axis(c.integer("axis", -1), x.rank)
+    count = c.integer("k") if c.opset < 10 else int(c.const(1, "k").reshape(-1)[0])
     size = x.shape[axis]
     if not 0 <= count <= size or x.size * size > MAX_WORK:
         raise Refuse(
@@ -247,7 +250,7 @@ def top_k(b: Builder, c: Call) -> list[Value]:
     moved = transpose(b, x, order)
     rows = reshape(b, moved, [moved.size // size, size])
     mine, other = reshape(b, rows, [*rows.shape, 1]), reshape(b, rows, [rows.shape[0], 1, size])
-    ahead = b("Less", mine, other) if c.int("largest", 1) else b("Less", other, mine)
+    ahead = b("Less", mine, other) if c.integer("largest", 1) else b("Less", other, mine)
     earlier = b.constant(np.tril(np.ones((size, size), np.bool_), -1))
     before = b("Or", ahead, b("And", b("Equal", mine, other), earlier))
     rank = reduce(b, "ReduceSum", b("Cast", before, to=TensorProto.INT32), [2])  # [rows, size, 1]
@@ -267,7 +270,7 @@ def cumulative_sum(b: Builder, c: Call) -> Value:
     x = c.x()
     axis = normal_axis(int(c.const(1, "axis").reshape(-1)[0]), x.rank)
     size = x.shape[axis]
-    reverse, exclusive = bool(c.int("reverse")), bool(c.int("exclusive"))
+    reverse, exclusive = bool(c.integer("reverse")), bool(c.integer("exclusive"))
 
     def shifted(v: Value, distance: int) -> Value:
         kept = cut(b, v, axis, distance, size) if reverse else cut(b, v, axis, 0, size - distance)
@@ -290,7 +293,7 @@ def cumulative_sum(b: Builder, c: Call) -> Value:
 def reverse_sequence(b: Builder, c: Call) -> Value:
     """The first `sequence_lens[i]` steps of each sequence backwards."""
     x, lengths = c.x(0), c.x(1)
-    time, batch = normal_axis(c.int("time_axis"), x.rank), normal_axis(c.int("batch_axis", 1), x.rank)
+    time, batch = normal_axis(c.integer("time_axis"), x.rank), normal_axis(c.integer("batch_axis", 1), x.rank)
     steps = [1] * x.rank
     steps[time] = x.shape[time]
     step = b.constant(np.arange(x.shape[time], dtype=np.int64).reshape(steps))
@@ -310,7 +313,7 @@ def compress(b: Builder, c: Call) -> Value:
     if "axis" not in c.attrs:
         x, axis = reshape(b, x, [x.size]), 0
     else:
-        axis = normal_axis(c.int("axis"), x.rank)
+        axis = normal_axis(c.integer("axis"), x.rank)
     return b("Gather", x, wrapped(b, b.constant(chosen), x.shape[axis], "condition"), axis=axis)
 
 
@@ -330,7 +333,7 @@ def value_range(b: Builder, c: Call) -> Value:
 def tensor_scatter(b: Builder, c: Call) -> Value:
     """Rows of a cache replaced from a place given for each sample."""
     cache, update, start = c.x(0), c.x(1), c.opt(2)
-    axis = normal_axis(c.int("axis", -2), cache.rank)
+    axis = normal_axis(c.integer("axis", -2), cache.rank)
     extent, steps = cache.shape[axis], update.shape[axis]
     shape = [1] * cache.rank
     shape[axis] = steps
@@ -338,6 +341,6 @@ def tensor_scatter(b: Builder, c: Call) -> Value:
     if start is not None:
         first = b("Cast", start, to=elem_type(places.dtype))
         places = b("Add", places, reshape(b, first, [start.size] + [1] * (cache.rank - 1)))
-    if c.str("mode", "linear") == "circular":
+    if c.text("mode", "linear") == "circular":
         places = b("Mod", places, b.like(extent, places))
     return scatter_elements(b, cache, expand(b, places, update.shape), update, axis, "none")

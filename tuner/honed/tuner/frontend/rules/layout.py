@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import numpy_helper
 
-from ..builder import Builder
-from ..call import Call, normal_axis, rule
-from ..values import Array, Refuse, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Array, Refuse, Value, elem_type, numpy_dtype
 
 INT64_MAX = np.iinfo(np.int64).max
 
@@ -57,7 +57,7 @@ def reshape_rule(b: Builder, c: Call) -> Value:
     wanted = c.ints("shape") if c.opset < 5 else [int(v) for v in c.const(1, "shape")]
     if wanted is None:
         raise Refuse("its shape is missing")
-    if not c.int("allowzero"):
+    if not c.integer("allowzero"):
         if any(v == 0 and i >= x.rank for i, v in enumerate(wanted)):
             raise Refuse(f"its shape {wanted} copies a dimension the input does not have")
         wanted = [x.shape[i] if v == 0 else v for i, v in enumerate(wanted)]
@@ -109,7 +109,7 @@ def unsqueeze(b: Builder, c: Call) -> Value:
 def flatten(b: Builder, c: Call) -> Value:
     """Two dimensions, split at an axis."""
     x = c.x()
-    axis = normal_axis(c.int("axis", 1), x.rank, end=True)
+    axis = normal_axis(c.integer("axis", 1), x.rank, end=True)
     return reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
 
 
@@ -128,7 +128,7 @@ def shape(b: Builder, c: Call) -> Value:
     """A constant: every shape is static."""
     dims = list(c.x().shape)
     end = c.attrs.get("end")
-    return b.ints(*dims[c.int("start") : None if end is None else int(end)])
+    return b.ints(*dims[c.integer("start") : None if end is None else int(end)])
 
 
 @rule("Size")
@@ -141,19 +141,19 @@ def size(b: Builder, c: Call) -> Value:
 def concat(b: Builder, c: Call) -> Value:
     """Joined along an axis."""
     parts = c.tensors()
-    return join(b, parts, normal_axis(c.int("axis", 1), parts[0].rank))
+    return join(b, parts, normal_axis(c.integer("axis", 1), parts[0].rank))
 
 
 @rule("Split")
 def split(b: Builder, c: Call) -> list[Value]:
     """Slices."""
     x = c.x()
-    axis = normal_axis(c.int("axis"), x.rank)
+    axis = normal_axis(c.integer("axis"), x.rank)
     sizes = c.ints("split") if c.opset < 13 else None
     if sizes is None and c.opt(1) is not None:
         sizes = [int(v) for v in c.const(1, "split")]
     if sizes is None:
-        count = c.int("num_outputs", len(c.outputs))
+        count = c.integer("num_outputs", len(c.outputs))
         chunk = -(-x.shape[axis] // count)
         sizes = [max(0, min(chunk, x.shape[axis] - i * chunk)) for i in range(count)]
     if sum(sizes) != x.shape[axis] or min(sizes, default=0) < 0:
@@ -250,8 +250,8 @@ def eye_like(b: Builder, c: Call) -> Value:
     x = c.x()
     if x.rank != 2:
         raise Refuse("its input does not have two dimensions")
-    dtype = numpy_dtype(c.int("dtype")) if "dtype" in c.attrs else x.dtype
-    return b.constant(np.eye(*x.shape, k=c.int("k")).astype(dtype))
+    dtype = numpy_dtype(c.integer("dtype")) if "dtype" in c.attrs else x.dtype
+    return b.constant(np.eye(x.shape[0], x.shape[1], k=c.integer("k")).astype(dtype))
 
 
 @rule("Trilu")
@@ -261,14 +261,14 @@ def trilu(b: Builder, c: Call) -> Value:
     given = c.opt_const(1, "k")
     diagonal = 0 if given is None else int(given.reshape(-1)[0])
     ones = np.ones(x.shape[-2:], np.bool_)
-    mask = np.triu(ones, diagonal) if c.int("upper", 1) else np.tril(ones, diagonal)
+    mask = np.triu(ones, diagonal) if c.integer("upper", 1) else np.tril(ones, diagonal)
     return b("Where", b.constant(mask), x, b.like(0, x))
 
 
 @rule("DepthToSpace", "SpaceToDepth")
 def depth_space(b: Builder, c: Call) -> Value:
     """Blocks between channels and space, by reshape and transpose (ONNX's definitions)."""
-    x, block = c.x(), c.int("blocksize")
+    x, block = c.x(), c.integer("blocksize")
     if x.rank != 4 or block < 1:
         raise Refuse("its input does not have four dimensions")
     n, ch, h, w = x.shape
@@ -276,7 +276,7 @@ def depth_space(b: Builder, c: Call) -> Value:
         apart = reshape(b, x, [n, ch, h // block, block, w // block, block])
         return reshape(b, transpose(b, apart, [0, 3, 5, 1, 2, 4]), [n, ch * block**2, h // block, w // block])
     depth = ch // block**2
-    if c.str("mode", "DCR") == "DCR":
+    if c.text("mode", "DCR") == "DCR":
         moved = transpose(b, reshape(b, x, [n, block, block, depth, h, w]), [0, 3, 4, 1, 5, 2])
     else:
         moved = transpose(b, reshape(b, x, [n, depth, block, block, h, w]), [0, 1, 4, 2, 5, 3])
@@ -288,7 +288,7 @@ def pad_rule(b: Builder, c: Call) -> Value:
     """Constant padding as Pad; other modes as gathers along each axis; negative amounts as slices."""
     x = c.x()
     before, after = _amounts(c, x.rank)
-    mode = c.str("mode", "constant")
+    mode = c.text("mode", "constant")
     for axis in range(x.rank):
         low, high = max(0, -before[axis]), max(0, -after[axis])
         if low or high:
@@ -304,7 +304,7 @@ def pad_rule(b: Builder, c: Call) -> Value:
 
 
 def _constant_pad(b: Builder, c: Call, x: Value, before: list[int], after: list[int]) -> Value:
-    fill: Value | None = b.like(c.float("value", 0.0), x) if c.opset < 11 else c.opt(2)
+    fill: Value | None = b.like(c.number("value", 0.0), x) if c.opset < 11 else c.opt(2)
     if fill is None:
         fill = b.like(0, x)
     if not any(before) and not any(after):

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from onnx import TensorProto
 
-from ..builder import Builder
-from ..call import Call, rule
-from ..values import Refuse, Value, elem_type
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.values import Refuse, Value
+
 from .layout import expand, reshape, transpose
 
 
@@ -27,11 +27,11 @@ def matmul_rule(b: Builder, c: Call) -> Value:
 
 @rule("Gemm")
 def gemm(b: Builder, c: Call) -> Value:
-    """alpha * A' * B' + beta * C, constants multiplied into constants where they are."""
+    """`alpha` * A' * B' + beta * C, constants multiplied into constants where they are."""
     x, y, bias = c.x(0), c.x(1), c.opt(2)
-    x = transpose(b, x, [1, 0]) if c.int("transA") else x
-    y = transpose(b, y, [1, 0]) if c.int("transB") else y
-    alpha, beta = c.float("alpha", 1.0), c.float("beta", 1.0)
+    x = transpose(b, x, [1, 0]) if c.integer("transA") else x
+    y = transpose(b, y, [1, 0]) if c.integer("transB") else y
+    alpha, beta = c.number("alpha", 1.0), c.number("beta", 1.0)
     if alpha != 1.0 and y.data is not None:
         y = b("Mul", y, b.like(alpha, y))
     result = matmul(b, x, y)
@@ -45,36 +45,22 @@ def gemm(b: Builder, c: Call) -> Value:
 @rule("FusedMatMul", domain="com.microsoft")
 def fused_matmul(b: Builder, c: Call) -> Value:
     """ONNX Runtime's alpha * A' * B' with the last two axes transposed on request."""
-    if c.int("transBatchA") or c.int("transBatchB"):
+    if c.integer("transBatchA") or c.integer("transBatchB"):
         raise Refuse("it transposes batch dimensions; export the model without ONNX Runtime's fusions")
     x, y = c.x(0), c.x(1)
-    swap = lambda v: transpose(b, v, [*range(v.rank - 2), v.rank - 1, v.rank - 2])  # noqa: E731
-    result = matmul(b, swap(x) if c.int("transA") else x, swap(y) if c.int("transB") else y)
-    alpha = c.float("alpha", 1.0)
+    x, y = (
+        transpose(b, v, [*range(v.rank - 2), v.rank - 1, v.rank - 2]) if c.integer(flag) else v
+        for v, flag in ((x, "transA"), (y, "transB"))
+    )
+    result = matmul(b, x, y)
+    alpha = c.number("alpha", 1.0)
     return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
-
-
-def _widened(b: Builder, x: Value, zero: Value | None, *, rows: bool) -> Value:
-    """`x - zero` in int32; a zero point of one dimension lies along rows or columns."""
-    wide = b("Cast", x, to=TensorProto.INT32)
-    if zero is None or (zero.data is not None and not zero.data.any()):
-        return wide
-    if zero.rank == 1 and zero.size > 1 and rows:
-        zero = reshape(b, zero, [zero.size, 1])
-    return b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
-
-
-@rule("MatMulInteger")
-def matmul_integer(b: Builder, c: Call) -> Value:
-    """A product of 8-bit integers in int32."""
-    left = _widened(b, c.x(0), c.opt(2), rows=True)
-    return matmul(b, left, _widened(b, c.x(1), c.opt(3), rows=False))
 
 
 @rule("Einsum")
 def einsum(b: Builder, c: Call) -> Value:
     """Pairwise: every product of two operands becomes transposes, one matrix product and a reshape."""
-    equation = c.str("equation", "").replace(" ", "")
+    equation = c.text("equation", "").replace(" ", "")
     operands = c.tensors()
     terms, result = _terms(equation, operands)
     dims: dict[str, int] = {}
@@ -159,26 +145,3 @@ def _contract(
     product = matmul(b, left, right) if inner else b("Mul", left, right)
     order = [*batch, *rows, *columns]
     return reshape(b, product, [dims[t] for t in order]), "".join(order)
-
-
-@rule("QLinearMatMul")
-def qlinear_matmul(b: Builder, c: Call) -> Value:
-    """Integer product, scaled and rounded to the output's type."""
-    a, a_scale, a_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    product = matmul(b, _widened(b, a, a_zero, rows=True), _widened(b, w, w_zero, rows=False))
-    if a_scale.rank == 1 and a_scale.size > 1:
-        a_scale = reshape(b, a_scale, [a_scale.size, 1])
-    scale = b("Div", b("Mul", _single(b, a_scale), _single(b, w_scale)), _single(b, y_scale))
-    return requantise(b, b("Mul", b("Cast", product, to=TensorProto.FLOAT), scale), y_zero)
-
-
-def _single(b: Builder, x: Value) -> Value:
-    return x if x.dtype == np.float32 else b("Cast", x, to=TensorProto.FLOAT)
-
-
-def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
-    """round(scaled) + zero, saturated to the integer type of `zero`."""
-    limits = np.iinfo(zero.dtype)
-    moved = b("Add", b("Round", scaled), b("Cast", zero, to=elem_type(scaled.dtype)))
-    bounded = b("Min", b("Max", moved, b.like(limits.min, moved)), b.like(limits.max, moved))
-    return b("Cast", bounded, to=elem_type(zero.dtype))

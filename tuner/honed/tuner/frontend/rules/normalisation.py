@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from ..builder import Builder
-from ..call import Call, normal_axis, rule
-from ..values import Refuse, Value, elem_type
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Refuse, Value, elem_type
+
 from .layout import cut, pad, reshape
 from .reduction import reduce
 
@@ -20,8 +21,8 @@ def softmax(b: Builder, c: Call) -> Value:
     """Along one axis; before opset 13 along all axes from `axis` on, taken as one."""
     x = c.x()
     if c.opset >= 13:
-        return b(c.op, x, axis=normal_axis(c.int("axis", -1), x.rank))
-    axis = normal_axis(c.int("axis", 1), x.rank, end=True)
+        return b(c.op, x, axis=normal_axis(c.integer("axis", -1), x.rank))
+    axis = normal_axis(c.integer("axis", 1), x.rank, end=True)
     flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
     return reshape(b, b(c.op, flat, axis=1), x.shape)
 
@@ -31,7 +32,7 @@ def hardmax(b: Builder, c: Call) -> Value:
     """1 at the first largest element, 0 elsewhere."""
     x = c.x()
     old = c.opset < 13
-    axis = normal_axis(c.int("axis", 1 if old else -1), x.rank, end=old)
+    axis = normal_axis(c.integer("axis", 1 if old else -1), x.rank, end=old)
     flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]) if old else x
     along = 1 if old else axis
     best = b("ArgMax", flat, axis=along, keepdims=1)
@@ -66,13 +67,13 @@ def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value
 def batch_normalisation(b: Builder, c: Call) -> Value:
     """Inference: one factor and one offset for each channel, folded where they are constants."""
     x, scale, bias, mean, variance = (c.x(i) for i in range(5))
-    if c.int("training_mode") or any(c.wants(i) for i in range(1, 5)):
+    if c.integer("training_mode") or any(c.wants(i) for i in range(1, 5)):
         raise Refuse("it is in training mode; export the model for inference")
-    if c.opset < 9 and not c.int("spatial", 1):
+    if c.opset < 9 and not c.integer("spatial", 1):
         raise Refuse("it normalises every element apart (spatial=0); export with a newer opset")
     wide = [_compute_in_single(b, v) for v in (scale, bias, mean, variance)]
     scale, bias, mean, variance = wide
-    inverse = b("Sqrt", b("Add", variance, b.like(c.float("epsilon", 1e-5), variance)))
+    inverse = b("Sqrt", b("Add", variance, b.like(c.number("epsilon", 1e-5), variance)))
     factor = b("Div", scale, b("Cast", inverse, to=elem_type(scale.dtype)))
     offset = b("Sub", bias, b("Mul", b("Cast", mean, to=elem_type(factor.dtype)), factor))
     if x.rank > 1:
@@ -88,19 +89,19 @@ def batch_normalisation(b: Builder, c: Call) -> Value:
 def instance_normalisation(b: Builder, c: Call) -> Value:
     """Over the spatial axes of each channel of each sample."""
     x = c.x()
-    y = standardised(b, x, list(range(2, x.rank)), c.float("epsilon", 1e-5))
+    y = standardised(b, x, list(range(2, x.rank)), c.number("epsilon", 1e-5))
     return b("Add", b("Mul", y, channelwise(b, c.x(1), x.rank)), channelwise(b, c.x(2), x.rank))
 
 
 @rule("GroupNormalization")
 def group_normalisation(b: Builder, c: Call) -> Value:
     """Over groups of channels; scale and bias are per group at opset 18, per channel from 21."""
-    x, groups = c.x(), c.int("num_groups", 1)
+    x, groups = c.x(), c.integer("num_groups", 1)
     n, channels = x.shape[:2]
     if groups < 1 or channels % groups:
         raise Refuse(f"its {groups} groups do not divide {channels} channels")
     apart = reshape(b, x, [n, groups, channels // groups, *x.shape[2:]])
-    y = reshape(b, standardised(b, apart, list(range(2, apart.rank)), c.float("epsilon", 1e-5)), x.shape)
+    y = reshape(b, standardised(b, apart, list(range(2, apart.rank)), c.number("epsilon", 1e-5)), x.shape)
     scale, bias = c.x(1), c.x(2)
     if c.opset < 21:
         each = np.repeat(np.arange(groups), channels // groups)
@@ -112,8 +113,8 @@ def group_normalisation(b: Builder, c: Call) -> Value:
 def layer_normalisation(b: Builder, c: Call) -> list[Value]:
     """Core LayerNormalization, or its parts where mean and inverse deviation are wanted too."""
     x, scale, bias = c.x(0), c.x(1), c.opt(2)
-    axis = normal_axis(c.int("axis", -1), x.rank)
-    epsilon = c.float("epsilon", 1e-5)
+    axis = normal_axis(c.integer("axis", -1), x.rank)
+    epsilon = c.number("epsilon", 1e-5)
     whole = scale.shape == x.shape[axis:] and (bias is None or bias.shape == scale.shape)
     if whole and not c.wants(1) and not c.wants(2):
         offset = b.constant(np.zeros(scale.shape, scale.dtype)) if bias is None else bias
@@ -129,12 +130,12 @@ def layer_normalisation(b: Builder, c: Call) -> list[Value]:
 
 @rule("RMSNormalization")
 def rms_normalisation(b: Builder, c: Call) -> Value:
-    """x over its root mean square, times a scale."""
+    """`x` over its root mean square, times a scale."""
     x, scale = c.x(0), c.x(1)
-    axes = list(range(normal_axis(c.int("axis", -1), x.rank), x.rank))
+    axes = list(range(normal_axis(c.integer("axis", -1), x.rank), x.rank))
     wide = _compute_in_single(b, x)
     square = reduce(b, "ReduceMean", b("Mul", wide, wide), axes)
-    y = b("Div", wide, b("Sqrt", b("Add", square, b.like(c.float("epsilon", 1e-5), square))))
+    y = b("Div", wide, b("Sqrt", b("Add", square, b.like(c.number("epsilon", 1e-5), square))))
     return b("Mul", b("Cast", y, to=elem_type(x.dtype)) if y.dtype != x.dtype else y, scale)
 
 
@@ -150,9 +151,9 @@ def mean_variance_normalisation(b: Builder, c: Call) -> Value:
 
 @rule("LpNormalization")
 def lp_normalisation(b: Builder, c: Call) -> Value:
-    """x over its norm along an axis; 0 where the norm is 0."""
-    x, order = c.x(), c.int("p", 2)
-    axis = normal_axis(c.int("axis", -1), x.rank)
+    """`x` over its norm along an axis; 0 where the norm is 0."""
+    x, order = c.x(), c.integer("p", 2)
+    axis = normal_axis(c.integer("axis", -1), x.rank)
     if order not in (1, 2):
         raise Refuse(f"its order p = {order} is neither 1 nor 2")
     norm = reduce(b, "ReduceSum", b("Abs", x) if order == 1 else b("Mul", x, x), [axis])
@@ -163,16 +164,16 @@ def lp_normalisation(b: Builder, c: Call) -> Value:
 
 @rule("LRN")
 def lrn(b: Builder, c: Call) -> Value:
-    """x / (bias + alpha / size * sum of squares over neighbouring channels) ^ beta."""
-    x, size = c.x(), c.int("size", 1)
+    """`x` / (bias + alpha / size * sum of squares over neighbouring channels) ^ beta."""
+    x, size = c.x(), c.integer("size", 1)
     before, after = (size - 1) // 2, size - 1 - (size - 1) // 2
     squares = pad(b, b("Mul", x, x), _at(1, before, x.rank), _at(1, after, x.rank), 0)
     total = cut(b, squares, 1, 0, x.shape[1])
     for shift in range(1, size):
         total = b("Add", total, cut(b, squares, 1, shift, shift + x.shape[1]))
-    scaled = b("Mul", total, b.like(c.float("alpha", 1e-4) / size, total))
-    base = b("Add", scaled, b.like(c.float("bias", 1.0), scaled))
-    return b("Div", x, b("Pow", base, b.like(c.float("beta", 0.75), base)))
+    scaled = b("Mul", total, b.like(c.number("alpha", 1e-4) / size, total))
+    base = b("Add", scaled, b.like(c.number("bias", 1.0), scaled))
+    return b("Div", x, b("Pow", base, b.like(c.number("beta", 0.75), base)))
 
 
 def _at(axis: int, amount: int, rank: int) -> Sequence[int]:

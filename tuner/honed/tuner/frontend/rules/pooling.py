@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..builder import Builder
-from ..call import Call, rule
-from ..values import Array, Refuse, Value
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.values import Array, Refuse, Value
+
 from .convolution import MAX_SPATIAL, spatial_pads, window
 from .layout import cut, pad, reshape
 from .reduction import reduce
@@ -44,9 +45,9 @@ def _window(c: Call, x: Value) -> Window:
     for i, extent in enumerate(x.shape[2:]):
         reach = (kernel[i] - 1) * dilations[i] + 1
         room = extent + before[i] + after[i] - reach
-        count = (-(-room // strides[i]) if c.int("ceil_mode") else room // strides[i]) + 1
+        count = (-(-room // strides[i]) if c.integer("ceil_mode") else room // strides[i]) + 1
         # A window that would start in the padding after the input is left out (ONNX since 1.16).
-        if c.int("ceil_mode") and (count - 1) * strides[i] >= extent + before[i]:
+        if c.integer("ceil_mode") and (count - 1) * strides[i] >= extent + before[i]:
             count -= 1
         if count < 1:
             raise Refuse(f"its window of {reach} is larger than the padded input of {room + reach}")
@@ -98,7 +99,7 @@ def max_pool(b: Builder, c: Call) -> list[Value]:
         for tap in taps[1:]:
             best = b("Max", best, tap)
         return [best]
-    places = [b.constant(p) for p in _places(x, w, column_major=bool(c.int("storage_order")))]
+    places = [b.constant(p) for p in _places(x, w, column_major=bool(c.integer("storage_order")))]
     place = places[0]
     for tap, candidate in zip(taps[1:], places[1:], strict=True):
         better = b("Less", best, tap)
@@ -145,7 +146,7 @@ def average_pool(b: Builder, c: Call) -> Value:
     """A core AveragePool that counts padding, corrected by the number of elements each window meets."""
     x = c.x()
     w = _window(c, x)
-    counted = bool(c.int("count_include_pad")) and c.opset >= 7
+    counted = bool(c.integer("count_include_pad")) and c.opset >= 7
     total = _trim(b, b("AveragePool", x, count_include_pad=1, **_attrs(w)), w)
     numbers = _counts(x, w, padding=counted)
     whole = math.prod(w.kernel)
@@ -170,7 +171,7 @@ def _counts(x: Value, w: Window, *, padding: bool) -> Array:
 @rule("LpPool")
 def lp_pool(b: Builder, c: Call) -> Value:
     """The p-norm of each window: powers, an average times the window's size, the root."""
-    x, order = c.x(), c.int("p", 2)
+    x, order = c.x(), c.integer("p", 2)
     w = _window(c, x)
     powers = (
         b("Abs", x)
@@ -196,7 +197,7 @@ def global_pool(b: Builder, c: Call) -> Value:
 @rule("GlobalLpPool")
 def global_lp_pool(b: Builder, c: Call) -> Value:
     """The p-norm over the spatial axes."""
-    x, order = c.x(), c.int("p", 2)
+    x, order = c.x(), c.integer("p", 2)
     total = reduce(b, "ReduceSum", b("Pow", b("Abs", x), b.like(order, x)), list(range(2, x.rank)))
     return b("Pow", total, b.like(1 / order, total))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ..builder import Builder
-from ..call import Call, normal_axis, rule
-from ..values import Refuse, Value, elem_type
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Refuse, Value, elem_type
+
 from .layout import given_axes
 
 _AXES_INPUT_SINCE = {"ReduceSum": 13}  # the others took axes as an input at 18
@@ -24,7 +25,7 @@ def _axes(c: Call, rank: int) -> list[int] | None:
     """Sorted axes; None where nothing is to be reduced."""
     axes = given_axes(c, _AXES_INPUT_SINCE.get(c.op, 18))
     if not axes:
-        return None if c.int("noop_with_empty_axes") and c.opset >= 13 else list(range(rank))
+        return None if c.integer("noop_with_empty_axes") and c.opset >= 13 else list(range(rank))
     return sorted(normal_axis(a, rank) for a in axes)
 
 
@@ -38,9 +39,9 @@ def plain(b: Builder, c: Call) -> Value:
     if x.dtype.kind == "b":
         wide = b("Cast", x, to=TensorProto.INT32)
         return b(
-            "Cast", reduce(b, c.op, wide, axes, keepdims=bool(c.int("keepdims", 1))), to=TensorProto.BOOL
+            "Cast", reduce(b, c.op, wide, axes, keepdims=bool(c.integer("keepdims", 1))), to=TensorProto.BOOL
         )
-    return reduce(b, c.op, x, axes, keepdims=bool(c.int("keepdims", 1)))
+    return reduce(b, c.op, x, axes, keepdims=bool(c.integer("keepdims", 1)))
 
 
 @rule("ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
@@ -48,7 +49,7 @@ def composed(b: Builder, c: Call) -> Value:
     """Sums of something, then a function of the sum; applied also where no axis is reduced."""
     x = c.x()
     axes = _axes(c, x.rank) or []
-    keep = bool(c.int("keepdims", 1))
+    keep = bool(c.integer("keepdims", 1))
     if c.op == "ReduceLogSumExp":
         return _log_sum_exp(b, x, axes, keep=keep)
     if c.op == "ReduceL1":
@@ -80,9 +81,9 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
 def arg_extreme(b: Builder, c: Call) -> Value:
     """Place of the first extreme, or of the last."""
     x = c.x()
-    axis = normal_axis(c.int("axis"), x.rank)
-    attrs = {"axis": axis, "keepdims": c.int("keepdims", 1)}
-    if not c.int("select_last_index"):
+    axis = normal_axis(c.integer("axis"), x.rank)
+    attrs = {"axis": axis, "keepdims": c.integer("keepdims", 1)}
+    if not c.integer("select_last_index"):
         return b(c.op, x, **attrs)
     size = x.shape[axis]
     backwards = b("Slice", x, b.ints(-1), b.ints(-size - 1), b.ints(axis), b.ints(-1))

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..builder import Builder
-from ..call import Call, normal_axis, rule
-from ..values import Array, Refuse, Value
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Array, Refuse, Value
+
 from .layout import expand, reshape
 
 MAX_TAPS = 64  # input elements one output element may take along an axis
@@ -48,7 +49,7 @@ def resize(b: Builder, c: Call) -> Value:
     axes = [normal_axis(a, x.rank) for a in (c.ints("axes") or range(x.rank))]
     plan = _plan(c, x, axes)
     method = _method(c)
-    outside = c.float("extrapolation_value", 0.0)
+    outside = c.number("extrapolation_value", 0.0)
     result = x
     beyond: list[tuple[int, Array]] = []
     for axis, how in plan.items():
@@ -69,12 +70,12 @@ def resize(b: Builder, c: Call) -> Value:
 def _method(c: Call) -> Method:
     old = c.op == "Upsample" or c.opset < 11
     return Method(
-        mode=c.str("mode", "nearest"),
-        coordinates="asymmetric" if old else c.str("coordinate_transformation_mode", "half_pixel"),
-        nearest="floor" if old else c.str("nearest_mode", "round_prefer_floor"),
-        cubic=c.float("cubic_coeff_a", -0.75),
-        exclude_outside=bool(c.int("exclude_outside")),
-        antialias=bool(c.int("antialias")),
+        mode=c.text("mode", "nearest"),
+        coordinates="asymmetric" if old else c.text("coordinate_transformation_mode", "half_pixel"),
+        nearest="floor" if old else c.text("nearest_mode", "round_prefer_floor"),
+        cubic=c.number("cubic_coeff_a", -0.75),
+        exclude_outside=bool(c.integer("exclude_outside")),
+        antialias=bool(c.integer("antialias")),
     )
 
 
@@ -91,11 +92,11 @@ def _plan(c: Call, x: Value, axes: Sequence[int]) -> dict[int, Axis]:
         sizes = None if wanted is None or wanted.size == 0 else [int(v) for v in wanted]
     extents = [x.shape[a] for a in axes]
     if sizes is not None:
-        scales, sizes = _from_sizes(c.str("keep_aspect_ratio_policy", "stretch"), extents, sizes)
+        scales, sizes = _from_sizes(c.text("keep_aspect_ratio_policy", "stretch"), extents, sizes)
     if scales is None or len(scales) != len(axes) or min(scales, default=1) <= 0:
         raise Refuse(f"its scales or sizes do not fit {len(axes)} axes")
     roi = c.opt_const(1, "roi") if c.op == "Resize" and c.opset >= 11 else None
-    crop = c.str("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
+    crop = c.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize"
     plan: dict[int, Axis] = {}
     for i, axis in enumerate(axes):
         start, end = (float(roi[i]), float(roi[i + len(axes)])) if crop and roi is not None else (0.0, 1.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..builder import Builder
-from ..call import Call, normal_axis, rule
-from ..values import Item, Listing, Nothing, Refuse, Value
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Item, Listing, Nothing, Refuse, Value
+
 from .layout import join, pieces, reshape
 
 
@@ -62,8 +63,8 @@ def concat(b: Builder, c: Call) -> Value:
     items = list(c.listing().items)
     if not items:
         raise Refuse("it joins an empty sequence")
-    new = bool(c.int("new_axis"))
-    axis = normal_axis(c.int("axis"), items[0].rank + new)
+    new = bool(c.integer("new_axis"))
+    axis = normal_axis(c.integer("axis"), items[0].rank + new)
     if new:
         items = [reshape(b, v, [*v.shape[:axis], 1, *v.shape[axis:]]) for v in items]
     return join(b, items, axis)
@@ -73,7 +74,7 @@ def concat(b: Builder, c: Call) -> Value:
 def split(b: Builder, c: Call) -> Listing:
     """Parts along an axis: of one size, or of sizes given."""
     x = c.x()
-    axis = normal_axis(c.int("axis"), x.rank)
+    axis = normal_axis(c.integer("axis"), x.rank)
     extent, given = x.shape[axis], c.opt_const(1, "split")
     if given is None or given.ndim == 0:
         chunk = 1 if given is None else int(given)
@@ -85,7 +86,7 @@ def split(b: Builder, c: Call) -> Listing:
     if sum(sizes) != extent or min(sizes, default=0) < 0:
         raise Refuse(f"it splits {extent} elements into {sizes}")
     parts = pieces(b, x, axis, sizes)
-    if given is None and not c.int("keepdims", 1):
+    if given is None and not c.integer("keepdims", 1):
         parts = [reshape(b, p, [d for i, d in enumerate(p.shape) if i != axis]) for p in parts]
     return Listing(tuple(parts))
 

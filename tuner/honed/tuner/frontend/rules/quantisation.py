@@ -1,0 +1,165 @@
+"""Integer arithmetic and its scales."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from onnx import TensorProto
+
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Refuse, Value, elem_type, numpy_dtype
+
+from .convolution import Geometry, channel_bias, geometry
+from .layout import cut, pad, reshape
+from .linear import matmul
+from .reduction import reduce
+
+MAX_TAPS = 128  # kernel elements an integer convolution may have
+
+
+def single(b: Builder, x: Value) -> Value:
+    """`x` in float32."""
+    return x if x.dtype == np.float32 else b("Cast", x, to=TensorProto.FLOAT)
+
+
+def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
+    """round(scaled) + zero, saturated to the integer type of `zero`."""
+    limits = np.iinfo(zero.dtype)
+    moved = b("Add", b("Round", scaled), b("Cast", zero, to=elem_type(scaled.dtype)))
+    bounded = b("Min", b("Max", moved, b.like(limits.min, moved)), b.like(limits.max, moved))
+    return b("Cast", bounded, to=elem_type(zero.dtype))
+
+
+def widened(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
+    """`x - zero` in int32; a zero point of one dimension lies along an axis of `x`."""
+    wide = b("Cast", x, to=TensorProto.INT32)
+    if zero is None or (zero.data is not None and not zero.data.any()):
+        return wide
+    if zero.rank == 1 and zero.size > 1:
+        zero = reshape(b, zero, [zero.size] + [1] * (x.rank - 1 - axis))
+    return b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
+
+
+@rule("MatMulInteger")
+def matmul_integer(b: Builder, c: Call) -> Value:
+    """A product of 8-bit integers in int32."""
+    x, y = c.x(0), c.x(1)
+    return matmul(b, widened(b, x, c.opt(2), x.rank - 2), widened(b, y, c.opt(3), y.rank - 1))
+
+
+@rule("QLinearMatMul")
+def qlinear_matmul(b: Builder, c: Call) -> Value:
+    """Integer product, scaled and rounded to the output's type."""
+    x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
+    product = matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
+    if x_scale.rank == 1 and x_scale.size > 1:
+        x_scale = reshape(b, x_scale, [x_scale.size, 1])
+    scale = b("Div", b("Mul", single(b, x_scale), single(b, y_scale)), single(b, z_scale))
+    return requantise(b, b("Mul", single(b, product), scale), z_zero)
+
+
+def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
+    """A convolution in int32 as one matrix product for each kernel element: ONNX's Conv is for floats."""
+    if math.prod(w.shape[2:]) > MAX_TAPS:
+        raise Refuse(f"its integer kernel of {math.prod(w.shape[2:])} elements is too large")
+    n, channels = x.shape[:2]
+    outputs = [
+        (extent + low + high - (k - 1) * d - 1) // s + 1
+        for extent, low, high, k, d, s in zip(
+            x.shape[2:], g.before, g.after, w.shape[2:], g.dilations, g.strides, strict=True
+        )
+    ]
+    padded = pad(b, x, [0, 0, *g.before], [0, 0, *g.after], 0)
+    kernel = reshape(b, w, [1, g.group, w.shape[0] // g.group, w.shape[1], math.prod(w.shape[2:])])
+    total: Value | None = None
+    for index, place in enumerate(itertools.product(*(range(k) for k in w.shape[2:]))):
+        tap = padded
+        for i, (k, d, s, count) in enumerate(zip(place, g.dilations, g.strides, outputs, strict=True)):
+            tap = cut(b, tap, i + 2, k * d, k * d + (count - 1) * s + 1, s)
+        columns = reshape(b, tap, [n, g.group, channels // g.group, math.prod(outputs)])
+        weights = reshape(b, cut(b, kernel, 4, index, index + 1), kernel.shape[:4])
+        part = matmul(b, weights, columns)
+        total = part if total is None else b("Add", total, part)
+    if total is None:
+        raise Refuse("its kernel is empty")
+    return reshape(b, total, [n, w.shape[0], *outputs])
+
+
+@rule("ConvInteger")
+def conv_integer(b: Builder, c: Call) -> Value:
+    """Convolution of 8-bit integers in int32; padding stands for the zero point."""
+    w = widened(b, c.x(1), c.opt(3), 0)
+    x, g = geometry(b, c, widened(b, c.x(0), c.opt(2), 0), w)
+    return convolve_integers(b, x, w, g)
+
+
+@rule("QLinearConv")
+def qlinear_conv(b: Builder, c: Call) -> Value:
+    """Integer convolution, scaled and rounded to the output's type."""
+    x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
+    wide = widened(b, w, w_zero, 0)
+    padded, g = geometry(b, c, widened(b, x, x_zero, 0), wide)
+    total = channel_bias(b, convolve_integers(b, padded, wide, g), c.opt(8))
+    if w_scale.rank == 1 and w_scale.size > 1:
+        w_scale = reshape(b, w_scale, [1, w_scale.size] + [1] * (x.rank - 2))
+    scale = b("Div", b("Mul", x_scale, w_scale), y_scale)
+    return requantise(b, b("Mul", single(b, total), scale), y_zero)
+
+
+def _placed(b: Builder, c: Call, v: Value, x: Value) -> Value:
+    """A scale or zero point laid out to broadcast over `x`: one number, one per slice, or one per block."""
+    if v.size == 1 and c.integer("block_size") == 0:
+        return reshape(b, v, [])
+    axis = normal_axis(c.integer("axis", 1), x.rank)
+    block = c.integer("block_size")
+    if block:
+        each = np.arange(x.shape[axis], dtype=np.int64) // block
+        return b("Gather", v, b.constant(each), axis=axis)
+    if v.rank != 1 or v.size != x.shape[axis]:
+        raise Refuse(f"its scale of shape {list(v.shape)} does not fit axis {axis} of {list(x.shape)}")
+    return reshape(b, v, [v.size] + [1] * (x.rank - axis - 1))
+
+
+def _integer_type(dtype: np.dtype[np.generic]) -> None:
+    if dtype.kind not in "iu":
+        raise Refuse(f"it quantises to {dtype.name}, which honed does not carry")
+
+
+@rule("QuantizeLinear")
+def quantize(b: Builder, c: Call) -> Value:
+    """round(x / scale) + zero point, saturated."""
+    x, scale, zero = c.x(0), c.x(1), c.opt(2)
+    to = numpy_dtype(c.integer("output_dtype") or TensorProto.UINT8) if zero is None else zero.dtype
+    _integer_type(to)
+    zero = b.constant(np.zeros(scale.shape, to)) if zero is None else zero
+    wide, step = single(b, x), single(b, _placed(b, c, scale, x))
+    return requantise(b, b("Div", wide, step), _placed(b, c, zero, x))
+
+
+@rule("DequantizeLinear")
+def dequantize(b: Builder, c: Call) -> Value:
+    """(x - zero point) * scale."""
+    x, scale, zero = c.x(0), c.x(1), c.opt(2)
+    _integer_type(x.dtype)
+    wide = b("Cast", x, to=TensorProto.INT32)
+    if zero is not None:
+        wide = b("Sub", wide, b("Cast", _placed(b, c, zero, x), to=TensorProto.INT32))
+    to = c.integer("output_dtype") or elem_type(scale.dtype)
+    result = b("Mul", single(b, wide), single(b, _placed(b, c, scale, x)))
+    return result if elem_type(result.dtype) == to else b("Cast", result, to=to)
+
+
+@rule("DynamicQuantizeLinear")
+def dynamic_quantize(b: Builder, c: Call) -> list[Value]:
+    """Scale and zero point from the range of the data, which includes 0 (ONNX's definition)."""
+    x = c.x()
+    axes, nought = list(range(x.rank)), b.like(0, x)
+    high = b("Max", reduce(b, "ReduceMax", x, axes, keepdims=False), nought)
+    low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
+    scale = b("Div", b("Sub", high, low), b.like(255, x))
+    zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), b.like(255, x))
+    point = b("Cast", zero, to=TensorProto.UINT8)
+    return [requantise(b, b("Div", x, scale), point), scale, point]

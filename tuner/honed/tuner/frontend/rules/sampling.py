@@ -1,0 +1,226 @@
+"""Sampling images at computed positions.
+
+Positions are bounded before they become indices, so that infinities and NaN cannot lead outside a buffer.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+from onnx import TensorProto
+
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.values import Refuse, Value
+
+from .layout import cut, reshape, transpose
+from .reduction import reduce
+
+CUBIC = -0.75  # Keys' coefficient that ONNX's GridSample uses
+Tap = tuple[Value, Value | None]  # a whole position along one axis as float, and its weight (None: 1)
+
+
+@rule("GridSample")
+def grid_sample(b: Builder, c: Call) -> Value:
+    """For each output position a few input elements, chosen along each axis, times their weights."""
+    x, grid = c.x(0), c.x(1)
+    if x.rank < 3 or grid.shape[-1] != x.rank - 2:
+        raise Refuse(f"its grid {list(grid.shape)} does not fit its input {list(x.shape)}")
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(c.text("mode", "linear"), c.text("mode", "linear"))
+    padding, corners = c.text("padding_mode", "zeros"), bool(c.integer("align_corners"))
+    spatial = x.shape[2:]
+    n, outputs = x.shape[0], grid.shape[1:-1]
+    count = math.prod(outputs)
+    axes: list[list[Tap]] = []
+    inside: list[list[Value | None]] = []
+    for i, extent in enumerate(spatial):
+        place = reshape(b, cut(b, grid, grid.rank - 1, len(spatial) - 1 - i, len(spatial) - i), [n, count])
+        position = _position(b, place, extent, corners=corners)
+        position = b("Round", position) if mode == "nearest" else position
+        position = _padded(b, position, extent, padding, corners=corners)
+        taps = _taps(b, position, mode)
+        bounded = [(_padded(b, p, extent, padding, corners=corners), w) for p, w in taps]
+        inside.append([_within(b, p, extent) if padding == "zeros" else None for p, _ in bounded])
+        axes.append([(_clamped(b, p, extent), w) for p, w in bounded])
+    rows = reshape(b, transpose(b, x, [0, *range(2, x.rank), 1]), [n * math.prod(spatial), x.shape[1]])
+    total = _combined(b, rows, axes, inside, spatial)
+    moved = transpose(b, total, [0, 2, 1])
+    return reshape(b, moved, [n, x.shape[1], *outputs])
+
+
+def _position(b: Builder, place: Value, extent: int, *, corners: bool) -> Value:
+    """From -1..1 to element positions, bounded so that index arithmetic stays exact."""
+    moved = b("Add", place, b.like(1, place))
+    if corners:
+        found = b("Mul", moved, b.like((extent - 1) / 2, moved))
+    else:
+        found = b("Sub", b("Mul", moved, b.like(extent / 2, moved)), b.like(0.5, moved))
+    far = float(1 << 20)
+    known = b("Where", b("Equal", found, found), found, b.like(-far, found))  # NaN lies outside
+    return b("Min", b("Max", known, b.like(-far, known)), b.like(far, known))
+
+
+def _padded(b: Builder, position: Value, extent: int, padding: str, *, corners: bool) -> Value:
+    if padding == "zeros":
+        return position
+    if padding == "border":
+        return _clamped(b, position, extent)
+    if padding != "reflection":
+        raise Refuse(f"its padding mode {padding!r} does not exist")
+    low, high = (0.0, extent - 1.0) if corners else (-0.5, extent - 0.5)
+    span = high - low
+    if span == 0:
+        return b("Mul", position, b.like(0, position))
+    # A triangle wave of period 2 * span.
+    away = b("Abs", b("Sub", position, b.like(low, position)))
+    periods = b("Floor", b("Div", away, b.like(2 * span, away)))
+    rest = b("Sub", away, b("Mul", periods, b.like(2 * span, away)))
+    folded = b("Where", b("Less", b.like(span, rest), rest), b("Sub", b.like(2 * span, rest), rest), rest)
+    return b("Add", folded, b.like(low, folded))
+
+
+def _clamped(b: Builder, position: Value, extent: int) -> Value:
+    return b("Min", b("Max", position, b.like(0, position)), b.like(extent - 1, position))
+
+
+def _within(b: Builder, position: Value, extent: int) -> Value:
+    outside = b(
+        "Or", b("Less", position, b.like(0, position)), b("Less", b.like(extent - 1, position), position)
+    )
+    return b("Not", outside)
+
+
+def _taps(b: Builder, position: Value, mode: str) -> list[Tap]:
+    if mode == "nearest":
+        return [(position, None)]
+    base = b("Floor", position)
+    part, one = b("Sub", position, base), b.like(1, position)
+    if mode == "linear":
+        return [(base, b("Sub", one, part)), (b("Add", base, one), part)]
+    if mode != "cubic":
+        raise Refuse(f"its mode {mode!r} does not exist")
+    taps: list[Tap] = []
+    for offset in (-1, 0, 1, 2):
+        distance = b("Abs", b("Sub", part, b.like(offset, part)))
+        weight = _near(b, distance) if offset in (0, 1) else _far(b, distance)
+        taps.append((b("Add", base, b.like(offset, base)), weight))
+    return taps
+
+
+def _polynomial(b: Builder, x: Value, coefficients: list[float]) -> Value:
+    result = b.like(coefficients[0], x)
+    for coefficient in coefficients[1:]:
+        result = b("Add", b("Mul", result, x), b.like(coefficient, x))
+    return result
+
+
+def _near(b: Builder, d: Value) -> Value:
+    return _polynomial(b, d, [CUBIC + 2, -(CUBIC + 3), 0, 1])
+
+
+def _far(b: Builder, d: Value) -> Value:
+    return _polynomial(b, d, [CUBIC, -5 * CUBIC, 8 * CUBIC, -4 * CUBIC])
+
+
+def _combined(
+    b: Builder, rows: Value, axes: list[list[Tap]], inside: list[list[Value | None]], spatial: tuple[int, ...]
+) -> Value:
+    """Sum over all combinations of taps: [n, positions, channels] from rows [n * elements, channels]."""
+    n, count = axes[0][0][0].shape
+    start = b.constant((np.arange(n) * math.prod(spatial)).reshape(n, 1).astype(np.int64))
+    strides = [math.prod(spatial[i + 1 :]) for i in range(len(spatial))]
+    total: Value | None = None
+    for chosen in itertools.product(*(range(len(t)) for t in axes)):
+        place, weight, known = start, None, None
+        for i, k in enumerate(chosen):
+            position, factor = axes[i][k]
+            whole = b("Cast", position, to=TensorProto.INT64)
+            place = b("Add", place, b("Mul", whole, b.like(strides[i], whole)))
+            if factor is not None:
+                weight = factor if weight is None else b("Mul", weight, factor)
+            mask = inside[i][k]
+            if mask is not None:
+                known = mask if known is None else b("And", known, mask)
+        part = b("Gather", rows, place, axis=0)
+        if known is not None:
+            part = b("Where", reshape(b, known, [n, count, 1]), part, b.like(0, part))
+        if weight is not None:
+            part = b("Mul", part, reshape(b, weight, [n, count, 1]))
+        total = part if total is None else b("Add", total, part)
+    assert total is not None
+    return total
+
+
+@rule("RoiAlign")
+def roi_align(b: Builder, c: Call) -> Value:
+    """Bilinear samples on a fixed grid in each bin of each region, averaged or their largest."""
+    x, rois, batches = c.x(0), c.x(1), c.x(2)
+    ratio, mode = c.integer("sampling_ratio"), c.text("mode", "avg")
+    if ratio < 1:
+        raise Refuse(
+            "its number of samples depends on the regions' size (sampling_ratio 0); give it a number"
+        )
+    transform = c.text(
+        "coordinate_transformation_mode", "half_pixel" if c.opset >= 16 else "output_half_pixel"
+    )
+    half = transform == "half_pixel"
+    count, (channels, height, width) = rois.shape[0], x.shape[1:]
+    bins = [c.integer("output_height", 1), c.integer("output_width", 1)]
+    scaled = b("Mul", rois, b.like(c.number("spatial_scale", 1.0), rois))
+    if half:
+        scaled = b("Sub", scaled, b.like(0.5, scaled))
+    along: list[list[Tap]] = []
+    valid: list[Value] = []
+    for first, extent, parts in ((1, height, bins[0]), (0, width, bins[1])):
+        start, end = (cut(b, scaled, 1, i, i + 1) for i in (first, first + 2))
+        size = b("Sub", end, start)
+        size = size if half else b("Max", size, b.like(1, size))
+        steps = b.constant(((np.arange(parts * ratio) + 0.5) / (parts * ratio)).astype(x.dtype))
+        position = b("Add", start, b("Mul", size, steps))  # [regions, bins * ratio]
+        position = b("Min", b("Max", position, b.like(-2, position)), b.like(extent + 1, position))
+        out = b(
+            "Or", b("Less", position, b.like(-1, position)), b("Less", b.like(extent, position), position)
+        )
+        valid.append(b("Not", out))
+        position = _clamped(b, position, extent)
+        low = b("Floor", position)
+        high = _clamped(b, b("Add", low, b.like(1, low)), extent)
+        part = b("Sub", position, low)
+        along.append([(low, b("Sub", b.like(1, part), part)), (high, part)])
+    whole = b("Cast", batches, to=TensorProto.INT64)
+    bounded = b("Min", b("Max", whole, b.like(0, whole)), b.like(x.shape[0] - 1, whole))
+    start = reshape(b, b("Mul", bounded, b.like(height * width, bounded)), [count, 1, 1])
+    rows = reshape(b, transpose(b, x, [0, 2, 3, 1]), [x.shape[0] * height * width, channels])
+    samples = _bilinear(b, rows, start, along, valid, width, largest=mode == "max")
+    grid = reshape(b, samples, [count, bins[0], ratio, bins[1], ratio, channels])
+    pooled = reduce(b, "ReduceMax" if mode == "max" else "ReduceMean", grid, [2, 4], keepdims=False)
+    return transpose(b, pooled, [0, 3, 1, 2])
+
+
+def _bilinear(
+    b: Builder,
+    rows: Value,
+    start: Value,
+    along: list[list[Tap]],
+    valid: list[Value],
+    width: int,
+    *,
+    largest: bool,
+) -> Value:
+    """Samples [regions, rows, columns, channels]: the four neighbours' weighted sum, or the largest part."""
+    count, high, wide = start.shape[0], along[0][0][0].shape[1], along[1][0][0].shape[1]
+    total: Value | None = None
+    for (y, wy), (x, wx) in itertools.product(along[0], along[1]):
+        row = reshape(b, b("Cast", y, to=TensorProto.INT64), [count, high, 1])
+        column = reshape(b, b("Cast", x, to=TensorProto.INT64), [count, 1, wide])
+        place = b("Add", b("Add", start, b("Mul", row, b.like(width, row))), column)
+        assert wy is not None
+        assert wx is not None
+        weight = b("Mul", reshape(b, wy, [count, high, 1, 1]), reshape(b, wx, [count, 1, wide, 1]))
+        part = b("Mul", b("Gather", rows, place, axis=0), weight)
+        total = part if total is None else b("Max" if largest else "Add", total, part)
+    assert total is not None
+    known = b("And", reshape(b, valid[0], [count, high, 1, 1]), reshape(b, valid[1], [count, 1, wide, 1]))
+    return b("Where", known, total, b.like(0, total))

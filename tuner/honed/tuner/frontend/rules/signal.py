@@ -1,0 +1,139 @@
+"""Fourier transforms as matrix products, patches, determinants."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Array, Refuse, Value
+
+from .convolution import Geometry, transposed
+from .layout import cut, pad, reshape, transpose
+from .linear import matmul
+
+MAX_MATRIX = 1 << 24  # elements of a transform's matrix
+MAX_DETERMINANT = 4  # larger ones need pivoting
+
+
+def fourier(b: Builder, x: Value, axis: int, length: int, *, inverse: bool, onesided: bool) -> Value:
+    """Discrete Fourier transform of `x` [..., 1 or 2] along an axis, zero-padded or cut to `length`."""
+    count = length // 2 + 1 if onesided else length
+    if length * count > MAX_MATRIX:
+        raise Refuse(f"its transform of {length} elements is too long")
+    extent = x.shape[axis]
+    if extent > length:
+        x = cut(b, x, axis, 0, length)
+    elif extent < length:
+        after = [0] * x.rank
+        after[axis] = length - extent
+        x = pad(b, x, [0] * x.rank, after, 0)
+    order = [i for i in range(x.rank - 1) if i != axis] + [axis, x.rank - 1]
+    moved = transpose(b, x, order)
+    real = reshape(b, cut(b, moved, x.rank - 1, 0, 1), moved.shape[:-1])
+    cosine, sine = _matrices(length, count, inverse=inverse)
+    cosines, sines = (b.constant(m.astype(x.dtype)) for m in (cosine, sine))
+    parts = [matmul(b, real, cosines), matmul(b, real, sines)]
+    if x.shape[-1] == 2:
+        imaginary = reshape(b, cut(b, moved, x.rank - 1, 1, 2), moved.shape[:-1])
+        parts = [
+            b("Sub", parts[0], matmul(b, imaginary, sines)),
+            b("Add", parts[1], matmul(b, imaginary, cosines)),
+        ]
+    joined = b("Concat", *(reshape(b, p, [*p.shape, 1]) for p in parts), axis=x.rank - 1)
+    return transpose(b, joined, list(np.argsort(order)))
+
+
+def _matrices(length: int, count: int, *, inverse: bool) -> tuple[Array, Array]:
+    """Real and imaginary part of exp(-2 pi i n k / length), [n, k]; conjugate over length where inverse."""
+    angles: Array = 2 * np.pi * (np.outer(np.arange(length), np.arange(count)) % length) / length
+    if inverse:
+        return np.cos(angles) / length, np.sin(angles) / length
+    return np.cos(angles), -np.sin(angles)
+
+
+@rule("DFT")
+def dft(b: Builder, c: Call) -> Value:
+    """Along one axis; the axis is an attribute at opset 17, an input from 20."""
+    x = c.x()
+    given = c.opt_const(2, "axis") if c.opset >= 20 else np.array(c.integer("axis", 1))
+    axis = normal_axis(-2 if given is None else int(given.reshape(-1)[0]), x.rank)
+    wanted = c.opt_const(1, "dft_length")
+    length = x.shape[axis] if wanted is None else int(wanted.reshape(-1)[0])
+    if axis == x.rank - 1 or x.shape[-1] not in (1, 2) or length < 1:
+        raise Refuse("its axis or length does not fit its input")
+    return fourier(
+        b, x, axis, length, inverse=bool(c.integer("inverse")), onesided=bool(c.integer("onesided"))
+    )
+
+
+@rule("STFT")
+def stft(b: Builder, c: Call) -> Value:
+    """Overlapping frames, weighted by a window, each transformed."""
+    x, window = c.x(), c.opt(2)
+    step = int(c.const(1, "frame_step").reshape(-1)[0])
+    wanted = c.opt_const(3, "frame_length")
+    signal = x.shape[1]
+    length = signal if window is None else window.size
+    length = length if wanted is None else int(wanted.reshape(-1)[0])
+    if x.rank == 2:
+        x = reshape(b, x, [*x.shape, 1])
+    if step < 1 or not 1 <= length <= signal or x.shape[-1] not in (1, 2):
+        raise Refuse("its frames do not fit its signal")
+    frames = 1 + (signal - length) // step
+    places = np.arange(frames)[:, None] * step + np.arange(length)[None, :]
+    framed = b("Gather", x, b.constant(places.astype(np.int64)), axis=1)  # [batch, frames, length, 1 or 2]
+    if window is not None:
+        framed = b("Mul", framed, reshape(b, window, [window.size, 1]))
+    return fourier(b, framed, 2, length, inverse=False, onesided=bool(c.integer("onesided", 1)))
+
+
+@rule("Col2Im")
+def col2im(b: Builder, c: Call) -> Value:
+    """Patches added up where they overlap: a transposed convolution whose kernels each have a single 1."""
+    x = c.x()
+    image, block = ([int(v) for v in c.const(i, "shape")] for i in (1, 2))
+    spatial, taps = len(image), math.prod(block)
+    strides, dilations = c.ints("strides") or [1] * spatial, c.ints("dilations") or [1] * spatial
+    pads = c.ints("pads") or [0] * (2 * spatial)
+    reach = [(k - 1) * d for k, d in zip(block, dilations, strict=True)]
+    counts = [(n + pads[i] + pads[i + spatial] - reach[i] - 1) // strides[i] + 1 for i, n in enumerate(image)]
+    if spatial > 3 or x.shape[1] % taps or math.prod(counts) != x.shape[2]:
+        raise Refuse(f"its blocks {block} do not fit an image of {image} and columns of {list(x.shape)}")
+    channels = x.shape[1] // taps
+    columns = reshape(b, x, [x.shape[0], x.shape[1], *counts])
+    kernels = np.tile(np.eye(taps, dtype=x.dtype), (channels, 1)).reshape(channels * taps, 1, *block)
+    before = pads[:spatial]
+    full = [(n - 1) * s + r + 1 for n, s, r in zip(counts, strides, reach, strict=True)]
+    after = [f - p - n for f, p, n in zip(full, before, image, strict=True)]
+    g = Geometry(strides=strides, dilations=dilations, before=before, after=after, group=channels)
+    return transposed(b, columns, b.constant(kernels), g)
+
+
+@rule("Det")
+def determinant(b: Builder, c: Call) -> Value:
+    """Laplace's expansion of small matrices."""
+    x = c.x()
+    size = x.shape[-1]
+    if x.rank < 2 or x.shape[-2] != size or not 1 <= size <= MAX_DETERMINANT:
+        raise Refuse(f"its matrices of {list(x.shape[-2:])} are not square or larger than {MAX_DETERMINANT}")
+    flat = reshape(b, x, [math.prod(x.shape[:-2]), size, size])
+
+    def element(row: int, column: int) -> Value:
+        return reshape(b, cut(b, cut(b, flat, 1, row, row + 1), 2, column, column + 1), [flat.shape[0]])
+
+    def minor(rows: tuple[int, ...], columns: tuple[int, ...]) -> Value:
+        if len(rows) == 1:
+            return element(rows[0], columns[0])
+        total: Value | None = None
+        for index, column in enumerate(columns):
+            rest = minor(rows[1:], columns[:index] + columns[index + 1 :])
+            part = b("Mul", element(rows[0], column), rest)
+            total = part if total is None else b("Sub" if index % 2 else "Add", total, part)
+        assert total is not None
+        return total
+
+    every = tuple(range(size))
+    return reshape(b, minor(every, every), x.shape[:-2])
