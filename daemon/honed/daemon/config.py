@@ -183,7 +183,7 @@ def _parse(file: Path) -> dict[str, Any]:
         raise InvalidArgument(f"configuration file {file} is larger than {MAX_FILE_BYTES} bytes; shorten it")
     try:
         return tomllib.loads(data.decode())
-    except ValueError as error:  # UTF-8's and TOML's
+    except (ValueError, RecursionError) as error:  # UTF-8's and TOML's; nested without end
         raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
 
 

@@ -25,7 +25,7 @@ def register(commands: Any) -> None:
         _compile,
         about="compile an ONNX file to a .honed file, here and without the service",
         details=(
-            "With --profile it compiles for the machine where 'hone doctor --profile FILE' wrote the file; the "
+            "With --profile it compiles for the machine where 'hone doctor --profile FILE' wrote it; the "
             "answers are then checked there, when the .honed file is added."
         ),
         examples="""\

@@ -1,0 +1,168 @@
+"""Configuration: where settings come from, which are refused, and that the shipped file tells the truth."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.daemon.config import Config, load, settings
+from honed.daemon.limits import Limits
+from honed.runtime.errors import InvalidArgument
+
+SHIPPED = Path(__file__).parents[2] / "packaging" / "honed.toml"
+ENVIRON = {"HOME": "/home/u", "XDG_RUNTIME_DIR": "/run/user/7"}
+
+
+def read(file: Path, **environ: str) -> Config:
+    return load(environ=ENVIRON | environ, uid=7, config=file)
+
+
+def write(folder: Path, text: str, name: str = "honed.toml") -> Path:
+    file = folder / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    return file
+
+
+def refusal(file: Path) -> str:
+    with pytest.raises(InvalidArgument) as caught:
+        read(file)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def test_without_any_file_defaults_hold() -> None:
+    config = load(environ=ENVIRON | {"XDG_CONFIG_HOME": "/nonexistent"}, uid=7)
+    assert config.service.socket == Path("/run/user/7/honed/honed.sock")
+    assert config.service.device == ""
+    assert config.limits == Limits()
+    assert config.files == ()
+    assert set(config.origins.values()) == {"default"}
+    assert set(config.origins) == {f"{table}.{key}" for table, keys in settings().items() for key in keys}
+
+
+def test_later_sources_win_setting_by_setting(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        '[service]\nsocket = "/a"\ndevice = "gpu"\nstate_dir = "/s"\ncache_dir = "/c"\n'
+        "[limits]\nmax_queue = 1",
+    )
+    first = write(tmp_path, "[limits]\nmax_queue = 2\nmax_jobs = 2", "honed.toml.d/10-a.toml")
+    second = write(tmp_path, "[limits]\nmax_jobs = 3\nrun_seconds = 5", "honed.toml.d/20-b.toml")
+    write(tmp_path, "nonsense", "honed.toml.d/30-c.toml.bak")
+    config = load(
+        environ=ENVIRON | {"HONED_SOCKET": "/from-environment", "HONED_DEVICE": "pocl"},
+        uid=7,
+        config=file,
+        overrides={"socket": "here.sock", "device": None, "cache_dir": Path("/o"), "state_dir": None},
+    )
+    assert config.files == (file, first, second)
+    assert config.service.socket == Path.cwd() / "here.sock"
+    assert config.service.device == "pocl"
+    assert config.service.state_dir == Path("/s")
+    assert config.service.cache_dir == Path("/o")
+    assert (config.limits.max_queue, config.limits.max_jobs, config.limits.run_seconds) == (2, 3, 5.0)
+    assert isinstance(config.limits.run_seconds, float)
+    assert config.origins["service.socket"] == "option --socket"
+    assert config.origins["service.cache_dir"] == "option --cache-dir"
+    assert config.origins["service.device"] == "environment variable HONED_DEVICE"
+    assert config.origins["service.state_dir"] == str(file)
+    assert config.origins["limits.max_queue"] == str(first)
+    assert config.origins["limits.max_jobs"] == str(second)
+    assert config.origins["limits.max_models"] == "default"
+
+
+def test_empty_variables_are_as_good_as_none(tmp_path: Path) -> None:
+    config = read(write(tmp_path, ""), HONED_SOCKET="", HONED_DEVICE="")
+    assert config.service.socket == Path("/run/user/7/honed/honed.sock")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[limit]\n", ["[limit]", "did you mean limits?", "[service], [limits]"]),
+        ("[limits]\nmax_quue = 4", ["'max_quue'", "did you mean max_queue?", "max_jobs"]),
+        ("[service]\nzzz = 4", ["'zzz'", "use one of socket"]),
+        ("service = 4", ["write [service]"]),
+        ("[limits]\nmax_queue = true", ["max_queue is True", "a whole number"]),
+        ("[limits]\nmax_queue = 1.0", ["max_queue is 1.0", "a whole number"]),
+        ("[limits]\nmax_queue = 0", ["max_queue is 0", "at least 1"]),
+        ("[limits]\nmax_queue = 99999999999999999999", ["below 2^63"]),
+        ("[limits]\nmax_message_bytes = 5", ["at least 4096"]),
+        ("[limits]\nrun_seconds = nan", ["run_seconds is nan", "at least 0.1"]),
+        ("[limits]\nrun_seconds = inf", ["run_seconds is inf"]),
+        ('[limits]\nrun_seconds = "5"', ["run_seconds is '5'", "a number"]),
+        ('[service]\nsocket = "relative"', ["an absolute path"]),
+        ("[service]\nsocket = 5", ["an absolute path"]),
+        ("[service]\ndevice = 0", ["device is 0", "a text in quotes"]),
+        ("[service\n", ["not TOML", "line 1"]),
+        ("[limits]\nmax_jobs = 1\nmax_jobs = 2\n", ["not TOML", "line 3"]),
+        ("a = " + "[" * 100_000, ["not TOML"]),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, parts: list[str]) -> None:
+    file = write(tmp_path, text)
+    message = refusal(file)
+    for part in [str(file), *parts]:
+        assert part in message
+
+
+def test_a_drop_in_is_named_too(tmp_path: Path) -> None:
+    file = write(tmp_path, "")
+    bad = write(tmp_path, "[limits]\nmax_jobs = -1", "honed.toml.d/bad.toml")
+    assert str(bad) in refusal(file)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "check --config" in refusal(tmp_path / "none.toml")
+    (tmp_path / "folder.toml").mkdir()
+    assert "check --config" in refusal(tmp_path / "folder.toml")
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe")
+    assert "not TOML" in refusal(binary)
+    large = write(tmp_path, "# " + "x" * (1 << 20), "large.toml")
+    assert "larger than" in refusal(large)
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_file_without_permission(tmp_path: Path) -> None:
+    file = write(tmp_path, "")
+    file.chmod(0)
+    assert "check its permissions" in refusal(file)
+
+
+def test_a_user_without_runtime_dir_must_name_the_socket() -> None:
+    environ = {"HOME": "/home/u", "XDG_CONFIG_HOME": "/nonexistent"}
+    with pytest.raises(InvalidArgument, match=r"XDG_RUNTIME_DIR .* --socket"):
+        load(environ=environ, uid=7)
+    assert load(environ=environ, uid=7, overrides={"socket": "/s"}).service.socket == Path("/s")
+
+
+def test_the_shipped_file_lists_every_setting_with_its_default(tmp_path: Path) -> None:
+    text = SHIPPED.read_text()
+    assert tomllib.loads(text) == {"service": {}, "limits": {}}, "as shipped it must change nothing"
+    uncommented = "\n".join(
+        line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in text.splitlines()
+    )
+    assert {t: tuple(keys) for t, keys in tomllib.loads(uncommented).items()} == settings()
+    config = load(environ={}, uid=0, config=write(tmp_path, uncommented))
+    assert config.limits == Limits()
+    assert config.service == load(environ={}, uid=0, config=write(tmp_path, "", "empty.toml")).service
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    folder = tmp_path_factory.getbasetemp() / "fuzz"
+    folder.mkdir(exist_ok=True)
+    file = folder / "honed.toml"
+    file.write_bytes(text.encode(errors="surrogatepass"))
+    try:
+        assert read(file).limits
+    except InvalidArgument as error:
+        assert str(file) in str(error)  # noqa: PT017 - both ends are allowed
