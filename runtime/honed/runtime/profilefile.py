@@ -114,4 +114,4 @@ def _check_peaks(profile: DeviceProfile) -> None:
 
 def _value(value: object) -> str:
     """A TOML value. JSON's strings, numbers, booleans and lists are TOML's, but for DEL in strings."""
-    return json.dumps(value, ensure_ascii=True).replace("\x7f", "\\u007f")
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
