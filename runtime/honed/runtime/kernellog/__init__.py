@@ -1,0 +1,40 @@
+"""GPU faults in the kernel log: read its records, recognise faults, group them, find whose they are.
+
+    reader = open_reader()
+    faults = [s for s in map(seen, reader.read()) if s is not None]
+    for story in group(faults):
+        culprit = attribute(story, processes)
+
+Only reading the journal needs more than the standard library (systemd-python).
+"""
+
+from __future__ import annotations
+
+from .culprit import LATE_S, Certainty, Culprit, Process, Run, attribute, ids_of
+from .fault import Driver, Fault, Severity
+from .parse import parse
+from .reader import SETTLE_S, Reader, open_reader
+from .record import Record, seen
+from .story import FaultStory, Seen, group
+
+__all__ = [
+    "LATE_S",
+    "SETTLE_S",
+    "Certainty",
+    "Culprit",
+    "Driver",
+    "Fault",
+    "FaultStory",
+    "Process",
+    "Reader",
+    "Record",
+    "Run",
+    "Seen",
+    "Severity",
+    "attribute",
+    "group",
+    "ids_of",
+    "open_reader",
+    "parse",
+    "seen",
+]

@@ -1,0 +1,168 @@
+"""The kernel log from systemd's journal, which a member of group systemd-journal may read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from systemd import journal
+
+from honed.runtime.errors import PermissionDenied, Unavailable
+
+from .kmsg import RECORDS_A_READ, boot_id
+from .record import LogClock, Record, device_name
+
+FOLDERS: Final = (Path("/var/log/journal"), Path("/run/log/journal"))
+# Made by journald when it reads /dev/kmsg: absent in a container whose journal sees no kernel records.
+KERNEL_SEQUENCE: Final = Path("/run/systemd/journal/kernel-seqnum")
+FIELD_BYTES: Final = 64 << 10
+
+# Values as they are, without systemd-python's dates: a record is read in a fraction of the time.
+_NUMBERS: Final = ("PRIORITY", "SYSLOG_FACILITY", "_SOURCE_MONOTONIC_TIMESTAMP")
+_CONVERTERS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(_NUMBERS, int),
+    "_BOOT_ID": bytes.decode,
+    "__REALTIME_TIMESTAMP": lambda microseconds: microseconds,
+    "__MONOTONIC_TIMESTAMP": lambda stamp: stamp,
+    "_SOURCE_REALTIME_TIMESTAMP": bytes.decode,
+}
+
+
+class JournalReader:
+    """Reads the kernel's records from the journal, from its end or with `from_start` from the oldest.
+
+    `path` is a journal file or a folder of them; without it, the machine's journal of this boot. Raises
+    PermissionDenied or Unavailable where no kernel record could ever be seen there.
+    """
+
+    lost = 0  # journald keeps what it has read
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, from_start: bool = False) -> None:
+        self._clocks: dict[str, LogClock] = {}
+        try:
+            self._reader = _opened(path)
+        except OSError as error:
+            raise Unavailable(
+                f"{path or 'the journal'} cannot be opened as a journal ({error.strerror or error}); check it"
+            ) from error
+        try:
+            self._reader.add_match(_TRANSPORT="kernel")
+            if path is None:
+                self._reader.add_match(_BOOT_ID=boot_id())
+                _check_visible(self._reader)
+            self._fd: int = self._reader.fileno()  # from here on, what is appended wakes the event loop
+            if from_start or not self._at_end():
+                self._reader.seek_head()
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def fileno(self) -> int:
+        """Descriptor that is readable when `read` should be called."""
+        return self._fd
+
+    def read(self) -> list[Record]:
+        """Records since the last call, oldest first, at most RECORDS_A_READ; never waits."""
+        try:
+            self._reader.process()
+            entries: list[Mapping[str, Any]] = []
+            while len(entries) < RECORDS_A_READ and (entry := self._reader.get_next()):
+                entries.append(entry)
+        except OSError as error:
+            raise Unavailable(
+                f"the journal cannot be read ({error.strerror or error}); open it anew"
+            ) from error
+        return [self._record(entry) for entry in entries]
+
+    def close(self) -> None:
+        """Give its files back; may be called again."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _at_end(self) -> bool:
+        """Stand on the last record; False where there is none, and the first to come is the next."""
+        self._reader.seek_tail()
+        return bool(self._reader.get_previous())
+
+    def _record(self, entry: Mapping[str, Any]) -> Record:
+        microseconds, boot = entry["__MONOTONIC_TIMESTAMP"]
+        received_s, boot_hex = microseconds * 1e-6, bytes(boot).hex()
+        stamp = _one(entry.get("_SOURCE_MONOTONIC_TIMESTAMP"))
+        monotonic_s = received_s
+        if isinstance(stamp, int):
+            clock = self._clocks.setdefault(boot_hex, LogClock())
+            clock.note(stamp * 1e-6, received_s)
+            monotonic_s = clock.monotonic(stamp * 1e-6)
+        return Record(
+            message=_text(entry.get("MESSAGE")) or "",
+            monotonic_s=monotonic_s,
+            realtime_s=entry["__REALTIME_TIMESTAMP"] * 1e-6 - (received_s - monotonic_s),
+            priority=_number(entry.get("PRIORITY"), 6),
+            facility=_number(
+                entry.get("SYSLOG_FACILITY"), 1
+            ),  # where it is missing, journald did not write it
+            device=device_name(_text(entry.get("_KERNEL_DEVICE"))),
+            boot_id=boot_hex,
+        )
+
+
+def _opened(path: str | os.PathLike[str] | None) -> Any:
+    if path is None:
+        reader = journal.Reader(converters=_CONVERTERS)
+    elif Path(path).is_dir():
+        reader = journal.Reader(path=os.fspath(path), converters=_CONVERTERS)
+    else:
+        reader = journal.Reader(files=[os.fspath(path)], converters=_CONVERTERS)
+    reader.data_threshold = FIELD_BYTES
+    return reader
+
+
+def _check_visible(reader: Any) -> None:
+    """Raise where the kernel's records cannot be seen: the journal itself would only stay empty."""
+    reader.seek_tail()
+    if reader.get_previous():
+        return
+    files = [file for folder in FOLDERS for file in _system_files(folder)]
+    if any(os.access(file, os.R_OK) for file in files):
+        if KERNEL_SEQUENCE.exists():
+            return
+        raise Unavailable("the journal holds no kernel record of this boot; give the service /dev/kmsg")
+    if files or any(folder.exists() and not os.access(folder, os.R_OK | os.X_OK) for folder in FOLDERS):
+        raise PermissionDenied(
+            "the journal is not readable; add the user to group systemd-journal and log in again"
+        )
+    raise Unavailable("there is no journal on this machine; start systemd-journald or give /dev/kmsg")
+
+
+def _system_files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.glob("*/system*.journal"))
+    except OSError:  # a folder that may not be listed
+        return []
+
+
+def _one(value: Any) -> Any:
+    """The last of a field's values: a field may occur more than once."""
+    return value[-1] if isinstance(value, list) and value else value
+
+
+def _text(value: Any) -> str | None:
+    value = _one(value)
+    if isinstance(value, bytes):  # it is not UTF-8
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else None
+
+
+def _number(value: Any, otherwise: int) -> int:
+    value = _one(value)
+    return value if isinstance(value, int) else otherwise
