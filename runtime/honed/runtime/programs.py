@@ -1,8 +1,8 @@
 """OpenCL programs built from source, with the driver's binaries kept between processes.
 
-pyopencl's own cache is not used: it writes below $HOME, which a service may not have. A kept binary starts
-with the SHA-256 of the rest and is filed under device, driver version, options and source, so a new driver
-never sees an old binary, and a damaged one is built again.
+pyopencl's own cache is not used: it writes below $HOME, which a service may not have. A kept binary is filed
+under device, driver version, options and source, so a new driver never sees an old binary. It starts with the
+SHA-256 of its name and itself: a damaged or misplaced one is built again.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _from_binary(device: Device, kept: Path) -> Any | None:
     except OSError:
         return None
     binary = data[_DIGEST_BYTES:]
-    if hashlib.sha256(binary).digest() != data[:_DIGEST_BYTES]:
+    if _digest(kept, binary) != data[:_DIGEST_BYTES]:
         _log.warning("%s is damaged; it is built again", kept)
         return None
     try:
@@ -75,9 +75,13 @@ def _keep(program: Any, kept: Path) -> None:
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with replacing(kept) as file:
-            file.write(hashlib.sha256(binary).digest() + binary)
+            file.write(_digest(kept, binary) + binary)
     except (OSError, HonedError) as error:
         _log.warning("a compiled program was not kept: %s", error)
+
+
+def _digest(kept: Path, binary: bytes) -> bytes:
+    return hashlib.sha256(kept.name.encode() + binary).digest()
 
 
 def _complaint(error: Any) -> str:
