@@ -1,6 +1,6 @@
 """Starts a child process that cannot outlive the service or outgrow its memory.
 
-python -m honed.daemon.launch PARENT_PID MEMORY_MIB -- PROGRAM ARGUMENT...
+python -m honed.daemon.launch PARENT_PID MEMORY_MIB NICENESS PROGRAM ARGUMENT...
 
 Runs between fork and exec of a child, where a threaded parent must not run Python itself. It makes
 a process group of the child, has the kernel kill it when the service dies, and limits its memory.
@@ -18,22 +18,23 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def command(program: list[str], memory_mib: int | None = None) -> list[str]:
-    """The command line that starts `program` through here; None: memory is not limited."""
+def command(program: list[str], *, memory_mib: int = 0, niceness: int = 0) -> list[str]:
+    """The command line that starts `program` through here; `memory_mib` 0: memory is not limited."""
     return [
         sys.executable,
         "-m",
         "honed.daemon.launch",
         str(os.getpid()),
-        str(memory_mib or 0),
-        "--",
+        str(memory_mib),
+        str(niceness),
         *program,
     ]
 
 
 def main(arguments: list[str]) -> None:
     """Never returns: the process becomes the program, or exits with 127."""
-    parent, memory_mib, program = int(arguments[0]), int(arguments[1]), arguments[3:]
+    parent, memory_mib, niceness = (int(argument) for argument in arguments[:3])
+    program = arguments[3:]
     os.setpgid(0, 0)
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -44,6 +45,7 @@ def main(arguments: list[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     # When memory runs out, the kernel should end the child and not the service.
     Path("/proc/self/oom_score_adj").write_text("500")
+    os.nice(niceness)
     os.execv(program[0], program)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import grp
+import os
 import pwd
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from honed.runtime.errors import PermissionDenied
@@ -15,7 +18,7 @@ INFER_GROUP = "honed"
 CHANGE_GROUP = "honed-admin"
 _UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
 _SO_PEERGROUPS = 59  # asm-generic/socket.h; Python does not name it
-_MAX_GROUPS = 65_536  # NGROUPS_MAX
+_MAX_OPTION = 1024  # bytes Python's getsockopt can take: 256 groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,18 @@ def current_policy(own_uid: int) -> Policy:
 def identify(connected: socket.socket) -> Peer:
     """The peer of a Unix socket, from SO_PEERCRED and SO_PEERGROUPS; raises OSError."""
     pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    packed = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MAX_GROUPS)
-    groups = struct.unpack(f"{len(packed) // 4}I", packed)
-    return Peer(pid=pid, uid=uid, gids=frozenset((gid, *groups)))
+    return Peer(pid=pid, uid=uid, gids=frozenset((gid, *_groups(connected, uid, gid))))
+
+
+def _groups(connected: socket.socket, uid: int, gid: int) -> Sequence[int]:
+    """The peer's groups; for a process in more than Python can read, those of its user."""
+    try:
+        packed = connected.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_OPTION)
+    except OSError as error:
+        if error.errno != errno.ERANGE:
+            raise
+        return os.getgrouplist(_user_name(uid), gid)
+    return struct.unpack(f"{len(packed) // 4}I", packed)
 
 
 def _gid(group: str) -> int | None:

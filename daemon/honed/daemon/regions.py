@@ -53,7 +53,7 @@ class RegionTable:
         self._regions: dict[str, HeldRegion] = {}
 
     def add(self, params: RegionParams, descriptor: int) -> None:
-        """Register a client's memfd; the table has taken over the descriptor only when this returns.
+        """Register a client's memfd; the descriptor stays the caller's, the table keeps a duplicate.
 
         Raises InvalidArgument, AlreadyExists or ResourceExhausted.
         """
@@ -64,7 +64,7 @@ class RegionTable:
             raise ResourceExhausted(f"{self._limit} regions are registered already; unregister some")
         offset = params.offset or 0
         check_descriptor(descriptor, offset, params.byte_size)
-        self._regions[params.name] = HeldRegion(params.name, descriptor, offset, params.byte_size)
+        self._regions[params.name] = HeldRegion(params.name, os.dup(descriptor), offset, params.byte_size)
 
     def get(self, name: str) -> HeldRegion:
         """The region of that name; raises NotFound."""

@@ -71,10 +71,6 @@ class Queue:
         """Remove a ticket; False where it does not wait."""
         return self._waiting.pop(number, None) is not None
 
-    def expire(self, now: float) -> list[Ticket]:
-        """Remove and give the tickets whose deadline has passed."""
-        return self._remove(lambda t: t.deadline <= now)
-
     def drop_model(self, model: str) -> list[Ticket]:
         """Remove and give the tickets for a model that can no longer be served."""
         return self._remove(lambda t: t.model == model)
@@ -83,13 +79,13 @@ class Queue:
         """Remove and give every ticket."""
         return self._remove(lambda _: True)
 
+    def models(self) -> set[str]:
+        """The models that tickets wait for."""
+        return {ticket.model for ticket in self._waiting.values()}
+
     def forget_client(self, client: int) -> None:
         """Drop what is remembered of a client that went away; its tickets must be cancelled."""
         self._served.pop(client, None)
-
-    def next_deadline(self) -> float | None:
-        """When `expire` will next have something to do."""
-        return min((t.deadline for t in self._waiting.values()), default=None)
 
     def _remove(self, wanted: Callable[[Ticket], bool]) -> list[Ticket]:
         removed = [t for t in self._waiting.values() if wanted(t)]

@@ -113,6 +113,11 @@ class Store:
             sync_folder(self._models)
             self._collect(remaining)
 
+    def sweep(self, models: Iterable[Manifest]) -> None:
+        """Delete the objects that none of the `models`, which must be all there are, uses."""
+        with _explained(self._objects):
+            self._collect(models)
+
     def set_aside(self, manifest: Manifest) -> None:
         """Move a compiled file that turned out damaged out of the way; its manifest and sources stay."""
         with suppress(OSError):

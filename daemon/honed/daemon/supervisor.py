@@ -46,6 +46,7 @@ class Supervisor:
         self._link: AsyncLink | None = None
         self._mapped: set[int] = set()  # regions the present worker knows
         self._kill_reason = ""
+        self._turned = asyncio.Event()  # set at each change of state
         self.on_ready: Callable[[], Awaitable[None]] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.state = "starting"
@@ -61,7 +62,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep a worker running until cancelled; the worker is gone when this returns."""
-        failures = 0
+        failures = 0  # in a row
         while True:
             begun = time.monotonic()
             try:
@@ -69,9 +70,23 @@ class Supervisor:
             finally:
                 await self._end()
             failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
+            # One end is an accident and requests wait for the next worker; more of them are a state.
+            self.state = "failed" if restart_delay(failures) else "starting"
+            self._turned.set()
             if self.on_lost is not None:
                 self.on_lost()
             await asyncio.sleep(restart_delay(failures))
+
+    async def wait_ready(self, seconds: float) -> None:
+        """Return once there is a worker with a device; raises Unavailable where none comes in time."""
+        end = time.monotonic() + seconds
+        while self.state != "ready":
+            if self.state == "failed" or time.monotonic() > end:
+                raise Unavailable(f"the worker does not start ({self.reason}); 'hone doctor' may know why")
+            self._turned.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(end - time.monotonic()):
+                    await self._turned.wait()
 
     async def call(
         self, method: str, params: dict[str, Any], descriptors: Sequence[int] = (), *, seconds: float
@@ -114,7 +129,6 @@ class Supervisor:
 
     async def _live_once(self) -> None:
         """Start a worker and wait for its end."""
-        self.state = "starting"
         self.starts += 1
         process, link = await self._spawn()
         self._process, self._link = process, link
@@ -126,6 +140,7 @@ class Supervisor:
         self.spec = str(hello["spec"])
         self.profile = from_dict(hello["profile"])
         self.state, self.reason = "ready", ""
+        self._turned.set()
         _log.info("worker %d is ready on %s", process.pid, self.spec)
         setup = asyncio.ensure_future(self.on_ready()) if self.on_ready is not None else None
         try:
@@ -136,7 +151,7 @@ class Supervisor:
         self._failed(f"{self._kill_reason or describe_exit(status)}")
 
     def _failed(self, reason: str) -> None:
-        self.state, self.reason = "failed", reason
+        self.state, self.reason = "starting", reason
         _log.error("the worker ended: %s", reason)
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, AsyncLink]:

@@ -53,6 +53,7 @@ class Worker:
         self._spec = spec
         self._device: Device | None = None
         self._models: dict[str, Executor] = {}
+        self._checked: dict[str, dict[str, Any]] = {}  # what `_load` found, by key
         self._regions: dict[int, Array] = {}
         self._descriptors: list[int] = []
         self._sending = threading.Lock()
@@ -112,6 +113,8 @@ class Worker:
 
     def _load(self, key: str, path: str) -> dict[str, Any]:
         """Load a compiled file and check its probes on this device before it may serve."""
+        if key in self._checked:
+            return self._checked[key]
         if self._device is None:
             raise DeviceError("the worker has no device yet; this is a fault of the service")
         executor = load(path, self._device, cache_dir=self._cache_dir)
@@ -128,10 +131,12 @@ class Worker:
             executor.close()
             raise
         self._models[key] = executor
-        return {"device": self._device.spec, "outputs": _worst(differences)}
+        self._checked[key] = {"device": self._device.spec, "outputs": _worst(differences)}
+        return self._checked[key]
 
     def _unload(self, key: str) -> dict[str, Any]:
         executor = self._models.pop(key, None)
+        self._checked.pop(key, None)
         if executor is not None:
             executor.close()
         return {}
@@ -189,7 +194,7 @@ class Worker:
         data = next(contents) if place is None else self._place(place)
         array = np.frombuffer(data, dtype(kind).numpy).reshape(shape)
         if kind == "bool" and place is not None:
-            return array.view(np.uint8) != 0  # the client can write any byte at any time
+            return np.not_equal(array.view(np.uint8), 0)  # the client can write any byte at any time
         return array
 
     def _place(self, place: list[int]) -> Array:

@@ -1,0 +1,236 @@
+"""The methods of the service (docs/protocol.md, "Methods")."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import strict
+from honed.runtime.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.runtime.protocol import (
+    EXTENSIONS,
+    METHODS,
+    VERSION,
+    InferParams,
+    LoadParams,
+    ModelParams,
+    Nothing,
+    ProfileParams,
+    RegionName,
+    RegionParams,
+    UnloadParams,
+    check_version,
+    parse,
+)
+
+from . import inference, models
+from .connection import Connection
+from .dispatch import Dispatcher
+from .jobs import Jobs
+from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, Limits
+from .models import Registry, State
+from .peers import Policy
+from .supervisor import Supervisor
+
+MAX_PROFILE_RUNS = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where this service keeps its things, as ServerStatus shows them."""
+
+    socket: Path
+    state_dir: Path
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A request, by whom, with its number and descriptors."""
+
+    connection: Connection
+    msgid: int
+    descriptors: list[int]
+
+
+class Api:
+    """Answers requests; every method raises HonedError for what cannot be done."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        policy: Policy,
+        places: Places,
+        registry: Registry,
+        supervisor: Supervisor,
+        dispatcher: Dispatcher,
+        jobs: Jobs,
+        connections: Callable[[], int],
+        damaged: list[str],
+    ) -> None:
+        self._limits = limits
+        self._policy = policy
+        self._places = places
+        self._registry = registry
+        self._supervisor = supervisor
+        self._dispatcher = dispatcher
+        self._jobs = jobs
+        self._connections = connections
+        self._damaged = damaged
+        self._started = time.monotonic()
+        self.stopping = False
+
+    async def answer(self, call: Call, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """The result of a method."""
+        known = METHODS.get(method)
+        if known is None:
+            raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
+        self._policy.check(call.connection.peer, known.right, method)
+        if self.stopping:
+            raise Unavailable("the service is stopping; call again when it runs")
+        return await self._METHODS[method](self, call, parse(known.params, params))
+
+    async def _server_live(self, call: Call, params: Nothing) -> dict[str, Any]:
+        return {"live": True}
+
+    async def _server_ready(self, call: Call, params: Nothing) -> dict[str, Any]:
+        ready = self._supervisor.state == "ready" and not self._registry.count(State.LOADING)
+        return {"ready": ready}
+
+    async def _server_metadata(self, call: Call, params: Nothing) -> dict[str, Any]:
+        limits = strict.to_plain(self._limits)
+        limits |= {"max_message_depth": MAX_MESSAGE_DEPTH, "max_message_values": MAX_MESSAGE_VALUES}
+        return {"name": "honed", "version": own_version(), "extensions": list(EXTENSIONS), "limits": limits}
+
+    async def _server_status(self, call: Call, params: Nothing) -> dict[str, Any]:
+        supervisor, profile = self._supervisor, self._supervisor.profile
+        return {
+            "name": "honed",
+            "version": own_version(),
+            "pid": os.getpid(),
+            "uptime_seconds": time.monotonic() - self._started,
+            "places": {name: str(path) for name, path in strict.to_plain(self._places).items()},
+            "device": strict.to_plain(profile.identity) if profile else None,
+            "device_spec": supervisor.spec,
+            "peaks": strict.to_plain(profile.peaks) if profile and profile.peaks else None,
+            "worker": {
+                "state": supervisor.state,
+                "pid": supervisor.pid,
+                "restarts": max(0, supervisor.starts - 1),
+                "reason": supervisor.reason,
+            },
+            "models": {state.value: self._registry.count(state) for state in State},
+            "queue": {"waiting": self._dispatcher.waiting, "running": self._dispatcher.running},
+            "connections": self._connections(),
+            "jobs": [job.plain() for job in self._jobs.active.values()],
+            "damaged": self._damaged,
+        }
+
+    async def _model_ready(self, call: Call, params: ModelParams) -> dict[str, Any]:
+        return {"ready": self._registry.get(_named(params)).state is State.READY}
+
+    async def _model_metadata(self, call: Call, params: ModelParams) -> dict[str, Any]:
+        entry, model = self._registry.compiled(_named(params))
+        return {
+            "name": entry.name,
+            "versions": [VERSION],
+            "platform": "honed_opencl",
+            "inputs": [inference.describe(tensor) for tensor in model.inputs],
+            "outputs": [inference.describe(tensor) for tensor in model.outputs],
+        }
+
+    async def _model_statistics(self, call: Call, params: ModelParams) -> dict[str, Any]:
+        check_version(params.version)
+        entries = [self._registry.get(params.name)] if params.name else self._registry.all()
+        return {"model_stats": [entry.statistics.plain(entry.name) for entry in entries]}
+
+    async def _model_show(self, call: Call, params: ModelParams) -> dict[str, Any]:
+        return models.show(self._registry.get(_named(params)))
+
+    async def _model_profile(self, call: Call, params: ProfileParams) -> dict[str, Any]:
+        runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
+        if not 1 <= runs <= MAX_PROFILE_RUNS:
+            raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
+        entry, _ = self._registry.compiled(params.name)
+        return await self._dispatcher.profile(call.connection.number, entry, runs)
+
+    async def _model_infer(self, call: Call, params: InferParams) -> dict[str, Any]:
+        check_version(params.model_version)
+        entry, model = self._registry.compiled(params.model_name)
+        plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
+        return await self._dispatcher.infer(call.connection.number, entry, plan)
+
+    async def _region_register(self, call: Call, params: RegionParams) -> dict[str, Any]:
+        if len(call.descriptors) != 1:
+            raise InvalidArgument(
+                f"{len(call.descriptors)} descriptors came with the request; send one, of a memfd"
+            )
+        call.connection.regions.add(params, call.descriptors[0])
+        return {}
+
+    async def _region_status(self, call: Call, params: RegionName) -> dict[str, Any]:
+        regions = call.connection.regions.select(params.name)
+        return {"regions": [{"name": r.name, "offset": r.offset, "byte_size": r.byte_size} for r in regions]}
+
+    async def _region_unregister(self, call: Call, params: RegionName) -> dict[str, Any]:
+        for region in call.connection.regions.remove(params.name):
+            self._dispatcher.release(region)
+        return {}
+
+    async def _repository_index(self, call: Call, params: Nothing) -> dict[str, Any]:
+        return {
+            "models": [
+                {"name": entry.name, "version": VERSION, "state": entry.state.value, "reason": entry.reason}
+                for entry in self._registry.all()
+            ]
+        }
+
+    async def _repository_load(self, call: Call, params: LoadParams) -> dict[str, Any]:
+        def notify(progress: dict[str, Any]) -> None:
+            call.connection.notify("Progress", {"msgid": call.msgid, **progress})
+
+        return await self._jobs.add(params, call.descriptors, notify)
+
+    async def _repository_unload(self, call: Call, params: UnloadParams) -> dict[str, Any]:
+        await self._jobs.remove(params.model_name)
+        return {}
+
+    _METHODS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
+        "ServerLive": _server_live,
+        "ServerReady": _server_ready,
+        "ServerMetadata": _server_metadata,
+        "ServerStatus": _server_status,
+        "ModelReady": _model_ready,
+        "ModelMetadata": _model_metadata,
+        "ModelStatistics": _model_statistics,
+        "ModelShow": _model_show,
+        "ModelProfile": _model_profile,
+        "ModelInfer": _model_infer,
+        "SystemSharedMemoryRegister": _region_register,
+        "SystemSharedMemoryStatus": _region_status,
+        "SystemSharedMemoryUnregister": _region_unregister,
+        "RepositoryIndex": _repository_index,
+        "RepositoryModelLoad": _repository_load,
+        "RepositoryModelUnload": _repository_unload,
+    }
+
+
+def own_version() -> str:
+    """Of the installed package; "unknown" when run from a bare checkout."""
+    try:
+        return version("honed")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _named(params: ModelParams) -> str:
+    check_version(params.version)
+    if not params.name:
+        raise NotFound("name is empty; say which model, 'hone list' shows which there are")
+    return params.name

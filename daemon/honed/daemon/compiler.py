@@ -1,0 +1,163 @@
+"""Runs the compiler in a child process with limits of time and memory, and reads what it reports."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from honed.runtime.errors import ModelRefused, ResourceExhausted, Unavailable
+from honed.runtime.protocol import MissingFiles
+
+from .launch import command
+from .supervisor import describe_exit, kill_group
+
+_MAX_LINE = 4 << 20  # bytes of one report
+_NICENESS = 10
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Progress: `fraction` of the whole compilation, 0 to 1."""
+
+    stage: str
+    fraction: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The compiled file is written."""
+
+
+Report = Stage | Done | ModelRefused
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What to compile, for which device, within which limits."""
+
+    model: Path
+    output: Path
+    shown_name: str
+    shapes: Mapping[str, Sequence[int]]
+    precision: str
+    profile: Path
+    device: str
+    seconds: float
+    memory_mib: int
+
+    @property
+    def arguments(self) -> list[str]:
+        """For `python -m honed.tuner`."""
+        shapes = [f"--shape={name}={','.join(map(str, shape))}" for name, shape in self.shapes.items()]
+        return [
+            "compile",
+            str(self.model),
+            "-o",
+            str(self.output),
+            *shapes,
+            f"--precision={self.precision}",
+            f"--profile={self.profile}",
+            f"--device={self.device}",
+            f"--memory-mib={self.memory_mib}",
+            f"--name={self.shown_name}",
+        ]
+
+
+def check_installed() -> None:
+    """Raise Unavailable where there is no compiler on this machine."""
+    if importlib.util.find_spec("honed.tuner") is None:
+        raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
+
+
+async def compile_model(task: Task, progress: Callable[[Stage], None]) -> None:
+    """Compile; the output file is there when this returns. Cancelling ends the child.
+
+    Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached, or
+    Unavailable without a compiler.
+    """
+    check_installed()
+    program = [sys.executable, "-m", "honed.tuner", *task.arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command(program, memory_mib=task.memory_mib, niceness=_NICENESS),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_MAX_LINE,
+    )
+    try:
+        async with asyncio.timeout(task.seconds):
+            last = await _read(process, progress)
+            status = await process.wait()
+    except TimeoutError as error:
+        raise ResourceExhausted(
+            f"compiling took longer than {task.seconds:g} s; raise compile_seconds in the configuration, "
+            "or use a smaller model"
+        ) from error
+    finally:
+        if process.returncode is None:
+            kill_group(process.pid)
+            await process.wait()
+    if isinstance(last, ModelRefused):
+        raise last
+    if last is None or status != 0:
+        raise ModelRefused(
+            f"the compiler stopped without a result ({describe_exit(status)}); it may have needed more than "
+            f"the {task.memory_mib} MiB of compile_memory_mib, the service's log says more"
+        )
+
+
+async def _read(process: asyncio.subprocess.Process, progress: Callable[[Stage], None]) -> Report | None:
+    """The last word of the compiler; progress is passed on as it comes."""
+    assert process.stdout is not None
+    last: Report | None = None
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:  # longer than the limit
+            return None
+        if not line:
+            return last
+        report = parse(line)
+        if isinstance(report, Stage):
+            progress(report)
+        elif report is not None:
+            last = report
+
+
+def parse(line: bytes) -> Report | None:
+    """What one line of the compiler's standard output says; None where it is no report."""
+    try:
+        event: Any = json.loads(line)
+        kind = event["event"]
+    except (ValueError, TypeError, KeyError):
+        _log.warning("the compiler wrote what is no report: %.200r", line)
+        return None
+    match kind:
+        case "stage":
+            fraction = event.get("fraction")
+            return Stage(
+                stage=str(event.get("stage", "")),
+                fraction=min(1.0, max(0.0, float(fraction))) if isinstance(fraction, int | float) else 0.0,
+                text=str(event.get("text", ""))[:1000],
+            )
+        case "done":
+            return Done()
+        case "refused" | "error":
+            message = str(event.get("message", "the compiler gave no reason"))
+            reasons = _strings(event.get("reasons"))
+            files = _strings(event.get("external_data"))
+            return MissingFiles(message, reasons, files) if files else ModelRefused(message, reasons)
+        case _:
+            return None
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()

@@ -1,0 +1,375 @@
+"""One client's connection: bytes to messages and back, bounded in memory and time.
+
+Everything runs in the event loop's callbacks; what a request does is the `Handler`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Protocol
+
+from honed.runtime import wire
+from honed.runtime.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    HonedError,
+    InvalidArgument,
+    ResourceExhausted,
+)
+from honed.runtime.protocol import ServiceFault, error_to_map
+
+from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_PENDING_DESCRIPTORS, Limits
+from .peers import Peer
+from .regions import RegionTable
+from .usage import Usage
+
+_CHUNK = 128 << 10  # bytes read at once
+_MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
+_LINGER_SECONDS = 2.0  # for a client to read why it is dropped
+_log = logging.getLogger(__name__)
+
+
+class Handler(Protocol):
+    """What a connection needs from the server."""
+
+    def start(
+        self, connection: Connection, request: wire.Request, descriptors: list[int]
+    ) -> Coroutine[Any, Any, Any]:
+        """The work for a request. The descriptors are closed by the connection when it has ended."""
+
+    def closed(self, connection: Connection) -> None:
+        """The connection is gone; its requests are cancelled."""
+
+
+class Connection:
+    """A connected client."""
+
+    def __init__(
+        self,
+        number: int,
+        connected: socket.socket,
+        peer: Peer,
+        limits: Limits,
+        usage: Usage,
+        handler: Handler,
+    ) -> None:
+        """Takes over the socket, in a running loop."""
+        connected.setblocking(False)
+        self.number = number
+        self.peer = peer
+        self.regions = RegionTable(limits.max_regions)
+        self._socket = connected
+        self._limits = limits
+        self._usage = usage
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self._frame_limits = wire.FrameLimits(
+            max_bytes=limits.max_message_bytes, max_depth=MAX_MESSAGE_DEPTH, max_values=MAX_MESSAGE_VALUES
+        )
+        self._decoder = wire.Decoder(self._frame_limits)
+        self._received = 0  # bytes since the connection began
+        self._descriptors: deque[tuple[int, list[int]]] = deque()  # with the byte they came with
+        self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
+        self._sizes: dict[int, int] = {}  # their bytes
+        self._unsent: deque[memoryview] = deque()
+        self._unsent_bytes = 0
+        self._held = 0  # bytes accounted to the peer's user
+        self._reading = False
+        self._ending = False  # nothing is read any more; closes when all is sent
+        self.closed = False
+        self._frame_timer = _Timer(self._loop, limits.message_seconds, self._too_slow)
+        self._write_timer = _Timer(self._loop, limits.write_seconds, self._not_reading)
+        self._set_reading(True)
+
+    @property
+    def unanswered(self) -> int:
+        """Requests under way."""
+        return len(self._tasks)
+
+    def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification."""
+        self._send(wire.Notification(method=method, params=params))
+
+    def cancel(self, msgid: object) -> None:
+        """Cancel a request; one that is unknown or answered is left alone."""
+        task = self._tasks.get(msgid) if isinstance(msgid, int) else None
+        if task is not None:
+            task.cancel()
+
+    def end(self, error: HonedError | None = None, msgid: int | None = None) -> None:
+        """Stop reading, tell the client why if there is a reason, and close when that is sent."""
+        if self.closed or self._ending:
+            return
+        self._ending = True
+        self._frame_timer.stop()
+        for task in self._tasks.values():
+            task.cancel()
+        self._loop.call_later(_LINGER_SECONDS, self.close)
+        if error is not None:
+            _log.info("dropping a client of user %d: %s", self.peer.uid, error)
+            self._queue(wire.encode(_last_words(error, None if msgid in self._tasks else msgid)))
+        elif not self._unsent:
+            self._shut_down()
+
+    def close(self) -> None:
+        """Drop the connection at once and everything it holds."""
+        if self.closed:
+            return
+        self.closed = True
+        self._set_reading(False)
+        self._loop.remove_writer(self._socket)
+        self._frame_timer.stop()
+        self._write_timer.stop()
+        for task in self._tasks.values():
+            task.cancel()
+        while self._descriptors:
+            _close_all(self._descriptors.popleft()[1])
+        self._unsent.clear()
+        self._usage.change(self.peer.uid, -self._held)
+        self._held = 0
+        self._socket.close()
+        self._handler.closed(self)
+
+    def _set_reading(self, wanted: bool) -> None:
+        if wanted and not self._reading:
+            self._loop.add_reader(self._socket, self._readable)
+        elif not wanted and self._reading:
+            self._loop.remove_reader(self._socket)
+        self._reading = wanted
+
+    def _readable(self) -> None:
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(
+                self._socket, _CHUNK, MAX_PENDING_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            self.close()
+            return
+        if not data or self._ending:
+            # Data that comes after the end is read and dropped, so that the client can read why.
+            _close_all(descriptors)
+            if not data:
+                self.close()
+            return
+        self._received += len(data)
+        if descriptors:
+            self._descriptors.append((self._received, descriptors))
+        if flags & socket.MSG_CTRUNC or sum(len(d) for _, d in self._descriptors) > MAX_PENDING_DESCRIPTORS:
+            self.end(ResourceExhausted("too many descriptors came with one message; send at most 32"))
+            return
+        self._decoder.feed(data)
+        self._process()
+
+    def _process(self) -> None:
+        """Start every whole request in the buffer, as far as the client may have more of them."""
+        try:
+            while not self._ending and not self._congested():
+                message = self._decoder.next_message()
+                if message is None:
+                    break
+                self._frame_timer.stop()
+                self._handle(message)
+        except wire.PeerFault as fault:
+            self.end(fault.error, fault.msgid)
+        if self._ending or self.closed:
+            return
+        congested = self._congested()
+        self._set_reading(not congested)
+        if congested or not self._decoder.buffered:
+            self._frame_timer.stop()
+        else:
+            self._frame_timer.start()
+        if not self._decoder.buffered:
+            while self._descriptors:  # the messages they came with are done
+                _close_all(self._descriptors.popleft()[1])
+        self._account()
+
+    def _congested(self) -> bool:
+        return len(self._tasks) >= self._limits.max_unanswered or self._unsent_bytes > _MAX_UNSENT
+
+    def _handle(self, message: wire.Message) -> None:
+        descriptors = self._take_descriptors()
+        match message:
+            case wire.Request(msgid=msgid) if msgid in self._tasks:
+                _close_all(descriptors)
+                self.end(
+                    InvalidArgument(f"message number {msgid} is used by an unanswered request; use another")
+                )
+            case wire.Request(msgid=msgid):
+                work = self._handler.start(self, message, descriptors)
+                self._sizes[msgid] = _size(message)
+                task = self._tasks[msgid] = self._loop.create_task(work)
+                task.add_done_callback(partial(self._finished, message, descriptors))
+            case wire.Notification(method="Cancel", params=params):
+                _close_all(descriptors)
+                self.cancel(params.get("msgid"))
+            case _:
+                _close_all(descriptors)
+                self.end(
+                    InvalidArgument("clients send requests and Cancel notifications only; send one of these")
+                )
+
+    def _take_descriptors(self) -> list[int]:
+        """Those that came with the message just decoded."""
+        end = self._received - self._decoder.buffered
+        taken: list[int] = []
+        while self._descriptors and self._descriptors[0][0] <= end:
+            taken += self._descriptors.popleft()[1]
+        return taken
+
+    def _finished(self, request: wire.Request, descriptors: list[int], task: asyncio.Task[Any]) -> None:
+        """Answer a request whose work has ended."""
+        _close_all(descriptors)
+        del self._tasks[request.msgid], self._sizes[request.msgid]
+        failure = None if task.cancelled() else task.exception()
+        error: HonedError | None = None
+        if task.cancelled():
+            error = Cancelled("the request was cancelled")
+        elif isinstance(failure, HonedError):
+            error = failure
+        elif failure is not None:  # a bug in one method must not end the service
+            _log.error("%s failed", request.method, exc_info=failure)
+            error = ServiceFault(f"the service failed in {request.method} ({failure!r}); its log says more")
+        result = task.result() if error is None else None
+        plain = None if error is None else error_to_map(error)
+        self._send(wire.Response(msgid=request.msgid, error=plain, result=result))
+        if not self.closed and not self._ending:
+            self._process()
+
+    def _send(self, message: wire.Message) -> None:
+        if self.closed or self._ending:
+            return
+        try:
+            frame = wire.encode(message, wire.FrameLimits(max_bytes=2 * self._limits.max_message_bytes))
+        except ResourceExhausted as error:
+            assert isinstance(message, wire.Response)
+            self._send(wire.Response(msgid=message.msgid, error=error_to_map(error), result=None))
+            return
+        self._queue(frame)
+
+    def _queue(self, frame: bytes) -> None:
+        self._unsent.append(memoryview(frame))
+        self._unsent_bytes += len(frame)
+        self._write()
+
+    def _write(self) -> None:
+        progress = False
+        try:
+            while self._unsent:
+                sent = self._socket.send(self._unsent[0])
+                progress = True
+                self._unsent_bytes -= sent
+                rest = self._unsent[0][sent:]
+                if rest:
+                    self._unsent[0] = rest
+                else:
+                    self._unsent.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.close()
+            return
+        self._wrote(progress)
+
+    def _wrote(self, progress: bool) -> None:
+        """After a write: wait for room, or go on reading, or finish."""
+        if progress or not self._unsent:
+            self._write_timer.stop()
+        if self._unsent:
+            self._loop.add_writer(self._socket, self._writable)
+            self._write_timer.start()
+        else:
+            self._loop.remove_writer(self._socket)
+            if self._ending:
+                self._shut_down()
+        self._account()
+
+    def _writable(self) -> None:
+        congested = self._congested()
+        self._write()
+        if congested and not self.closed and not self._ending and not self._congested():
+            self._process()
+
+    def _account(self) -> None:
+        """Tell what the connection holds; a user that holds too much loses this connection."""
+        if self.closed:
+            return
+        held = self._decoder.buffered + sum(self._sizes.values()) + self._unsent_bytes
+        change, self._held = held - self._held, held
+        if not self._usage.change(self.peer.uid, change) and change > 0 and not self._ending:
+            self.end(
+                ResourceExhausted(
+                    f"user {self.peer.uid} has more than {self._limits.max_user_bytes} bytes in unanswered "
+                    "requests; send fewer at a time, or use shared memory"
+                )
+            )
+
+    def _too_slow(self) -> None:
+        seconds = self._limits.message_seconds
+        self.end(DeadlineExceeded(f"the message was not complete after {seconds:g} s; send it faster"))
+
+    def _not_reading(self) -> None:
+        _log.info("dropping a client of user %d that does not read its answers", self.peer.uid)
+        self.close()
+
+    def _shut_down(self) -> None:
+        """All is sent: the client sees the end, and what it still sends is dropped."""
+        try:
+            self._socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            self.close()
+            return
+        self._set_reading(True)
+
+
+class _Timer:
+    """One call later, that can be taken back."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._callback = callback
+        self._handle: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Call back after the seconds, unless it is running already."""
+        if self._handle is None:
+            self._handle = self._loop.call_later(self._seconds, self._fire)
+
+    def stop(self) -> None:
+        """Do not call back."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def _fire(self) -> None:
+        self._handle = None
+        self._callback()
+
+
+def _last_words(error: HonedError, msgid: int | None) -> wire.Message:
+    if msgid is None:
+        return wire.Notification(method="Error", params=error_to_map(error))
+    return wire.Response(msgid=msgid, error=error_to_map(error), result=None)
+
+
+def _size(request: wire.Request) -> int:
+    """Bytes of tensor data a request holds."""
+    contents = request.params.get("raw_input_contents")
+    if not isinstance(contents, list):
+        return 0
+    return sum(len(content) for content in contents if isinstance(content, bytes))
+
+
+def _close_all(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+    descriptors.clear()

@@ -1,0 +1,320 @@
+"""Brings requests, models and the worker together: what `requests` decides is done here."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from honed.runtime.errors import DeadlineExceeded, DeviceError, HonedError, NotFound, Unavailable
+
+from .inference import Plan
+from .limits import Limits
+from .models import MAX_CRASHES, Entry, Registry, State
+from .regions import HeldRegion
+from .requests import Queue, Ticket
+from .store import Store
+from .supervisor import Supervisor, WorkerLost
+
+_PROFILE_SECONDS = 600.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Work:
+    """What a ticket stands for."""
+
+    method: str
+    params: Callable[[str], dict[str, Any]]  # for the key the model has when it runs
+    seconds: float  # the worker may take
+    regions: list[HeldRegion]
+    answer: asyncio.Future[dict[str, Any]]
+    started: float = 0.0
+
+
+class Dispatcher:
+    """Runs one request at a time on the worker and keeps the worker's models those of the registry."""
+
+    def __init__(self, limits: Limits, supervisor: Supervisor, registry: Registry, store: Store) -> None:
+        self._limits = limits
+        self._supervisor = supervisor
+        self._registry = registry
+        self._store = store
+        self._queue = Queue(limits.max_queue)
+        self._work: dict[int, _Work] = {}
+        self._numbers = itertools.count(1)
+        self._running: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        supervisor.on_ready = self._load_all
+        supervisor.on_lost = self._worker_lost
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Requests that run: 0 or 1."""
+        return int(self._running is not None)
+
+    async def infer(self, client: int, entry: Entry, plan: Plan) -> dict[str, Any]:
+        """The result of ModelInfer; raises what went wrong."""
+        arrived = time.monotonic()
+        work = self._new_work("Infer", plan.for_worker, self._limits.run_seconds, plan.regions)
+        try:
+            answer = await self._wait(client, entry, plan.priority, plan.timeout, work)
+        except HonedError:
+            entry.statistics.fail.add(round((time.monotonic() - arrived) * 1e9))
+            raise
+        queued = work.started - arrived
+        self._count(entry, answer, queued, time.monotonic() - arrived)
+        return plan.result(answer["raw"], round(queued * 1e6), round(answer["infer_ns"] / 1000))
+
+    async def profile(self, client: int, entry: Entry, runs: int) -> dict[str, Any]:
+        """The result of ModelProfile; raises what went wrong."""
+        work = self._new_work("Profile", lambda key: {"key": key, "runs": runs}, _PROFILE_SECONDS, [])
+        answer = await self._wait(client, entry, 2, _PROFILE_SECONDS, work)
+        return {"name": entry.name, **answer}
+
+    async def load(self, key: str, path: str) -> dict[str, Any]:
+        """Have the worker load a compiled file; gives its comparison with the probes.
+
+        Raises ModelRefused where that is wrong, DeviceError where the device cannot hold the model, and
+        WorkerLost where the worker died of it.
+        """
+        params = {"key": key, "path": path}
+        return await self._supervisor.call("Load", params, seconds=self._limits.load_seconds)
+
+    def unload(self, key: str) -> None:
+        """Have the worker forget a compiled file that no name stands for any more."""
+        if not self._registry.users(key):
+            self._in_background(self._tell("Unload", {"key": key}))
+
+    def drop_model(self, name: str, error: HonedError) -> None:
+        """Answer everything that waits for a model with `error`."""
+        for ticket in self._queue.drop_model(name):
+            self._fail(ticket, error)
+
+    def admit(self, entry: Entry, worker: int, checked: dict[str, Any]) -> None:
+        """A model entered the registry that worker number `worker` has loaded and checked."""
+        if self._supervisor.starts == worker and self._supervisor.state == "ready":
+            entry.ready(checked)
+            self._pump()
+        elif self._supervisor.state == "ready":
+            self._in_background(self._load_all())
+
+    def release(self, region: HeldRegion) -> None:
+        """Let go of a region; with its last holder gone the worker unmaps it."""
+        if region.release() and self._supervisor.forget(region.number):
+            self._in_background(self._tell("Drop", {"region": region.number}))
+
+    def forget_client(self, client: int) -> None:
+        """A connection is gone; its requests are cancelled."""
+        self._queue.forget_client(client)
+
+    async def drain(self, seconds: float) -> None:
+        """Let what is queued finish for so long, then answer the rest with Unavailable."""
+        end = time.monotonic() + seconds
+        while self._work and time.monotonic() < end:
+            answers = [work.answer for work in self._work.values()]
+            await asyncio.wait(answers, timeout=end - time.monotonic())
+            await asyncio.sleep(0)  # let those who waited for the answers take them
+        for ticket in self._queue.drop_all():
+            self._fail(ticket, Unavailable("the service is stopping; call again when it runs"))
+
+    def _new_work(
+        self,
+        method: str,
+        params: Callable[[str], dict[str, Any]],
+        seconds: float,
+        regions: list[HeldRegion],
+    ) -> _Work:
+        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        return _Work(method=method, params=params, seconds=seconds, regions=regions, answer=answer)
+
+    async def _wait(
+        self, client: int, entry: Entry, priority: int, timeout: float, work: _Work
+    ) -> dict[str, Any]:
+        self._check_servable(entry)
+        now, number = time.monotonic(), next(self._numbers)
+        ticket = Ticket(
+            number=number,
+            client=client,
+            model=entry.name,
+            priority=priority,
+            arrived=now,
+            deadline=now + timeout,
+        )
+        self._queue.submit(ticket)
+        self._work[number] = work
+        for region in work.regions:
+            region.hold()
+        self._pump()
+        try:
+            async with asyncio.timeout(timeout):
+                return await work.answer
+        except TimeoutError as error:
+            where = "while it ran" if work.started else "before its turn came"
+            raise DeadlineExceeded(f"the request's deadline passed {where}; allow more time") from error
+        finally:
+            self._queue.cancel(number)
+            del self._work[number]
+            for region in work.regions:
+                self.release(region)
+
+    def _check_servable(self, entry: Entry) -> None:
+        if entry.state is State.UNAVAILABLE:
+            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+        if self._supervisor.state == "failed":
+            raise Unavailable(
+                f"the worker does not start ({self._supervisor.reason}); 'hone doctor' may know why"
+            )
+
+    def _pump(self) -> None:
+        """Start the next request if nothing runs."""
+        if self._running is not None or self._supervisor.state != "ready":
+            return
+        ticket = self._queue.take(time.monotonic(), self._servable)
+        if ticket is not None:
+            self._running = asyncio.ensure_future(self._run(ticket, self._work[ticket.number]))
+
+    def _servable(self, name: str) -> bool:
+        entry = self._registry.find(name)
+        return entry is not None and entry.state is State.READY
+
+    async def _run(self, ticket: Ticket, work: _Work) -> None:
+        for region in work.regions:
+            region.hold()
+        try:
+            answer = await self._on_worker(ticket.model, work)
+        except (WorkerLost, DeviceError) as error:
+            self._worker_failed(ticket, work, error)
+        except HonedError as error:
+            _give(work.answer, error)
+        else:
+            entry = self._registry.find(ticket.model)
+            if entry is not None:
+                entry.crashes = 0
+            if not work.answer.done():
+                work.answer.set_result(answer)
+        finally:
+            self._running = None
+            for region in work.regions:
+                self.release(region)
+            self._pump()
+
+    async def _on_worker(self, model: str, work: _Work) -> dict[str, Any]:
+        key = self._registry.get(model).key
+        work.started = time.monotonic()
+        for region in work.regions:
+            if not self._supervisor.knows(region.number):
+                params = {"region": region.number, "offset": region.offset, "byte_size": region.byte_size}
+                await self._supervisor.call("Map", params, [region.descriptor], seconds=work.seconds)
+        return await self._supervisor.call(work.method, work.params(key), seconds=work.seconds)
+
+    def _worker_failed(self, ticket: Ticket, work: _Work, error: HonedError) -> None:
+        """Run the request once more in a new worker, or give up."""
+        _log.error("model %s: attempt %d failed: %s", ticket.model, ticket.attempts, error)
+        if isinstance(error, DeviceError):
+            self._supervisor.kill(f"the device failed: {error}")  # its context may be spoilt
+        entry = self._registry.find(ticket.model)
+        if entry is not None:
+            entry.crashes += 1
+            if entry.crashes >= MAX_CRASHES:
+                self._give_up(entry, f"{entry.crashes} workers in a row failed running it; last: {error}")
+        usable = entry is not None and entry.state is not State.UNAVAILABLE
+        if work.answer.done() or (usable and self._queue.retry(ticket)):
+            return
+        _give(work.answer, Unavailable(f"the request failed in {ticket.attempts} workers; last: {error}"))
+
+    def _give_up(self, entry: Entry, reason: str) -> None:
+        _log.error("model %s is not served any more: %s", entry.name, reason)
+        entry.fail(reason)
+        self.drop_model(entry.name, Unavailable(f"model {entry.name!r} cannot be used: {reason}"))
+
+    def _worker_lost(self) -> None:
+        """The worker ended: its models are gone with it."""
+        for entry in self._registry.all():
+            if entry.state is State.READY:
+                entry.state = State.LOADING
+        if self._supervisor.state == "failed":
+            for ticket in self._queue.drop_all():
+                self._fail(ticket, Unavailable(f"the worker does not start ({self._supervisor.reason})"))
+
+    async def _load_all(self) -> None:
+        """Give a fresh worker its models, those that requests wait for first."""
+        wanted = self._queue.models()
+        entries = [entry for entry in self._registry.all() if entry.state is State.LOADING]
+        for entry in sorted(entries, key=lambda e: (e.load_crashes, e.name not in wanted)):
+            if self._registry.find(entry.name) is not entry or entry.state is not State.LOADING:
+                continue
+            try:
+                await self._load_entry(entry)
+            except WorkerLost:
+                return  # the next worker's turn
+            if self._registry.find(entry.name) is not entry:
+                self.unload(entry.key)  # it was removed meanwhile
+            self._pump()
+
+    async def _load_entry(self, entry: Entry) -> None:
+        twin = self._twin(entry)
+        if twin is not None:
+            entry.ready(twin.checked)
+            return
+        try:
+            entry.ready(await self.load(entry.key, str(self._store.object(entry.manifest.compiled))))
+        except WorkerLost as error:
+            entry.load_crashes += 1
+            if entry.load_crashes > 1:
+                self._give_up(entry, f"{entry.load_crashes} workers failed loading it; last: {error}")
+            raise
+        except HonedError as error:
+            self._give_up(entry, str(error))
+
+    def _twin(self, entry: Entry) -> Entry | None:
+        """A ready model of the same compiled file."""
+        for other in self._registry.all():
+            if other is not entry and other.key == entry.key and other.state is State.READY:
+                return other
+        return None
+
+    def _fail(self, ticket: Ticket, error: HonedError) -> None:
+        _give(self._work[ticket.number].answer, error)
+
+    def _count(self, entry: Entry, answer: dict[str, Any], queued: float, whole: float) -> None:
+        statistics = entry.statistics
+        statistics.last_inference = time.time_ns() // 1_000_000
+        statistics.success.add(round(whole * 1e9))
+        statistics.queue.add(round(queued * 1e9))
+        statistics.compute_input.add(answer["input_ns"])
+        statistics.compute_infer.add(answer["infer_ns"])
+        statistics.compute_output.add(answer["output_ns"])
+
+    async def _tell(self, method: str, params: dict[str, Any]) -> None:
+        """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
+        try:
+            await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
+        except WorkerLost:
+            pass
+        except HonedError as error:
+            _log.warning("the worker refused %s: %s", method, error)
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def removed(name: str) -> NotFound:
+    """The error for requests whose model was removed while they waited."""
+    return NotFound(f"model {name!r} was removed; 'hone list' shows which there are")
+
+
+def _give(answer: asyncio.Future[dict[str, Any]], error: HonedError) -> None:
+    if not answer.done():
+        answer.set_exception(error)

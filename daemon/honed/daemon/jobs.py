@@ -1,0 +1,318 @@
+"""Adding and removing models: receive, compile, prove on the device, commit, serve."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import modelfile, profilefile
+from honed.runtime.errors import AlreadyExists, HonedError, InvalidArgument, ModelRefused, ResourceExhausted
+from honed.runtime.files import replacing
+from honed.runtime.model import CompiledModel, Launch
+from honed.runtime.protocol import LoadOptions, LoadParams, check_name
+
+from . import compiler
+from .blocking import in_thread, to_its_end
+from .dispatch import Dispatcher, removed
+from .limits import Limits
+from .models import Entry, Registry
+from .store import Manifest, Store, StoredFile, describe, receive
+from .supervisor import Supervisor, WorkerLost
+
+PRECISIONS = ("auto", "fp32", "fp16")
+# Shares of a whole addition, for the progress shown.
+_RECEIVED, _COMPILED = 0.02, 0.9
+_log = logging.getLogger(__name__)
+Notify = Callable[[dict[str, Any]], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A model being added, as ServerStatus shows it."""
+
+    name: str
+    notify: Notify
+    stage: str = ""
+    fraction: float = 0.0
+    text: str = ""
+
+    def report(self, stage: str, fraction: float, text: str = "") -> None:
+        """Note and pass on how far it is."""
+        self.stage, self.fraction, self.text = stage, fraction, text
+        self.notify(self.plain())
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of a Progress notification, without the request's number."""
+        return {"model_name": self.name, "stage": self.stage, "fraction": self.fraction, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Staged:
+    """Files in a staging folder, and how they are to be compiled."""
+
+    folder: Path
+    sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
+    given: Path  # the model file
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+
+
+class Jobs:
+    """Changes to the models, one compilation and one commit at a time."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        store: Store,
+        registry: Registry,
+        supervisor: Supervisor,
+        dispatcher: Dispatcher,
+        cache_dir: Path,
+    ) -> None:
+        self._limits = limits
+        self._store = store
+        self._registry = registry
+        self._supervisor = supervisor
+        self._dispatcher = dispatcher
+        self._profile = cache_dir / "device.toml"
+        self._compiling = asyncio.Lock()
+        self._committing = asyncio.Lock()
+        self.active: dict[str, Job] = {}
+
+    async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> dict[str, Any]:
+        """Serve a model under a new name; the result of RepositoryModelLoad.
+
+        The descriptors stay the caller's. Cancelling, or any error, leaves the models as they were.
+        """
+        begun = time.monotonic()
+        options = params.parameters or LoadOptions(shapes=None, precision=None, replace=None)
+        _check(params, descriptors, options)
+        with (
+            self._job(params.model_name, bool(options.replace), notify) as job,
+            self._store.staging() as folder,
+        ):
+            job.report("receive", 0.0)
+            staged = await self._receive(params, descriptors, options, folder)
+            job.report("receive", _RECEIVED)
+            entry = await self._make(job, staged)
+        model = entry.compiled
+        assert model is not None
+        return {
+            "model_name": entry.name,
+            "sha256": entry.key,
+            "seconds": time.monotonic() - begun,
+            "notes": list(model.source.notes),
+            "kernels": len(model.kernels),
+            "launches": sum(isinstance(step, Launch) for step in model.steps),
+        }
+
+    async def restore(self, manifest: Manifest) -> None:
+        """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
+        with self._job(manifest.name, True, lambda _: None) as job, self._store.staging() as folder:
+            staged = await in_thread(self._stage_again, manifest, folder)
+            await self._make(job, staged, added=manifest.added)
+
+    async def remove(self, name: str) -> None:
+        """Stop serving a model and delete its files; raises NotFound."""
+        self._check_idle(self._registry.get(name).name)
+        entry = self._registry.pop(name)
+        self._dispatcher.drop_model(name, removed(name))
+        self._dispatcher.unload(entry.key)
+        await to_its_end(self._delete(name))
+        _log.info("removed model %s", name)
+
+    async def _delete(self, name: str) -> None:
+        async with self._committing:
+            await in_thread(self._store.remove, name, self._manifests())
+
+    @contextmanager
+    def _job(self, name: str, replace: bool, notify: Notify) -> Iterator[Job]:
+        self._check_idle(name)
+        if self._registry.find(name) is not None and not replace:
+            raise AlreadyExists(
+                f"there is a model {name!r} already; choose another name, remove it first, or replace it"
+            )
+        if len(self.active) >= self._limits.max_jobs:
+            raise ResourceExhausted(
+                f"{len(self.active)} models are being added already; wait for one of them"
+            )
+        if len(self._registry.all()) + len(self.active) >= self._limits.max_models:
+            raise ResourceExhausted(f"the store holds its {self._limits.max_models} models; remove one first")
+        job = self.active[name] = Job(name=name, notify=notify)
+        try:
+            yield job
+        finally:
+            del self.active[name]
+
+    def _check_idle(self, name: str) -> None:
+        if name in self.active:
+            raise AlreadyExists(f"model {name!r} is being added right now; wait for it or cancel it")
+
+    async def _receive(
+        self, params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path
+    ) -> _Staged:
+        left = self._limits.max_model_bytes
+        given = folder / "given"
+        files = []
+        for name, descriptor in zip(params.files, descriptors, strict=True):
+            file, path = await in_thread(receive, descriptor, name, given, left)
+            left -= file.nbytes
+            files.append((file, path))
+        is_compiled = await in_thread(_is_compiled, files[0][1])
+        if is_compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
+            raise InvalidArgument(
+                f"{params.files[0]} is compiled already; shapes, precision and external data cannot be given"
+            )
+        return _Staged(
+            folder=folder,
+            sources=() if is_compiled else tuple(files),
+            given=files[0][1],
+            shapes=dict(options.shapes or {}),
+            precision=options.precision or "auto",
+        )
+
+    def _stage_again(self, manifest: Manifest, folder: Path) -> _Staged:
+        files = []
+        for file in manifest.sources:
+            descriptor = os.open(self._store.object(file), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                copied, path = receive(descriptor, file.name, folder / "given", self._limits.max_model_bytes)
+            finally:
+                os.close(descriptor)
+            if copied.sha256 != file.sha256:
+                raise ModelRefused(f"the stored {file.name} is damaged too; add the model again")
+            files.append((copied, path))
+        if not files:
+            raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
+        return _Staged(
+            folder=folder,
+            sources=tuple(files),
+            given=files[0][1],
+            shapes=manifest.shapes,
+            precision=manifest.precision,
+        )
+
+    async def _make(self, job: Job, staged: _Staged, added: float | None = None) -> Entry:
+        """From staged files to a served model."""
+        compiled = staged.given
+        if staged.sources:
+            compiled = staged.folder / "compiled.honed"
+            await self._compile(job, staged, compiled)
+        model = await in_thread(_read, compiled)
+        file = await in_thread(describe, compiled, f"{job.name}.honed")
+        job.report("load", _COMPILED, "building kernels and checking the answers on the device")
+        worker, checked = await self._load(file.sha256, compiled)
+        manifest = Manifest(
+            name=job.name,
+            added=time.time() if added is None else added,
+            compiled=file,
+            sources=tuple(source for source, _ in staged.sources),
+            shapes=staged.shapes,
+            precision=staged.precision,
+        )
+        entry = Entry(manifest=manifest, compiled=model)
+        try:
+            await to_its_end(self._commit(entry, [(file, compiled), *staged.sources]))
+        except BaseException:
+            self._dispatcher.unload(entry.key)
+            raise
+        self._dispatcher.admit(entry, worker, checked)
+        job.report("load", 1.0)
+        _log.info("serving model %s (%s)", job.name, file.sha256[:12])
+        return entry
+
+    async def _compile(self, job: Job, staged: _Staged, output: Path) -> None:
+        def report(stage: compiler.Stage) -> None:
+            job.report(stage.stage, _RECEIVED + (_COMPILED - _RECEIVED) * stage.fraction, stage.text)
+
+        if self._compiling.locked():
+            job.report("check", _RECEIVED, "waiting for another compilation")
+        async with self._compiling:
+            await self._supervisor.wait_ready(self._limits.load_seconds)
+            assert self._supervisor.profile is not None
+            with replacing(self._profile) as file:
+                file.write(profilefile.dumps(self._supervisor.profile).encode())
+            task = compiler.Task(
+                model=staged.given,
+                output=output,
+                shown_name=job.name,
+                shapes=staged.shapes,
+                precision=staged.precision,
+                profile=self._profile,
+                device=self._supervisor.spec,
+                seconds=self._limits.compile_seconds,
+                memory_mib=self._limits.compile_memory_mib,
+            )
+            await compiler.compile_model(task, report)
+
+    async def _load(self, key: str, path: Path) -> tuple[int, dict[str, Any]]:
+        """Load and check in the worker; gives the worker's number and what it found.
+
+        A model of which two workers die is refused.
+        """
+        for last in (False, True):
+            await self._supervisor.wait_ready(self._limits.load_seconds)
+            try:
+                return self._supervisor.starts, await self._dispatcher.load(key, str(path))
+            except WorkerLost as error:
+                if last:
+                    raise ModelRefused(
+                        "the device's driver failed twice while it loaded the model; try another precision, or "
+                        "update the driver",
+                        (str(error),),
+                    ) from error
+        raise AssertionError("the loop above returns or raises")
+
+    async def _commit(self, entry: Entry, staged: list[tuple[StoredFile, Path]]) -> None:
+        async with self._committing:
+            await in_thread(self._store.commit, entry.manifest, staged)
+            replaced = self._registry.put(entry)
+            if replaced is not None:
+                entry.statistics = replaced.statistics
+                self._dispatcher.unload(replaced.key)
+                await in_thread(self._store.sweep, self._manifests())
+
+    def _manifests(self) -> list[Manifest]:
+        return [entry.manifest for entry in self._registry.all()]
+
+
+def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
+    check_name(params.model_name)
+    if not params.files or len(params.files) != len(descriptors):
+        raise InvalidArgument(
+            f"{len(descriptors)} descriptors came with {len(params.files)} names in files; send the model "
+            "file's descriptor first and one for each name"
+        )
+    if len(set(params.files)) != len(params.files):
+        raise InvalidArgument("files names one file twice; give each once")
+    if options.precision not in (None, *PRECISIONS):
+        raise InvalidArgument(f"precision is {options.precision!r}; use one of {', '.join(PRECISIONS)}")
+    for name, shape in (options.shapes or {}).items():
+        if not shape or min(shape) < 1:
+            raise InvalidArgument(
+                f"the shape of {name[:80]!r} is {list(shape)[:9]}; give sizes of at least 1"
+            )
+
+
+def _is_compiled(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
+
+
+def _read(path: Path) -> CompiledModel:
+    file = modelfile.read(path)
+    file.close()
+    return file.model
+
+
+def failure(error: HonedError) -> str:
+    """An error with its reasons, for the log."""
+    reasons = error.reasons if isinstance(error, ModelRefused) else ()
+    return "; ".join((str(error), *reasons))

@@ -1,0 +1,73 @@
+"""What the service tells systemd, and how it logs. Without systemd all of this is plain or nothing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from honed.runtime.errors import InvalidArgument, Unavailable
+
+_log = logging.getLogger(__name__)
+
+
+class Systemd:
+    """The service manager that started this process, if one did (sd_notify(3), sd_listen_fds(3))."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        """Raises Unavailable where systemd started us and systemd-python is missing."""
+        self._notifies = bool(environment.get("NOTIFY_SOCKET"))
+        self._activated = environment.get("LISTEN_PID") == str(os.getpid())
+        self.journals = bool(environment.get("INVOCATION_ID")) and bool(environment.get("JOURNAL_STREAM"))
+        self._daemon: Any = None
+        if self._notifies or self._activated or self.journals:
+            self._daemon = _systemd_python()
+        pid = environment.get("WATCHDOG_PID", str(os.getpid()))
+        period = environment.get("WATCHDOG_USEC", "")
+        known = self._notifies and pid == str(os.getpid()) and period.isdigit()
+        self.watchdog_seconds = int(period) / 1e6 if known else 0.0
+
+    def tell(self, *lines: str) -> None:
+        """Send states such as READY=1 or STATUS=...; nothing happens without systemd."""
+        if self._notifies:
+            self._daemon.daemon.notify("\n".join(lines))
+
+    def socket(self) -> socket.socket | None:
+        """The listening socket systemd passed to us; raises InvalidArgument where it is none of ours."""
+        if not self._activated:
+            return None
+        passed = self._daemon.daemon.listen_fds()
+        if not passed:
+            return None
+        if len(passed) > 1 or not self._daemon.daemon.is_socket_unix(passed[0], socket.SOCK_STREAM, 1):
+            raise InvalidArgument(
+                "systemd passed something else than one listening Unix stream socket; correct honed.socket"
+            )
+        listening = socket.socket(fileno=passed[0])
+        os.set_inheritable(listening.fileno(), False)
+        listening.setblocking(False)
+        return listening
+
+    def set_up_logging(self, verbose: bool) -> None:
+        """Log to the journal where it is ours, else to standard error."""
+        handler: logging.Handler
+        if self.journals:
+            handler = self._daemon.journal.JournalHandler(SYSLOG_IDENTIFIER="honed")
+        else:
+            handler = logging.StreamHandler(sys.stderr)
+            handler.setFormatter(logging.Formatter("honed: %(message)s"))
+        logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+
+
+def _systemd_python() -> Any:
+    try:
+        import systemd.daemon
+        import systemd.journal
+    except ImportError as error:
+        raise Unavailable(
+            "honed was started by systemd but cannot talk to it; install python3-systemd (systemd-python)"
+        ) from error
+    return systemd

@@ -1,0 +1,148 @@
+"""The listening socket: accepts clients and routes their requests to the methods."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import itertools
+import logging
+import os
+import socket
+import stat
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import wire
+from honed.runtime.errors import AlreadyExists, HonedError, PermissionDenied, ResourceExhausted
+from honed.runtime.protocol import error_to_map
+
+from .api import Api, Call
+from .connection import Connection
+from .dispatch import Dispatcher
+from .limits import Limits
+from .peers import Peer, identify
+from .usage import Usage
+
+_BACKLOG = 128
+_ACCEPT_PAUSE = 0.1  # seconds, after running out of descriptors
+_log = logging.getLogger(__name__)
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`; a stale one is replaced, the caller holds the lock on the place.
+
+    Everybody may connect: who may do what is decided per request, so that a refusal can say why.
+    Raises PermissionDenied or AlreadyExists where the place cannot be used.
+    """
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        if os.path.lexists(path):
+            if not stat.S_ISSOCK(os.lstat(path).st_mode):
+                raise AlreadyExists(
+                    f"{path} is there and is no socket; remove it, or choose another --socket"
+                )
+            path.unlink()
+        listening.bind(str(path))
+        path.chmod(0o666)
+        listening.listen(_BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise PermissionDenied(
+            f"{path} cannot be listened at ({error.strerror or error}); choose another place with --socket"
+        ) from error
+    except HonedError:
+        listening.close()
+        raise
+    return listening
+
+
+class Server:
+    """Accepts connections until it is stopped."""
+
+    def __init__(self, listening: socket.socket, limits: Limits, dispatcher: Dispatcher) -> None:
+        self._listening = listening
+        self._limits = limits
+        self._dispatcher = dispatcher
+        self._bytes = Usage(limits.max_user_bytes)
+        self._by_user = Usage(limits.max_user_connections)
+        self._connections: dict[int, Connection] = {}
+        self._numbers = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+        self.api: Api | None = None
+
+    @property
+    def connections(self) -> int:
+        """Clients connected now."""
+        return len(self._connections)
+
+    def start_accepting(self) -> None:
+        """Accept clients from now on."""
+        self._loop.add_reader(self._listening, self._accept)
+
+    def stop_accepting(self) -> None:
+        """Accept no more clients; those connected stay."""
+        self._loop.remove_reader(self._listening)
+
+    async def close(self) -> None:
+        """End every connection once its answers are sent."""
+        for connection in list(self._connections.values()):
+            connection.end()
+        end = self._loop.time() + 2.0
+        while self._connections and self._loop.time() < end:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections.values()):
+            connection.close()
+        self._listening.close()
+
+    def start(
+        self, connection: Connection, request: wire.Request, descriptors: list[int]
+    ) -> Coroutine[Any, Any, Any]:
+        """The work for a request."""
+        assert self.api is not None
+        call = Call(connection=connection, msgid=request.msgid, descriptors=descriptors)
+        return self.api.answer(call, request.method, request.params)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone, and its regions with it."""
+        for region in connection.regions.remove(None):
+            self._dispatcher.release(region)
+        self._dispatcher.forget_client(connection.number)
+        self._by_user.change(connection.peer.uid, -1)
+        del self._connections[connection.number]
+
+    def _accept(self) -> None:
+        try:
+            connected, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            _log.error("no more clients can be accepted for now: %s", error)
+            self.stop_accepting()
+            self._loop.call_later(_ACCEPT_PAUSE, self.start_accepting)
+            return
+        try:
+            peer = identify(connected)
+        except OSError as error:
+            _log.warning("a client without credentials was dropped: %s", error)
+            connected.close()
+            return
+        self._admit(connected, peer)
+
+    def _admit(self, connected: socket.socket, peer: Peer) -> None:
+        within = self._by_user.change(peer.uid, 1)
+        if not within or len(self._connections) >= self._limits.max_connections:
+            self._by_user.change(peer.uid, -1)
+            error = ResourceExhausted("too many clients are connected; close connections that are not used")
+            _refuse(connected, error)
+            return
+        number = next(self._numbers)
+        self._connections[number] = Connection(number, connected, peer, self._limits, self._bytes, self)
+
+
+def _refuse(connected: socket.socket, error: HonedError) -> None:
+    with connected:
+        connected.setblocking(False)
+        connected.send(wire.encode(wire.Notification(method="Error", params=error_to_map(error))))

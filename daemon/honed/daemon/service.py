@@ -1,0 +1,214 @@
+"""The daemon: `honed`. Puts the parts together, runs until told to stop, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from honed.runtime import modelfile
+from honed.runtime.errors import HonedError, ModelFileError, NotFound
+
+from . import api, lock, server
+from .blocking import in_thread
+from .config import Config, load
+from .dispatch import Dispatcher
+from .jobs import Jobs, failure
+from .models import Entry, Registry
+from .notify import Systemd
+from .peers import current_policy
+from .store import Manifest, Store
+from .supervisor import Supervisor
+
+_MAX_DESCRIPTORS = 65_536
+_EXAMPLES = """examples:
+  honed                                    as this user, at $XDG_RUNTIME_DIR/honed/honed.sock
+  honed --device mali                      on the OpenCL device whose name holds "mali"
+  honed --socket /tmp/h.sock --state-dir /tmp/h --cache-dir /tmp/h-cache
+                                           apart from any other service
+
+'hone status' shows whether it runs, 'hone doctor' what is wrong if it does not.
+"""
+_log = logging.getLogger("honed.daemon")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the service; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
+    options = _parser().parse_args(arguments)
+    try:
+        systemd = Systemd(os.environ)
+        systemd.set_up_logging(options.verbose)
+        config = load(
+            environ=os.environ,
+            uid=os.getuid(),
+            config=options.config,
+            overrides={
+                "socket": options.socket,
+                "state_dir": options.state_dir,
+                "cache_dir": options.cache_dir,
+                "device": options.device,
+            },
+        )
+        _serve(config, systemd)
+    except HonedError as error:
+        print(f"honed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="honed",
+        description="Serve compiled models to the apps of this machine over a Unix socket.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--socket", type=Path, metavar="PATH", help="where to listen (or HONED_SOCKET)")
+    parser.add_argument("--state-dir", type=Path, metavar="DIR", help="where models are kept")
+    parser.add_argument("--cache-dir", type=Path, metavar="DIR", help="what can be made again")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings, in TOML")
+    parser.add_argument(
+        "--device", metavar="SPEC", help="OpenCL device: its number or part of its name (or HONED_DEVICE)"
+    )
+    parser.add_argument("--verbose", action="store_true", help="log more")
+    parser.add_argument("--version", action="version", version=f"honed {api.own_version()}")
+    return parser
+
+
+def _serve(config: Config, systemd: Systemd) -> None:
+    """Take the places, serve, and give them back."""
+    _allow_many_descriptors()
+    places = config.service
+    passed = systemd.socket()
+    locks = [lock.acquire(places.state_dir / "lock", f"state folder {places.state_dir}")]
+    try:
+        if passed is None:
+            socket_lock = places.socket.with_name(places.socket.name + ".lock")
+            locks.append(lock.acquire(socket_lock, f"socket {places.socket}"))
+        store = Store(places.state_dir)
+        models, damaged = store.open()
+        listening = passed or server.listen(places.socket)
+        try:
+            asyncio.run(_run(config, systemd, listening, store, models, damaged))
+        finally:
+            listening.close()
+            if passed is None:
+                with contextlib.suppress(OSError):
+                    places.socket.unlink()
+    finally:
+        for descriptor in locks:
+            os.close(descriptor)
+
+
+async def _run(
+    config: Config,
+    systemd: Systemd,
+    listening: socket.socket,
+    store: Store,
+    models: dict[str, Manifest],
+    damaged: list[str],
+) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    places, limits = config.service, config.limits
+    registry = Registry()
+    broken = await in_thread(_fill, registry, store, models)
+    damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
+    for sentence in damaged:
+        _log.error("damaged: %s", sentence)
+    supervisor = Supervisor(limits, places.cache_dir, places.device)
+    dispatcher = Dispatcher(limits, supervisor, registry, store)
+    jobs = Jobs(limits, store, registry, supervisor, dispatcher, places.cache_dir)
+    clients = server.Server(listening, limits, dispatcher)
+    clients.api = api.Api(
+        limits=limits,
+        policy=current_policy(os.getuid()),
+        places=api.Places(socket=places.socket, state_dir=places.state_dir, cache_dir=places.cache_dir),
+        registry=registry,
+        supervisor=supervisor,
+        dispatcher=dispatcher,
+        jobs=jobs,
+        connections=lambda: clients.connections,
+        damaged=damaged,
+    )
+    async with contextlib.AsyncExitStack() as running:
+        for work in (
+            supervisor.run(),
+            _keep_watchdog(systemd),
+            *(_restore(jobs, manifest) for manifest, _ in broken),
+        ):
+            task = asyncio.ensure_future(work)
+            running.push_async_callback(_end, task)
+        clients.start_accepting()
+        _log.info("listening at %s with %d models", places.socket, len(models))
+        systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
+        await stop.wait()
+        _log.info("stopping")
+        systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
+        clients.api.stopping = True
+        clients.stop_accepting()
+        await dispatcher.drain(limits.stop_seconds)
+        await clients.close()
+
+
+def _fill(registry: Registry, store: Store, models: dict[str, Manifest]) -> list[tuple[Manifest, str]]:
+    """Enter the stored models; gives those whose compiled file is damaged, with the reason."""
+    broken: list[tuple[Manifest, str]] = []
+    for manifest in models.values():
+        try:
+            file = modelfile.read(store.object(manifest.compiled))
+        except (ModelFileError, NotFound) as error:
+            store.set_aside(manifest)
+            entry = Entry(manifest=manifest, compiled=None)
+            entry.fail(f"its compiled file is damaged ({error})")
+            registry.put(entry)
+            broken.append((manifest, str(error)))
+        else:
+            registry.put(Entry(manifest=manifest, compiled=file.model))
+            file.close()
+    return broken
+
+
+async def _restore(jobs: Jobs, manifest: Manifest) -> None:
+    """Compile a damaged model again from its stored source."""
+    try:
+        await jobs.restore(manifest)
+    except HonedError as error:
+        _log.error("model %s could not be restored: %s", manifest.name, failure(error))
+    else:
+        _log.info("model %s was compiled again from its source", manifest.name)
+
+
+async def _keep_watchdog(systemd: Systemd) -> None:
+    """Tell systemd twice per period that the loop turns."""
+    while systemd.watchdog_seconds:
+        systemd.tell("WATCHDOG=1")
+        await asyncio.sleep(systemd.watchdog_seconds / 2)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait for its end; what it failed with before is raised."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _allow_many_descriptors() -> None:
+    """As many open files as the system lets this process have: regions and clients are descriptors."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MAX_DESCRIPTORS)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
