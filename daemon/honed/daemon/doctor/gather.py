@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
-import re
 import shutil
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +84,7 @@ def gather(
     files = icd_files(root, environ)
     with ThreadPoolExecutor(max_workers=2) as pool:  # boards have few cores, and drivers are large
         opencl = pool.submit(prober.platforms)
-        loaded = pool.map(prober.library, [LOADER, *(library for _, library in files)])
+        loaded = pool.map(lambda name: _load(prober, name), [LOADER, *(library for _, library in files)])
         ended, path, error = next(loaded)
         icds = tuple(
             IcdFile(path=file, library=library, stack=stack_of(library), ended=how, error=why)
@@ -126,7 +125,7 @@ def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
     named = [(file, next(iter(lines(file)), "")) for file in files]
     found = [(f"/{file.relative_to(root)}", library) for file, library in named]
     extra = environ.get("OCL_ICD_FILENAMES", "")
-    return found + [("$OCL_ICD_FILENAMES", library) for library in re.split("[:]", extra) if library]
+    return found + [("$OCL_ICD_FILENAMES", library) for library in extra.split(":") if library]
 
 
 def stack_of(library: str) -> Stack:
@@ -158,6 +157,12 @@ def packages() -> tuple[Package, ...]:
     tuner = importlib.util.find_spec("honed.tuner")
     version = None if tuner is None else _version("honed-tuner") or _version("honed") or "present"
     return (*found, Package(name="honed-tuner", part="tuner", version=version, wanted=""))
+
+
+def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
+    if not library:  # dlopen("") would give the program itself
+        return "failed", "", "it names no library"
+    return prober.library(library)
 
 
 def _version(name: str) -> str | None:

@@ -43,8 +43,12 @@ _DMI_NAME = "sys/class/dmi/id/product_name"
 
 def _platform_gpus(root: Path) -> tuple[Gpu, ...]:
     """GPUs of a system on chip: platform devices that the device tree calls something.gpu."""
+    places = ("sys/bus/platform/devices", "sys/devices/platform")
+    folders = {
+        p.name: p for place in places for end in (".gpu", ".gpu-*") for p in _glob(root, f"{place}/*{end}")
+    }
     found = []
-    for folder in _glob(root, "sys/devices/platform/*.gpu") + _glob(root, "sys/devices/platform/*.gpu-*"):
+    for _, folder in sorted(folders.items()):
         driver = _link_name(folder / "driver")
         compatible = re.search(r"^OF_COMPATIBLE_0=(.*)$", _text(folder / "uevent"), re.MULTILINE)
         nodes = {f"/dev/dri/{p.name}" for p in _glob(folder, "drm/renderD*")}

@@ -1,0 +1,322 @@
+"""What the doctor makes of machines: boards in each state users meet, PCs, and nothing at all."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from honed.daemon.doctor import check_machine, check_opencl, check_service
+from honed.daemon.doctor.finding import Finding, failed
+from honed.daemon.doctor.readings import Daemon, Package, Readings
+
+from .doctor_trees import (
+    ANSWERING,
+    LIBMALI,
+    MALI,
+    POCL,
+    RUSTICL,
+    Answers,
+    Tree,
+    bare,
+    kbase,
+    opencl,
+    panthor,
+    pc,
+)
+
+
+def judge(readings: Readings) -> list[Finding]:
+    return [
+        *check_opencl.check(readings),
+        *check_machine.check(readings),
+        *check_service.check(dataclasses.replace(readings, packages=())),
+    ]
+
+
+def about(findings: list[Finding], *parts: str) -> Finding:
+    """The one finding whose text has all these parts."""
+    fitting = [f for f in findings if all(part in f"{f.what} {f.remedy}" for part in parts)]
+    assert len(fitting) == 1, (parts, findings)
+    return fitting[0]
+
+
+def wrong(findings: list[Finding]) -> list[Finding]:
+    return [f for f in findings if f.level != "ok"]
+
+
+def forbid(readings: Readings, mode: int, group: str) -> Readings:
+    """The same machine with device nodes this user may not open."""
+    nodes = tuple(
+        dataclasses.replace(node, mode=mode, uid=0, gid=4242, owner="root", group=group, openable=False)
+        for node in readings.machine.nodes
+    )
+    return dataclasses.replace(readings, machine=dataclasses.replace(readings.machine, nodes=nodes))
+
+
+@pytest.mark.parametrize(
+    ("machine", "answers"),
+    [
+        (kbase, Answers(opencl(LIBMALI))),
+        (panthor, Answers(opencl(RUSTICL))),
+        (pc, Answers(opencl(POCL))),
+    ],
+)
+def test_healthy_machines_have_nothing_to_mend(
+    tmp_path: Path, machine: Callable[[Path], Tree], answers: Answers
+) -> None:
+    findings = judge(machine(tmp_path).readings(answers))
+    assert wrong(findings) == []
+    assert not failed(findings)
+
+
+def test_kbase_is_described(tmp_path: Path) -> None:
+    findings = judge(kbase(tmp_path).readings(Answers(opencl(LIBMALI))))
+    about(findings, "Radxa ROCK 5B", "8 CPUs", "7.8 GiB", "5.10.110-rockchip")
+    about(findings, "fb000000.gpu", "arm,mali-valhall-csf", "kbase (mali)")
+    about(findings, "/dev/mali0", ":render 0660", "ada may open it")
+    about(findings, "300 MHz", "300 to 1000 MHz", "simple_ondemand", "first runs take longer")
+    about(findings, "47 °C")
+    about(findings, "GPU Mali-G610 r0p0 on ARM Platform", "4 compute units", "8192 MiB", "fp16", "driver 3.0")
+    assert not any("renderD129" in f.what for f in findings), "the NPU's node is none of ours"
+
+
+def test_libmali_under_panthor(tmp_path: Path) -> None:
+    tree = panthor(tmp_path)
+    (tmp_path / "etc/OpenCL/vendors/rusticl.icd").unlink()
+    tree.icd("mali", "libmali.so.1")
+    findings = judge(tree.readings(Answers(opencl())))
+    mismatch = about(findings, "the ICD file is libmali's", "panthor")
+    assert mismatch.level == "fail"
+    assert "mesa-opencl-icd" in mismatch.remedy
+    cause = about(findings, "no OpenCL device (0 platforms)")
+    assert cause.level == "fail"
+    assert "mesa-opencl-icd" in cause.remedy
+
+
+def test_rusticl_under_kbase(tmp_path: Path) -> None:
+    tree = kbase(tmp_path)
+    (tmp_path / "etc/OpenCL/vendors/mali.icd").unlink()
+    tree.icd("rusticl", "libRusticlOpenCL.so.1")
+    empty = dataclasses.replace(RUSTICL, devices=())
+    findings = judge(tree.readings(Answers(opencl(empty)), RUSTICL_ENABLE="panfrost"))
+    mismatch = about(findings, "the ICD file is rusticl's", "kbase")
+    assert mismatch.level == "fail"
+    assert "libmali" in mismatch.remedy
+    assert "libmali" in about(findings, "no OpenCL device (platform rusticl has no device)").remedy
+    about(findings, "RUSTICL_ENABLE=panfrost", "change what is found")
+
+
+def test_both_stacks_installed_is_no_mismatch(tmp_path: Path) -> None:
+    tree = panthor(tmp_path)
+    tree.icd("mali", "libmali.so.1")
+    answers = Answers(opencl(RUSTICL), {"libmali.so.1": ("failed", "cannot open shared object file")})
+    findings = judge(tree.readings(answers))
+    assert [f.level for f in wrong(findings)] == ["warn"]
+    about(findings, "mali.icd names libmali.so.1, which does not load", "cannot open shared object file")
+
+
+def test_rusticl_without_its_variable(tmp_path: Path) -> None:
+    empty = dataclasses.replace(RUSTICL, devices=())
+    findings = judge(panthor(tmp_path).readings(Answers(opencl(empty))))
+    assert about(findings, "no OpenCL device", "RUSTICL_ENABLE").level == "fail"
+
+
+@pytest.mark.parametrize("machine", [kbase, panthor])
+def test_no_permission_on_the_node(tmp_path: Path, machine: Callable[[Path], Tree]) -> None:
+    readings = machine(tmp_path).readings(Answers(opencl()), RUSTICL_ENABLE="panfrost")
+    findings = judge(forbid(readings, 0o660, "render"))
+    assert "ada may not open /dev/" in about(findings, "no OpenCL device").what
+    remedy = about(findings, "root:render 0660", "ada may not open it")
+    assert remedy.level == "fail"
+    assert "usermod -aG render ada" in remedy.remedy
+    assert "usermod -aG render honed" in about(findings, "the service's user honed may not open it").remedy
+
+
+def test_a_node_only_root_may_open_needs_a_rule(tmp_path: Path) -> None:
+    readings = forbid(kbase(tmp_path).readings(Answers(opencl())), 0o600, "root")
+    remedy = about(judge(readings), "root:root 0600", "ada may not open it").remedy
+    assert 'SUBSYSTEM=="misc", KERNEL=="mali0", GROUP="render"' in remedy
+
+
+def test_the_services_user_outside_the_group(tmp_path: Path) -> None:
+    tree = kbase(tmp_path)
+    tree.accounts("")
+    findings = judge(tree.readings(Answers(opencl(LIBMALI))))
+    assert [f.level for f in wrong(findings)] == ["fail"]
+    about(findings, "/dev/mali0", "user honed may not open it", "usermod -aG render honed")
+
+
+def test_a_driver_without_its_node(tmp_path: Path) -> None:
+    tree = kbase(tmp_path)
+    (tmp_path / "dev/mali0").unlink()
+    findings = judge(tree.readings(Answers(opencl())))
+    assert "there is no /dev/mali0" in about(findings, "no OpenCL device").what
+    assert sum("there is no /dev/mali0" in f.what for f in findings) == 2
+
+
+def test_libmali_of_another_build(tmp_path: Path) -> None:
+    findings = judge(kbase(tmp_path).readings(Answers(opencl())))
+    assert "valhall-g610" in about(findings, "no OpenCL device", "not the build for this GPU").remedy
+
+
+def test_no_icd_file(tmp_path: Path) -> None:
+    tree = kbase(tmp_path)
+    (tmp_path / "etc/OpenCL/vendors/mali.icd").unlink()
+    cause = about(judge(tree.readings(Answers(opencl()))), "no OpenCL device")
+    assert "no ICD file names a working driver for mali" in cause.what
+    assert "/etc/OpenCL/vendors/mali.icd" in cause.remedy
+
+
+def test_an_icd_file_without_its_library(tmp_path: Path) -> None:
+    tree = pc(tmp_path)
+    tree.icd("empty", "")
+    answers = Answers(opencl(), {"libpocl.so.2.10.0": ("failed", "no such file")})
+    findings = judge(tree.readings(answers))
+    assert about(findings, "pocl.icd names", "no such file").level == "warn"
+    assert about(findings, "empty.icd is empty").level == "warn"
+    about(findings, "no OpenCL device", "none of the ICD files names a library that loads", "pocl-opencl-icd")
+
+
+@pytest.mark.parametrize(
+    ("ended", "error"), [("crashed", "it died of SIGSEGV"), ("hung", "it did not answer")]
+)
+def test_a_driver_that_kills_or_hangs(tmp_path: Path, ended: str, error: str) -> None:
+    answers = Answers(
+        opencl(ended=ended, error=error),  # type: ignore[arg-type]
+        {"libmali.so.1": (ended, error)},  # type: ignore[dict-item]
+    )
+    findings = judge(kbase(tmp_path).readings(answers))
+    assert about(findings, "mali.icd", "kills the process", error).level == "fail"
+    assert "move /etc/OpenCL/vendors/mali.icd away" in about(findings, "listing the OpenCL platforms").remedy
+
+
+def test_no_kernel_driver_and_no_firmware(tmp_path: Path) -> None:
+    tree = panthor(tmp_path)
+    (tmp_path / "sys/devices/platform/fb000000.gpu/driver").unlink()
+    (tmp_path / "sys/class/drm/renderD128/device/driver").unlink()
+    (tmp_path / "lib/firmware/arm/mali/arch10.8/mali_csffw.bin").unlink()
+    findings = judge(tree.readings(Answers(opencl())))
+    gpu = about(findings, "GPU fb000000.gpu", "has no driver")
+    assert gpu.level == "fail"
+    assert "mali_csffw.bin" in gpu.remedy
+    assert "mali_csffw.bin" in about(findings, "no OpenCL device", "no driver for fb000000.gpu").remedy
+
+
+def test_the_gpu_left_out_beside_pocl(tmp_path: Path) -> None:
+    tree = panthor(tmp_path)
+    (tmp_path / "etc/OpenCL/vendors/rusticl.icd").unlink()
+    tree.icd("pocl", "libpocl.so.2")
+    findings = judge(tree.readings(Answers(opencl(POCL))))
+    assert about(findings, "OpenCL does not see the GPU fb000000.gpu", "mesa-opencl-icd").level == "warn"
+    assert not failed(findings)
+
+
+def test_a_device_without_compiler(tmp_path: Path) -> None:
+    lame = dataclasses.replace(LIBMALI, devices=(dataclasses.replace(MALI, usable=False),))
+    findings = judge(kbase(tmp_path).readings(Answers(opencl(lame))))
+    assert about(findings, "no compiler").level == "warn"
+    assert failed(findings)
+
+
+def test_nothing_at_all(tmp_path: Path) -> None:
+    answers = Answers(opencl(), {"libOpenCL.so.1": ("failed", "cannot open shared object file")})
+    answers.listed = dataclasses.replace(answers.listed, loader="")
+    findings = judge(bare(tmp_path).readings(answers))
+    assert about(findings, "libOpenCL.so.1 does not load", "ocl-icd-libopencl1").level == "fail"
+    about(findings, "no OpenCL device (0 platforms)", "no ICD file in /etc/OpenCL/vendors", "pocl-opencl-icd")
+    about(findings, "the kernel shows no GPU")
+
+
+def test_pyopencl_missing(tmp_path: Path) -> None:
+    answers = Answers(
+        opencl(ended="failed", error="pyopencl cannot be imported (No module named 'pyopencl')")
+    )
+    about(judge(pc(tmp_path).readings(answers)), "OpenCL cannot be used", "apt install python3-pyopencl")
+
+
+def test_slow_hot_and_short_of_memory(tmp_path: Path) -> None:
+    tree = kbase(tmp_path)
+    tree.file("sys/class/devfreq/fb000000.gpu/governor", "powersave\n")
+    tree.file("sys/class/thermal/thermal_zone4/temp", "91000\n")
+    tree.file("proc/meminfo", "MemTotal: 4000000 kB\nMemAvailable: 204800 kB\n")
+    findings = judge(tree.readings(Answers(opencl(LIBMALI))))
+    about(findings, "powersave", "/sys/class/devfreq/fb000000.gpu/governor")
+    about(findings, "91 °C", "throttled from 85 °C")
+    about(findings, "200 MiB of memory", "hone compile --profile")
+    assert [f.level for f in wrong(findings)] == ["warn"] * 3
+
+
+@pytest.mark.parametrize(
+    ("change", "level", "parts"),
+    [
+        (
+            {"state": "absent", "error": "the socket is not there"},
+            "warn",
+            ["no service answers", "systemctl start"],
+        ),
+        (
+            {"state": "refused", "error": "Connection refused"},
+            "warn",
+            ["Connection refused", "systemctl start"],
+        ),
+        ({"state": "forbidden"}, "fail", ["ada may not connect", "usermod -aG honed ada"]),
+        (
+            {"state": "silent", "error": "timed out"},
+            "fail",
+            ["does not answer: timed out", "journalctl -u honed"],
+        ),
+        (
+            {"may_infer": False, "error": "not in group"},
+            "warn",
+            ["ada may not run models", "usermod -aG honed ada"],
+        ),
+        ({"worker": "starting"}, "warn", ["still starting"]),
+        ({"worker": "failed", "worker_reason": "no device"}, "fail", ["worker does not run: no device"]),
+    ],
+)
+def test_the_service(tmp_path: Path, change: dict[str, str], level: str, parts: list[str]) -> None:
+    daemon: Daemon = dataclasses.replace(ANSWERING, **change)  # type: ignore[arg-type]
+    findings = judge(pc(tmp_path).readings(Answers(opencl(POCL)), daemon))
+    assert [f.level for f in wrong(findings)] == [level]
+    about(findings, *parts)
+
+
+def test_folders(tmp_path: Path) -> None:
+    readings = pc(tmp_path).readings(Answers(opencl(POCL)))
+    folder = dataclasses.replace(
+        readings.folders[0], path="/var/lib/honed", writable=False, free_bytes=5 << 20
+    )
+    findings = judge(dataclasses.replace(readings, folders=(folder,)))
+    about(findings, "/var/lib/honed (it would have to be made) cannot be written", "chown honed:")
+    about(findings, "has only 5 MiB free")
+    assert {f.level for f in wrong(findings)} == {"warn", "fail"}
+
+
+def test_software(tmp_path: Path) -> None:
+    readings = pc(tmp_path).readings(Answers(opencl(POCL)))
+    packages = (
+        Package(name="numpy", part="runtime", version=None, wanted=""),
+        Package(name="systemd-python", part="daemon", version=None, wanted=""),
+        Package(name="apache-tvm-ffi", part="tuner", version="0.1.15", wanted="0.1.14.post1"),
+    )
+    findings = check_service.check(dataclasses.replace(readings, packages=packages))
+    assert about(findings, "numpy is missing", "apt install python3-numpy").level == "fail"
+    assert about(findings, "systemd-python is missing", "python3-systemd").level == "warn"
+    assert about(findings, "apache-tvm-ffi is 0.1.15", "0.1.14.post1").level == "warn"
+    absent = dataclasses.replace(packages[2], version=None)
+    findings = check_service.check(dataclasses.replace(readings, packages=(absent,)))
+    about(findings, "apache-tvm-ffi missing", "apt install honed-tuner")
+
+
+def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:
+    silent = Answers(opencl(), {"libOpenCL.so.1": ("crashed", "it died of SIGILL")})
+    for machine in (kbase, panthor, pc, bare):
+        folder = tmp_path / machine.__name__
+        folder.mkdir()
+        for finding in judge(machine(folder).readings(silent)):
+            assert finding.remedy if finding.level != "ok" else not finding.remedy, finding
+            assert "\n" not in finding.what + finding.remedy
+            assert not finding.what.endswith(".")
