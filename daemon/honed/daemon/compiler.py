@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import ModelRefused, ResourceExhausted, Unavailable
-from honed.runtime.protocol import MissingFiles
+from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted, Unavailable
+from honed.runtime.protocol import MissingFiles, error_from_map
 
 from .launch import command
 from .supervisor import describe_exit, kill_group
@@ -37,7 +37,7 @@ class Done:
     """The compiled file is written."""
 
 
-Report = Stage | Done | ModelRefused
+Report = Stage | Done | HonedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +81,8 @@ def check_installed() -> None:
 async def compile_model(task: Task, progress: Callable[[Stage], None]) -> None:
     """Compile; the output file is there when this returns. Cancelling ends the child.
 
-    Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached, or
-    Unavailable without a compiler.
+    Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached,
+    Unavailable without a compiler, or another error the compiler reports.
     """
     check_installed()
     program = [sys.executable, "-m", "honed.tuner", *task.arguments]
@@ -105,7 +105,7 @@ async def compile_model(task: Task, progress: Callable[[Stage], None]) -> None:
         if process.returncode is None:
             kill_group(process.pid)
             await process.wait()
-    if isinstance(last, ModelRefused):
+    if isinstance(last, HonedError):
         raise last
     if last is None or status != 0:
         raise ModelRefused(
@@ -150,7 +150,9 @@ def parse(line: bytes) -> Report | None:
             )
         case "done":
             return Done()
-        case "refused" | "error":
+        case "error":
+            return error_from_map({"message": "the compiler gave no reason", **event})
+        case "refused":
             message = str(event.get("message", "the compiler gave no reason"))
             reasons = _strings(event.get("reasons"))
             files = _strings(event.get("external_data"))

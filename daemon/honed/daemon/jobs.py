@@ -242,7 +242,7 @@ class Jobs:
             task = compiler.Task(
                 model=staged.given,
                 output=output,
-                shown_name=job.name,
+                shown_name=staged.sources[0][0].name,
                 shapes=staged.shapes,
                 precision=staged.precision,
                 profile=self._profile,
@@ -264,8 +264,8 @@ class Jobs:
             except WorkerLost as error:
                 if last:
                     raise ModelRefused(
-                        "the device's driver failed twice while it loaded the model; try another precision, or "
-                        "update the driver",
+                        "the device's driver failed twice while it loaded the model; try another precision, "
+                        "or update the driver",
                         (str(error),),
                     ) from error
         raise AssertionError("the loop above returns or raises")
