@@ -84,14 +84,16 @@ def _print(console: Console, document: Mapping[str, Any]) -> None:
             shape_text(entry["dtype"], entry["shape"]),
             _number(entry["min"]),
             _number(entry["max"]),
-            entry["file"] or "-",
         )
         for entry in document["outputs"]
     ]
-    console.print(table(("output", "type", ">min", ">max", "file"), rows))
+    console.print(table(("output", "type", ">min", ">max"), rows))
     for entry in document["outputs"]:
         if entry["not_finite"]:
             line(console, f"{entry['name']} has {entry['not_finite']} elements that are NaN or infinite.")
+    for entry in document["outputs"]:
+        if entry["file"]:
+            line(console, f"{entry['name']} is in {entry['file']}")
 
 
 def _number(value: float | None) -> str:

@@ -205,8 +205,8 @@ def _print_model(console: Console, model: Mapping[str, Any]) -> None:
     console.print(fields([
         ("model", f"{model['name']} ({state})"),
         ("source", f"{source['filename']}, opset {source['opset']}, by {source['producer'] or 'unknown'}"),
-        ("sha256", f"{source['sha256']} (source)"),
-        ("", f"{model['sha256']} (compiled)"),
+        ("its sha256", source["sha256"]),
+        ("file sha256", model["sha256"]),
         ("added", datetime.fromtimestamp(model["added"]).astimezone().isoformat(" ", "seconds")),
         ("asked for", f"precision {model['precision']}{_asked_shapes(model['shapes'])}"),
         ("computes in", source["precision"]),

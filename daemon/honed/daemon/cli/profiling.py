@@ -22,8 +22,8 @@ def register(commands: Any) -> None:
         _profile,
         about="show where the time of an inference goes, kernel by kernel",
         details=(
-            "A kernel's share of the peak is the least time the device's measured peaks allow, over the time "
-            "it took: 100 % cannot be made faster on this device."
+            "Of peak is the least time that the device's measured peaks allow (of arithmetic or of memory, "
+            "whichever is slower; Williams' roofline) over the time taken: 100 % cannot be made faster."
         ),
         examples="hone profile lightglue\nhone profile lightglue -n 20 --json",
     )
@@ -37,45 +37,9 @@ def _profile(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        document = analyse(client.profile(arguments.model, arguments.runs))
+        document = client.profile(arguments.model, arguments.runs)
     output.emit(document, lambda console: _print(console, document))
     return 0
-
-
-def analyse(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """A ModelProfile's result with rates and shares: rows by falling time, and their sum.
-
-    Adds to each row share (of the sum), gflops (GFLOP/s), gbs (GB/s) and peak_share, None where the work
-    or the peaks are not known; to the whole sum_us and sum_share (sum over whole).
-    """
-    peaks = profile["peaks"]
-    total = sum(row["us"] for row in profile["rows"])
-    rows = [{**row, **_rates(row, total, peaks)} for row in profile["rows"]]
-    rows.sort(key=lambda row: -row["us"])
-    whole = profile["whole_us"]
-    return {**profile, "rows": rows, "sum_us": total, "sum_share": total / whole if whole else None}
-
-
-def _rates(row: Mapping[str, Any], total: float, peaks: Mapping[str, Any] | None) -> dict[str, float | None]:
-    us, flops, moved = row["us"], row["flops"], row["bytes"]
-    share = us / total if total else 0.0
-    if not us or row["kind"] != "kernel":
-        return {"share": share, "gflops": None, "gbs": None, "peak_share": None}
-    least_us = _least_us(row, peaks)
-    return {
-        "share": share,
-        "gflops": flops / us * 1e-3 if flops else None,
-        "gbs": moved / us * 1e-3 if moved else None,
-        "peak_share": least_us / us if least_us else None,
-    }
-
-
-def _least_us(row: Mapping[str, Any], peaks: Mapping[str, Any] | None) -> float:
-    """The roofline (Williams et al. 2009): arithmetic and memory traffic overlap at best completely."""
-    if peaks is None:
-        return 0.0
-    gflops = (peaks.get("fp16_gflops") if row["fp16"] else None) or peaks["fp32_gflops"]
-    return float(max(row["flops"] / gflops, row["bytes"] / peaks["bandwidth_gbs"])) * 1e-3
 
 
 def _print(console: Console, profile: Mapping[str, Any]) -> None:
@@ -93,19 +57,17 @@ def _print(console: Console, profile: Mapping[str, Any]) -> None:
             f"{row['share']:.1%}",
             _figure(row["gflops"]),
             _figure(row["gbs"]),
-            f"{row['peak_share']:.0%}" if row["peak_share"] is not None else "-",
+            f"{row['peak_share']:.1%}" if row["peak_share"] else "-",
         )
         for row in profile["rows"]
     ]
     console.print(table(headings, rows))
     console.print()
-    part = f" ({profile['sum_share']:.0%})" if profile["sum_share"] is not None else ""
-    steps = sum(row["count"] for row in profile["rows"])
-    line(
-        console,
-        f"sum {profile['sum_us']:,.0f} us of {profile['whole_us']:,.0f} us{part}, {steps} steps an inference",
-    )
+    whole = profile["whole_us"]
+    part = f" ({profile['sum_us'] / whole:.0%})" if whole else ""
+    times = f"the sum is {profile['sum_us']:,.0f} us{part} of {whole:,.0f} us for the whole"
+    line(console, f"{profile['launches']} launches an inference; {times}.")
 
 
 def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return f"{value:.1f}" if value else "-"
