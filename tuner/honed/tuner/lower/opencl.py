@@ -23,6 +23,7 @@ from honed.runtime.model import KernelArg
 from honed.runtime.profile import DeviceProfile
 
 from .barriers import divergent_barriers
+from .broadcasts import shorten_broadcasts
 from .cost import executed_operations
 from .program import KernelLaunch, Value
 
@@ -105,7 +106,7 @@ def _is_kernel(func: tirx.PrimFunc) -> bool:
 def _generate(kernels: dict[str, tirx.PrimFunc], target: Target) -> str:
     device = finalize_device_passes()(IRModule(kernels))
     module = tvm.get_global_func("target.build.opencl")(device, target)
-    return str(module.inspect_source("cl"))
+    return shorten_broadcasts(str(module.inspect_source("cl")))
 
 
 def last_line(error: BaseException) -> str:
