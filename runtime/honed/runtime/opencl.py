@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,9 @@ except ImportError as error:
     raise DeviceError(
         f"pyopencl cannot be imported ({error}); install it (apt install python3-pyopencl) to run models here"
     ) from error
+
+# Some compilers remark on every kernel they build; what fails raises.
+warnings.filterwarnings("ignore", category=cl.CompilerWarning)
 
 __all__ = ["cl", "context", "driver_call", "failure"]
 

@@ -42,7 +42,10 @@ class KernelTiming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceProfile:
-    """One inference: `kernels` by falling time, their sum, and the wall time of the whole on the host."""
+    """One inference: `kernels` by falling time, their sum, and the wall time of the whole on the host.
+
+    What `whole_us` has above `sum_us` are gaps between launches and the host's work at both ends.
+    """
 
     kernels: tuple[KernelTiming, ...]
     launches: int
