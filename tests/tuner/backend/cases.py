@@ -1,8 +1,8 @@
 """ONNX's own node tests: models, inputs, expected outputs, and which inputs are frozen to constants.
 
-ONNX writes many parameters that a model fixes (axes, shapes, pads, k, scales) as inputs of the test's graph. honed
-compiles static shapes and takes such parameters as constants only, as exporters write them, so these inputs
-(PARAMETERS below) are made constants before compiling. Inputs that are data stay inputs.
+ONNX writes many parameters that a model fixes (axes, shapes, pads, k, scales) as inputs of the test's graph.
+honed compiles static shapes and takes such parameters as constants only, as exporters write them, so these
+inputs (PARAMETERS below) are made constants before compiling. Inputs that are data stay inputs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from onnx.backend.test import loader
 
 RELATIVE, ABSOLUTE = 1e-3, 1e-5
-# fp16 keeps 11 bits: half a unit in the last place is 4.9e-4 of a value, and a few operations follow each other.
+# fp16 keeps 11 bits: rounding is 4.9e-4 of a value, and a few operations follow each other.
 HALF_RELATIVE, HALF_ABSOLUTE = 1e-2, 1e-3
 
 PARAMETERS: dict[str, tuple[int, ...]] = {
@@ -92,9 +92,7 @@ class Case:
 @functools.cache
 def all_cases() -> dict[str, Case]:
     """Every node test of the installed ONNX, by name."""
-    return {
-        t.name: Case(name=t.name, folder=Path(t.model_dir)) for t in loader.load_model_tests(kind="node")
-    }
+    return {t.name: Case(name=t.name, folder=Path(t.model_dir)) for t in loader.load_model_tests(kind="node")}
 
 
 def operators(case: Case) -> tuple[str, ...]:
@@ -102,7 +100,9 @@ def operators(case: Case) -> tuple[str, ...]:
     return tuple(dict.fromkeys(node.op_type for node in case.model().graph.node))
 
 
-def freeze(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+def freeze(
+    model: onnx.ModelProto, inputs: dict[str, np.ndarray]
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
     """The model with its parameter inputs as initialisers, and the inputs that remain."""
     names = _parameters(model) & set(inputs)
     frozen = onnx.ModelProto()
@@ -115,7 +115,7 @@ def freeze(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> tuple[onnx.
 
 
 def _parameters(model: onnx.ModelProto) -> set[str]:
-    """Graph inputs that reach a parameter only, directly or through other nodes (expanded functions)."""
+    """Graph inputs whose values reach a parameter, directly or through other nodes (expanded functions)."""
     consumers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in model.graph.node:
         for index, name in enumerate(node.input):
@@ -125,12 +125,10 @@ def _parameters(model: onnx.ModelProto) -> set[str]:
     def parameter(name: str) -> bool:
         if name not in known:
             known[name] = False  # until shown otherwise; graphs have no cycles
-            uses = consumers.get(name, [])
-            known[name] = bool(uses) and all(
+            known[name] = any(
                 index in PARAMETERS.get(node.op_type, ())
-                or node.op_type in ("Shape", "Size")
-                or (node.op_type not in PARAMETERS and all(parameter(o) for o in node.output if o))
-                for node, index in uses
+                or (node.op_type not in ("Shape", "Size") and any(parameter(o) for o in node.output if o))
+                for node, index in consumers.get(name, [])
             )
         return known[name]
 
@@ -146,7 +144,9 @@ def difference(expected: np.ndarray, found: np.ndarray) -> str | None:
         return f"{wrong} of {expected.size} elements differ" if wrong else None
     half = expected.dtype == np.float16
     relative, absolute = (HALF_RELATIVE, HALF_ABSOLUTE) if half else (RELATIVE, ABSOLUTE)
-    close = np.isclose(found.astype(np.float64), expected.astype(np.float64), relative, absolute, equal_nan=True)
+    close = np.isclose(
+        found.astype(np.float64), expected.astype(np.float64), relative, absolute, equal_nan=True
+    )
     if close.all():
         return None
     worst = np.argmax(~close.reshape(-1))

@@ -2,8 +2,8 @@
 
     python -m tests.tuner.backend.run [--filter RE] [--jobs 2] [--json OUT] [--write-list]
 
-Prints how many cases were imported, compiled, right, refused with a reason, wrong. Parameters that exporters write as
-constants are frozen first (cases.PARAMETERS). A case that kills its process counts as a crash.
+Prints how many cases were imported, compiled, right, refused with a reason, wrong. Parameters that exporters
+write as constants are frozen first (cases.PARAMETERS). A case that kills its process counts as a crash.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class Worker:
         process.kill()
         status = process.wait()
         self._process = None
-        text = f"stopped after {CASE_SECONDS:.0f} s" if status == -9 else f"the process died with status {status}"
+        text = (
+            f"stopped after {CASE_SECONDS:.0f} s"
+            if status == -9
+            else f"the process died with status {status}"
+        )
         return {"name": name, "outcome": "crash", "stage": "", "text": text}
 
     def close(self) -> None:
@@ -71,7 +75,9 @@ class Worker:
             bufsize=1,
         )
         if not Worker._line(process, 120.0):
-            raise RuntimeError("the worker did not start; run python -m tests.tuner.backend.worker to see why")
+            raise RuntimeError(
+                "the worker did not start; run python -m tests.tuner.backend.worker to see why"
+            )
         return process
 
     @staticmethod

@@ -13,6 +13,8 @@ from onnx import TensorProto, helper
 
 from honed.runtime.errors import ModelRefused
 
+from .reasons import shown
+
 # Bits per element of types whose raw data is packed.
 _PACKED_BITS = {
     TensorProto.INT4: 4,
@@ -26,10 +28,12 @@ class MissingExternalData(ModelRefused):
     """Files beside the model that hold its data are not there; `locations` names them."""
 
     def __init__(self, locations: tuple[str, ...]) -> None:
-        listed = ", ".join(locations[:5]) + (", ..." if len(locations) > 5 else "")
+        listed = ", ".join(shown(name, 200) for name in locations[:5]) + (
+            ", ..." if len(locations) > 5 else ""
+        )
         super().__init__(
             f"the model's data files are missing beside it: {listed}; put them in the same folder",
-            tuple(f"external data file {name} is missing" for name in locations),
+            tuple(f"external data file {shown(name, 200)} is missing" for name in locations),
         )
         self.locations = locations
 

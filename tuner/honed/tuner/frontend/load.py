@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import checker
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
 
 from .builder import schema
 from .external import check_data, load_external, tensors
+from .reasons import shown
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
@@ -38,6 +40,8 @@ def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.Mode
     limits = limits or FrontendLimits()
     file = Path(path)
     model = _parse(file, limits)
+    if not _readable(model):
+        raise ModelRefused(f"{file.name} is damaged: it holds names that are not UTF-8; export it again")
     load_external(model, file.resolve().parent, limits.external_bytes)
     for tensor in tensors(model):
         check_data(tensor)
@@ -74,6 +78,17 @@ def _parse(file: Path, limits: FrontendLimits) -> onnx.ModelProto:
     return model
 
 
+def _readable(message: Message) -> bool:
+    """Whether every text in the message is UTF-8; protobuf gives bytes where it is not."""
+    for field, value in message.ListFields():
+        if field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE):
+            continue
+        for item in value if field.is_repeated else (value,):
+            if isinstance(item, bytes) or (isinstance(item, Message) and not _readable(item)):
+                return False
+    return True
+
+
 def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     """Name every operator ONNX does not define; its own checker stops at the first."""
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
@@ -87,7 +102,8 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
             continue
         found = schema(node.op_type, opset)
         if found is None or found.deprecated:
-            unknown.setdefault(node.op_type, []).append(node.name or (node.output[0] if node.output else ""))
+            name = node.name or (node.output[0] if node.output else "")
+            unknown.setdefault(shown(node.op_type, 80), []).append(shown(name, 80))
     if unknown:
         raise ModelRefused(
             f"{file.name} uses operators that ONNX opset {opset} does not define: {', '.join(unknown)}",
@@ -102,7 +118,7 @@ def _check(file: Path, model: onnx.ModelProto) -> None:
     try:
         checker.check_model(model)
     except checker.ValidationError as error:
-        text = " ".join(str(error).split("\n\n==>", maxsplit=1)[0].split())
-        raise ModelRefused(f"{file.name} is not a valid ONNX model: {text[:400]}") from error
+        text = shown(str(error).split("\n\n==>", maxsplit=1)[0])
+        raise ModelRefused(f"{file.name} is not a valid ONNX model: {text}") from error
     except ValueError as error:
         raise ModelRefused(f"{file.name} is too large to be checked: {error}") from error

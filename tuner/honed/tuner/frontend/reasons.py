@@ -16,6 +16,13 @@ _WHY = {
 }
 
 
+def shown(text: str, limit: int = 400) -> str:
+    """Text out of an untrusted file on one line, without control characters, cut at `limit`."""
+    plain = "".join(c if c.isprintable() else " " for c in text)
+    plain = " ".join(plain.split())
+    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
+
+
 def unsupported(op: str, domain: str) -> str:
     """Why an operator without any rule is refused."""
     if op in _WHY and not domain:
@@ -32,14 +39,14 @@ class Reasons:
 
     def add(self, node: onnx.NodeProto, domain: str, opset: int, why: str) -> None:
         """Note that a node cannot be compiled."""
-        shown = node.name or next((o for o in node.output if o), node.op_type)
-        names = self._nodes.setdefault((node.op_type, domain, opset, why), [])
-        if shown not in names:
-            names.append(shown)
+        name = shown(node.name or next((o for o in node.output if o), node.op_type), 80)
+        names = self._nodes.setdefault((shown(node.op_type, 80), shown(domain, 80), opset, shown(why)), [])
+        if name not in names:
+            names.append(name)
 
     def texts(self) -> tuple[str, ...]:
         """One sentence for each reason."""
-        found = list(self.general)
+        found = [shown(text) for text in self.general]
         for (op, domain, opset, why), names in self._nodes.items():
             listed = ", ".join(names[:SHOWN_NODES]) + (", ..." if len(names) > SHOWN_NODES else "")
             nodes = f"node {listed}" if len(names) == 1 else f"{len(names)} nodes: {listed}"

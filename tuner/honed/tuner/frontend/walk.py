@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,10 @@ _SEQUENCES = frozenset(
 )
 
 
+# What a rule's arithmetic raises on nodes that pass ONNX's checker and yet make no sense.
+_MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
+
+
 class Walker:
     """Rebuilds source graphs in a Builder, at its opset."""
 
@@ -45,11 +49,18 @@ class Walker:
     def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
         """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
         for tensor in graph.initializer:
-            scope[tensor.name] = self._builder.constant(numpy_helper.to_array(tensor), hint=tensor.name)
+            scope[tensor.name] = self._initialiser(tensor.name, tensor, numpy_helper.to_array)
         for sparse in graph.sparse_initializer:
-            scope[sparse.values.name] = self._builder.constant(_dense(sparse), hint=sparse.values.name)
+            scope[sparse.values.name] = self._initialiser(sparse.values.name, sparse, _dense)
         self._nodes(graph.node, scope, opsets, {})
         return [scope.get(output.name, Unknown()) for output in graph.output]
+
+    def _initialiser(self, name: str, proto: Any, read: Callable[[Any], Array]) -> Item:
+        try:
+            return self._builder.constant(read(proto), hint=name)
+        except (Refuse, *_MISFITS) as error:
+            self._reasons.general.append(f"initialiser {name!r}: {' '.join(str(error).split())}")
+            return Unknown()
 
     def _nodes(
         self,
@@ -66,6 +77,10 @@ class Walker:
                 items = self._node(bound, domain, opsets, scope)
             except Refuse as refusal:
                 self._reasons.add(bound, domain, opsets.get(domain, 0), str(refusal))
+                items = []
+            except _MISFITS as error:
+                text = f"its attributes and inputs do not fit together ({type(error).__name__}: {error})"
+                self._reasons.add(bound, domain, opsets.get(domain, 0), " ".join(text.split())[:300])
                 items = []
             for index, name in enumerate(node.output):
                 if name:
@@ -112,7 +127,10 @@ class Walker:
         arrays = [v.data for v in tensors]
         if not fold.worth_folding(call.op, arrays, self._fold_limit):
             return None
-        shapes = [static_shape(t) for t in infer(_renamed(call), call.opset, tensors)]
+        try:
+            shapes = [static_shape(t) for t in infer(_renamed(call), call.opset, tensors)]
+        except Refuse:
+            return None  # the rule for the operator decides
         if call.op not in _SHAPED_BY_VALUES:
             if any(s is None for s in shapes):
                 return None
@@ -122,7 +140,7 @@ class Walker:
         try:
             outputs = fold.evaluate(node, call.opset, {v.name: v.data for v in tensors if v.data is not None})
         except Refuse:
-            return None  # the rule for the operator decides
+            return None
         return [
             Unknown() if array is None else self._builder.constant(np.asarray(array), hint=name)
             for array, name in zip(outputs, node.output, strict=True)

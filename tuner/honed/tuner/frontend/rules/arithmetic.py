@@ -100,7 +100,11 @@ def modulo(b: Builder, c: Call) -> Value:
     """Integers keep Mod; floating point fmod(x, y) = x - trunc(x / y) * y."""
     x, y = c.x(0), c.x(1)
     if not x.is_float:
-        return b("Mod", x, y, fmod=c.integer("fmod"))
+        # Narrow integers are computed in 32 bits: OpenCL's select has no form for mixed widths.
+        to = elem_type(x.dtype) if x.dtype.itemsize >= 4 else TensorProto.INT32
+        wide = [v if elem_type(v.dtype) == to else b("Cast", v, to=to) for v in (x, y)]
+        result = b("Mod", *wide, fmod=c.integer("fmod"))
+        return result if result.dtype == x.dtype else b("Cast", result, to=elem_type(x.dtype))
     ratio = b("Div", x, y)
     whole = b("Where", b("Less", ratio, b.like(0, ratio)), b("Ceil", ratio), b("Floor", ratio))
     return b("Sub", x, b("Mul", whole, y))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -78,6 +79,8 @@ def geometry(b: Builder, c: Call, x: Value, w: Value) -> tuple[Value, Geometry]:
 
 def convolve(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
     """The convolution of `x` with `w`, without bias."""
+    if math.prod(w.shape[1:]) == 1:
+        return _scaled(b, x, w, g)
     return b(
         "Conv",
         x,
@@ -88,6 +91,18 @@ def convolve(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
         pads=[*g.before, *g.after],
         group=g.group,
     )
+
+
+def _scaled(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
+    """A kernel of one element: each output channel is an input channel times a number."""
+    y = pad(b, x, [0, 0, *g.before], [0, 0, *g.after], 0)
+    for axis, stride in enumerate(g.strides, start=2):
+        y = cut(b, y, axis, 0, y.shape[axis], stride)
+    n, channels, *space = y.shape
+    each = w.shape[0] // channels
+    apart = reshape(b, y, [n, channels, 1, *space])
+    scaled = b("Mul", apart, reshape(b, w, [channels, each, *[1] * len(space)]))
+    return reshape(b, scaled, [n, w.shape[0], *space])
 
 
 def channel_bias(b: Builder, y: Value, bias: Value | None) -> Value:

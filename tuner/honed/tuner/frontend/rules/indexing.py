@@ -20,6 +20,7 @@ from honed.tuner.frontend.values import Array, Refuse, Value, elem_type
 from .layout import cut, expand, pad, reshape, transpose
 from .reduction import reduce
 
+MAX_RANGE = 1 << 26  # elements of a constant made by Range
 MAX_WORK = 1 << 33  # comparisons one rewritten scatter or sort may cost
 _VALUES = "the shape of its output depends on the values of its inputs; honed compiles static shapes only"
 
@@ -325,8 +326,15 @@ def shaped_by_values(b: Builder, c: Call) -> Value:
 
 @rule("Range")
 def value_range(b: Builder, c: Call) -> Value:
-    """Refused unless constant: how many results there are is known at run time only."""
-    raise Refuse(_VALUES)
+    """A constant; refused otherwise: how many results there are is known at run time only."""
+    values = [c.x(i).data for i in range(3)]
+    if any(v is None or v.size != 1 for v in values):
+        raise Refuse(_VALUES)
+    start, limit, delta = (v.reshape(-1)[0] for v in values if v is not None)
+    count = max(0, math.ceil((float(limit) - float(start)) / float(delta))) if delta else MAX_WORK
+    if count > MAX_RANGE:
+        raise Refuse(f"it counts {count} steps, more than {MAX_RANGE}")
+    return b.constant((start + np.arange(count) * delta).astype(c.x(0).dtype))
 
 
 @rule("TensorScatter")

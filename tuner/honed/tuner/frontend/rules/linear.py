@@ -15,7 +15,9 @@ from .layout import expand, reshape, transpose
 
 
 def matmul(b: Builder, x: Value, y: Value) -> Value:
-    """A matrix product; with one row or no reduction left out it is still a product."""
+    """A matrix product; over a single element it is a product of numbers, which needs no reduction."""
+    if x.rank >= 2 and y.rank >= 2 and x.shape[-1] == 1:
+        return b("Mul", x, y)
     return b("MatMul", x, y)
 
 

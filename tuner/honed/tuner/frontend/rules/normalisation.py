@@ -21,10 +21,17 @@ def softmax(b: Builder, c: Call) -> Value:
     """Along one axis; before opset 13 along all axes from `axis` on, taken as one."""
     x = c.x()
     if c.opset >= 13:
-        return b(c.op, x, axis=normal_axis(c.integer("axis", -1), x.rank))
+        return _softmax(b, c.op, x, normal_axis(c.integer("axis", -1), x.rank))
     axis = normal_axis(c.integer("axis", 1), x.rank, end=True)
     flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])])
-    return reshape(b, b(c.op, flat, axis=1), x.shape)
+    return reshape(b, _softmax(b, c.op, flat, 1), x.shape)
+
+
+def _softmax(b: Builder, op: str, x: Value, axis: int) -> Value:
+    if x.shape[axis] > 1:
+        return b(op, x, axis=axis)
+    nought = b("Sub", x, x)  # NaN stays NaN
+    return nought if op == "LogSoftmax" else b("Exp", nought)
 
 
 @rule("Hardmax")
@@ -35,6 +42,8 @@ def hardmax(b: Builder, c: Call) -> Value:
     axis = normal_axis(c.integer("axis", 1 if old else -1), x.rank, end=old)
     flat = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]) if old else x
     along = 1 if old else axis
+    if flat.shape[along] == 1:
+        return b.constant(np.ones(x.shape, x.dtype))
     best = b("ArgMax", flat, axis=along, keepdims=1)
     places = np.arange(flat.shape[along], dtype=np.int64).reshape([-1] + [1] * (flat.rank - along - 1))
     hit = b("Equal", b.constant(places), best)
@@ -116,7 +125,7 @@ def layer_normalisation(b: Builder, c: Call) -> list[Value]:
     axis = normal_axis(c.integer("axis", -1), x.rank)
     epsilon = c.number("epsilon", 1e-5)
     whole = scale.shape == x.shape[axis:] and (bias is None or bias.shape == scale.shape)
-    if whole and not c.wants(1) and not c.wants(2):
+    if whole and scale.size > 1 and not c.wants(1) and not c.wants(2):
         offset = b.constant(np.zeros(scale.shape, scale.dtype)) if bias is None else bias
         return [b("LayerNormalization", x, scale, offset, axis=axis, epsilon=epsilon)]
     axes = list(range(axis, x.rank))
@@ -151,15 +160,14 @@ def mean_variance_normalisation(b: Builder, c: Call) -> Value:
 
 @rule("LpNormalization")
 def lp_normalisation(b: Builder, c: Call) -> Value:
-    """`x` over its norm along an axis; 0 where the norm is 0."""
+    """`x` over its norm along an axis; NaN where all of it is 0, as in ONNX's own evaluator."""
     x, order = c.x(), c.integer("p", 2)
     axis = normal_axis(c.integer("axis", -1), x.rank)
     if order not in (1, 2):
         raise Refuse(f"its order p = {order} is neither 1 nor 2")
     norm = reduce(b, "ReduceSum", b("Abs", x) if order == 1 else b("Mul", x, x), [axis])
     norm = b("Sqrt", norm) if order == 2 else norm
-    empty = b("Equal", norm, b.like(0, norm))
-    return b("Where", empty, b.like(0, x), b("Div", x, b("Where", empty, b.like(1, norm), norm)))
+    return b("Div", x, norm)
 
 
 @rule("LRN")

@@ -13,6 +13,7 @@ from honed.tuner.frontend.call import Call, rule
 from honed.tuner.frontend.values import Array, Refuse, Value
 
 from .convolution import MAX_SPATIAL, spatial_pads, window
+from .indexing import scatter_elements
 from .layout import cut, pad, reshape
 from .reduction import reduce
 
@@ -90,6 +91,8 @@ def max_pool(b: Builder, c: Call) -> list[Value]:
     small = all(
         p < (k - 1) * d + 1 for p, k, d in zip(w.before + w.after, w.kernel * 2, w.dilations * 2, strict=True)
     )
+    if math.prod(w.kernel) == 1:
+        small = False  # nothing to reduce: strided slices do
     if plain and small:
         return [_trim(b, b("MaxPool", x, **_attrs(w)), w)]
     lowest = -np.inf if x.is_float else np.iinfo(x.dtype).min
@@ -147,12 +150,19 @@ def average_pool(b: Builder, c: Call) -> Value:
     x = c.x()
     w = _window(c, x)
     counted = bool(c.integer("count_include_pad")) and c.opset >= 7
-    total = _trim(b, b("AveragePool", x, count_include_pad=1, **_attrs(w)), w)
+    total = _average(b, x, w)
     numbers = _counts(x, w, padding=counted)
     whole = math.prod(w.kernel)
     if np.all(numbers == whole):
         return total
     return b("Mul", total, b.constant((whole / numbers).astype(x.dtype)))
+
+
+def _average(b: Builder, x: Value, w: Window) -> Value:
+    """Sums over each window, padding taken as 0, over the window's size."""
+    if math.prod(w.kernel) == 1:
+        return _taps(b, x, w, 0)[0]
+    return _trim(b, b("AveragePool", x, count_include_pad=1, **_attrs(w)), w)
 
 
 def _counts(x: Value, w: Window, *, padding: bool) -> Array:
@@ -180,7 +190,7 @@ def lp_pool(b: Builder, c: Call) -> Value:
         if order == 2
         else b("Pow", b("Abs", x), b.like(order, x))
     )
-    mean = _trim(b, b("AveragePool", powers, count_include_pad=1, **_attrs(w)), w)
+    mean = _average(b, powers, w)
     total = b("Mul", mean, b.like(math.prod(w.kernel), mean))
     return (
         total if order == 1 else b("Sqrt", total) if order == 2 else b("Pow", total, b.like(1 / order, total))
@@ -215,10 +225,10 @@ def max_unpool(b: Builder, c: Call) -> Value:
     ]
     given = c.opt_const(2, "output_shape")
     shape = [*x.shape[:2], *least] if given is None else [int(v) for v in given]
-    # The places count in the tensor MaxPool saw, which a given shape pads afterwards on the far side.
-    size = math.prod(x.shape[:2]) * math.prod(least if given is None else shape[2:])
-    zeros = b.constant(np.zeros(size, x.dtype))
-    from .indexing import scatter_elements
-
+    # The places count in the least tensor; a larger one asked for has zeros on its far sides.
+    zeros = b.constant(np.zeros(math.prod(x.shape[:2]) * math.prod(least), x.dtype))
     flat = scatter_elements(b, zeros, reshape(b, places, [x.size]), reshape(b, x, [x.size]), 0, "none")
-    return reshape(b, flat, shape)
+    missing = [wanted - have for wanted, have in zip(shape[2:], least, strict=True)]
+    if min(missing) < 0:
+        raise Refuse(f"its output shape {shape} is smaller than the {least} it needs")
+    return pad(b, reshape(b, flat, [*x.shape[:2], *least]), [0] * x.rank, [0, 0, *missing], 0)

@@ -54,6 +54,8 @@ def matmul_integer(b: Builder, c: Call) -> Value:
 def qlinear_matmul(b: Builder, c: Call) -> Value:
     """Integer product, scaled and rounded to the output's type."""
     x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
+    if z_zero.dtype.kind == "i":
+        raise Refuse("on int8 overflow ONNX's text and its evaluator contradict each other; use uint8")
     product = matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
     if x_scale.rank == 1 and x_scale.size > 1:
         x_scale = reshape(b, x_scale, [x_scale.size, 1])

@@ -9,15 +9,15 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Refuse, Value, elem_type
 
-from .layout import given_axes
+from .layout import given_axes, reshape
 
 _AXES_INPUT_SINCE = {"ReduceSum": 13}  # the others took axes as an input at 18
 
 
 def reduce(b: Builder, op: str, x: Value, axes: list[int], *, keepdims: bool = True) -> Value:
     """A reduction of the core set; axes count from the front."""
-    if not axes:
-        return x
+    if all(x.shape[a] == 1 for a in axes):
+        return x if keepdims else reshape(b, x, [d for i, d in enumerate(x.shape) if i not in axes])
     return b(op, x, b.ints(*axes), keepdims=int(keepdims))
 
 
@@ -74,7 +74,7 @@ def _log_sum_exp(b: Builder, x: Value, axes: list[int], *, keep: bool) -> Value:
     result = b("Add", b("Log", total), top)
     if keep or not axes:
         return result
-    return b("Reshape", result, b.ints(*[d for i, d in enumerate(x.shape) if i not in axes]), allowzero=1)
+    return reshape(b, result, [d for i, d in enumerate(x.shape) if i not in axes])
 
 
 @rule("ArgMax", "ArgMin")
@@ -82,6 +82,9 @@ def arg_extreme(b: Builder, c: Call) -> Value:
     """Place of the first extreme, or of the last."""
     x = c.x()
     axis = normal_axis(c.integer("axis"), x.rank)
+    if x.shape[axis] == 1:
+        kept = x.shape if c.integer("keepdims", 1) else x.shape[:axis] + x.shape[axis + 1 :]
+        return b.constant(np.zeros(kept, np.int64))
     attrs = {"axis": axis, "keepdims": c.integer("keepdims", 1)}
     if not c.integer("select_last_index"):
         return b(c.op, x, **attrs)
