@@ -1,0 +1,446 @@
+"""Every record of the drivers' tables is recognised for what it is, ordinary ones are not."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.runtime.kernellog import Driver, Severity, parse
+
+SAMPLES = [
+    json.loads(line)
+    for line in Path(__file__).with_name("test_kernellog_samples.jsonl").read_text().splitlines()
+]
+LETTERS = {"G": "queue", "C": "context", "R": "reset", "D": "device-lost", "P": "process-killed"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A record built from a driver's format, and what must be read from it."""
+
+    driver: Driver
+    message: str
+    severity: Severity
+    says: dict[str, Any] = field(default_factory=dict)
+
+
+MALI, PANTHOR, PANFROST = "mali fb000000.gpu: ", "panthor fb000000.gpu: [drm] ", "panfrost ff9a0000.gpu: "
+OWNER = {"tgid": 186878, "context": 753, "group": 1, "slot": 2, "stream": 3}
+STREAM = (
+    "{word}.EXCEPTION_TYPE: 0x{code:x} ({name})\n{word}.EXCEPTION_DATA: 0x0\n"
+    "{word}_INFO.EXCEPTION_DATA: 0x0\n"
+)
+TRACE = (
+    "CS_FATAL_TRACE_ID0.EXCEPTION_TRACE_ID0: 0x0\nCS_FATAL_TRACE_ID1.EXCEPTION_TRACE_ID1:  0x0\n"
+    "CS_FATAL_TRACE_TASK.EXCEPTION_TRACE_TASK: 0x0\n"
+)
+PAGE = (
+    "Unhandled Page fault in AS1 at VA 0x00007FE0DA65CB80\nReason: {reason}\nraw fault status: 0x210002C1\n"
+    "exception type 0xC1: TRANSLATION_FAULT at level 1\naccess type 0x2: READ\nsource id 0x2100{more}\n"
+    "pid: 1693\n"
+)
+PAGE_SAYS = {
+    "kind": "page-fault",
+    "tid": 1693,
+    "tgid": None,
+    "address_space": 1,
+    "address": 0x7FE0DA65CB80,
+    "code": 0xC1,
+    "access": "READ",
+}
+Q, C, R, D = Severity.QUEUE, Severity.CONTEXT, Severity.RESET, Severity.DEVICE_LOST
+
+
+def stream(word: str, code: int, name: str = "X") -> str:
+    return STREAM.format(word=word, code=code, name=name)
+
+
+CSF = [
+    Row(
+        Driver.KBASE,
+        f"{MALI}Ctx 186878_753 Group 1 CSG 2 CSI: 3\n{stream('CS_FAULT', 0x49)}",
+        Q,
+        {**OWNER, "kind": "cs-fault", "code": 0x49, "meaning": "invalid instruction", "consequence": False},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}Ctx 186878_753 Group 1 CSG 2 CSI: 3\n{stream('CS_FATAL', 0x40)}",
+        Q,
+        {**OWNER, "kind": "cs-fatal"},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}Ctx 186878_753 Group 1 CSG 2 CSI: 3\n{stream('CS_FATAL', 0x41)}",
+        R,
+        {**OWNER, "code": 0x41},
+    ),
+    Row(Driver.KBASE, f"{MALI}Ctx 186878_753 Group 1 CSG 2 CSI: 3\n{stream('CS_FATAL', 0x68)}", R, OWNER),
+    Row(
+        Driver.KBASE,
+        f"{MALI}Ctx 186878_753 Group 1 CSG -1 CSI: 3\n{stream('CS_FAULT', 0x4B)}",
+        Q,
+        {**OWNER, "slot": -1, "consequence": True},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}CSI: 3\n{stream('CS_FAULT', 0xF)}",
+        Q,
+        {"stream": 3, "tgid": None, "consequence": True},
+    ),
+    Row(Driver.KBASE, f"{MALI}CSG: 1, CSI: 3\n{stream('CS_FATAL', 0x48)}", Q, {"group": 1, "stream": 3}),
+    Row(
+        Driver.KBASE,
+        f"{MALI}Ctx 186878_753 Group 1 CSG 2 CSI: 3\n{stream('CS_FATAL', 0x48)}{TRACE}",
+        Q,
+        {**OWNER, "code": 0x48},
+    ),
+    Row(Driver.KBASE, MALI + PAGE.format(reason="Memory is not mapped on the GPU", more=""), C, PAGE_SAYS),
+    Row(
+        Driver.KBASE,
+        MALI + PAGE.format(reason="x", more=" (core_id:utlb:IR 0x1:0x2:0x3): shader core, load/store"),
+        C,
+        PAGE_SAYS,
+    ),
+    Row(
+        Driver.KBASE,
+        MALI + PAGE.format(reason="Page allocation failure", more=""),
+        Severity.OUT_OF_MEMORY,
+        PAGE_SAYS,
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}GPU bus fault in AS2 at PA 00000000deadbeef\nPA_VALID: true\nraw fault status: 0x80\n"
+        "exception type 0x80: GPU_BUS_FAULT\naccess type 0x3: WRITE\nsource id 0x1\npid: 77\n",
+        C,
+        {
+            "kind": "bus-fault",
+            "tid": 77,
+            "address_space": 2,
+            "address": 0xDEADBEEF,
+            "code": 0x80,
+            "access": "WRITE",
+        },
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}GPU bus fault in AS2 at VA 0x00000000DEADBEEF\nVA_VALID: false\n"
+        "raw fault status: 0x80\npid: 77\n",
+        C,
+        {"tid": 77, "address": 0xDEADBEEF},
+    ),
+    Row(
+        Driver.KBASE, f"{MALI}GPU bus fault in AS2 at PA (ptrval)\npid: 77\n", C, {"tid": 77, "address": None}
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}GPU Fault 0x00000088 (GPU_SHAREABILITY_FAULT) in AS3 at 0x0000000012345678\n"
+        "ASID_VALID: true,  ADDRESS_VALID: true\n",
+        C,
+        {"code": 0x88, "address_space": 3, "address": 0x12345678, "name": "GPU_SHAREABILITY_FAULT"},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}GPU Fault 0x00000180 (X) in AS3 at PA 0x0000000012345678\n",
+        C,
+        {"code": 0x80, "address": 0x12345678},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}Unexpected Page fault in firmware address space at VA 0x0000000004000000\n"
+        "raw fault status: 0xC3\nexception type 0xC3: X\naccess type 0x3: WRITE\nsource id 0x0\n",
+        R,
+        {"tid": None, "address": 0x4000000, "code": 0xC3},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}Notify the event notification thread, forward progress timeout (2621440 cycles)\n",
+        Q,
+        {"hang": True, "tgid": None},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}[18446744073709551615] Iterator PROGRESS_TIMER timeout notification received for group 1 "
+        "of ctx 186878_753 on slot 2 with state 1",
+        Q,
+        {"tgid": 186878, "context": 753, "group": 1, "slot": 2, "hang": True},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}[123] term request timeout (3000 ms) for group 1 of context 186878_753 on slot 2",
+        Q,
+        {"tgid": 186878, "context": 753, "group": 1, "slot": 2, "hang": True},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}Group 1 of context 186878_753 on slot 2 failed to suspend",
+        Q,
+        {"tgid": 186878, "context": 753, "group": 1, "hang": True},
+    ),
+    Row(
+        Driver.KBASE,
+        f"{MALI}AS_ACTIVE bit stuck for as 1, might be caused by slow clock",
+        R,
+        {"address_space": 1},
+    ),
+    Row(Driver.KBASE, f"{MALI}L2_PWRTRANS 0000000000000001 set for too long", R),
+    Row(Driver.KBASE, f"{MALI}Flush for GPU page table update did not complete. Issuing GPU soft-reset", R),
+    Row(Driver.KBASE, f"{MALI}Sending reset to GPU - all running jobs will be lost", R),
+    Row(Driver.KBASE, f"{MALI}Preparing to soft-reset GPU", R),
+    Row(Driver.KBASE, f"{MALI}Resetting GPU (allowing up to 500 ms)", R),
+    Row(Driver.KBASE, f"{MALI}Reset complete", R),
+    Row(Driver.KBASE, f"{MALI}Soft-reset failed", D),
+    Row(Driver.KBASE, f"{MALI}MCU re-init failed trying to load the firmware", D),
+    Row(Driver.KBASE, f"{MALI}Reset failed to complete", D),
+    Row(Driver.KBASE, f"{MALI}Failed to hard-reset the GPU (timed out after 500 ms)", D),
+    Row(Driver.KBASE, f"{MALI}Failed to allocate 4096 pages of memory", Severity.OUT_OF_MEMORY),
+    Row(
+        Driver.KERNEL,
+        "Out of memory: Killed process 4321 (python3) total-vm:1kB, anon-rss:1kB",
+        Severity.PROCESS_KILLED,
+        {"tgid": 4321, "comm": "python3", "device": None},
+    ),
+    Row(
+        Driver.KERNEL,
+        "Memory cgroup out of memory: Killed process 4321 (a (b) c) total-vm:1kB",
+        Severity.PROCESS_KILLED,
+        {"tgid": 4321},
+    ),
+]
+JM = [
+    Row(
+        Driver.KBASE_JM,
+        f"{MALI}error detected from slot 1, job status 0x00000058 (DATA_INVALID_FAULT)",
+        Q,
+        {"slot": 1, "code": 0x58, "name": "DATA_INVALID_FAULT", "meaning": "invalid data", "tgid": None},
+    ),
+    Row(
+        Driver.KBASE_JM,
+        f"{MALI}t6xx: GPU fault 0x4002 from job slot 0",
+        Q,
+        {"slot": 0, "code": 0x4002, "meaning": None},
+    ),
+    Row(
+        Driver.KBASE_JM,
+        f"{MALI}JS: Job Hard-Stopped (took more than 50 ticks at 100 ms/tick)",
+        Q,
+        {"hang": True},
+    ),
+    Row(
+        Driver.KBASE_JM,
+        f"{MALI}JS: Job has been on the GPU for too long (JS_RESET_TICKS_SS hit)",
+        R,
+        {"hang": True},
+    ),
+    Row(
+        Driver.KBASE_JM,
+        f"{MALI}Preparing to soft-reset GPU: Waiting (up to 3000 ms) for all jobs to complete soft-stop",
+        R,
+    ),
+]
+OPEN = [
+    Row(
+        Driver.PANTHOR,
+        f"{PANTHOR}CSG slot 2 CS slot: 3\n{stream('CS_FATAL', 0x48)}",
+        Q,
+        {"slot": 2, "stream": 3, "code": 0x48, "tgid": None, "device": "fb000000.gpu"},
+    ),
+    Row(Driver.PANTHOR, f"{PANTHOR}CSG slot 2 CS slot: 3\n{stream('CS_FATAL', 0x41)}", R),
+    Row(
+        Driver.PANTHOR,
+        f"{PANTHOR}CSG slot 2 CS slot: 3\n{stream('CS_FAULT', 0x4B)}",
+        Q,
+        {"consequence": True},
+    ),
+    Row(
+        Driver.PANTHOR,
+        f"{PANTHOR}CS_FATAL: pid=12725, comm=my app, v2\n",
+        Q,
+        {"tgid": 12725, "comm": "my app, v2", "announces": True},
+    ),
+    Row(Driver.PANTHOR, f"{PANTHOR}CS_FAULT: pid=12725, comm=labwc", Q, {"tgid": 12725, "announces": True}),
+    Row(
+        Driver.PANTHOR,
+        "panthor fb000000.gpu-panthor: [drm:job_timedout [panthor]] *ERROR* job timeout\n",
+        Q,
+        {"hang": True, "tgid": None, "device": "fb000000.gpu-panthor"},
+    ),
+    Row(
+        Driver.PANTHOR,
+        f"{PANTHOR}job timeout: pid=12725, comm=labwc, seqno=18446744073709551615",
+        Q,
+        {"hang": True, "tgid": 12725, "comm": "labwc"},
+    ),
+    Row(Driver.PANTHOR, f"{PANTHOR}CSG slot 2 progress timeout", Q, {"slot": 2, "hang": True}),
+    Row(
+        Driver.PANTHOR,
+        f"{PANTHOR}CSG_PROGRESS_TIMER_EVENT: pid=9, comm=x",
+        Q,
+        {"tgid": 9, "hang": True, "announces": True},
+    ),
+    Row(
+        Driver.PANTHOR,
+        f"{PANTHOR}*ERROR* Unhandled Page fault in AS1 at VA 0x0000007FFF002000\n"
+        "raw fault status: 0x80003C3\n"
+        "decoded fault status: SLAVE FAULT\nexception type 0xC3: TRANSLATION_FAULT_3\n"
+        "access type 0x3: WRITE\nsource id 0x800\n",
+        C,
+        {"tid": None, "address_space": 1, "address": 0x7FFF002000, "code": 0xC3, "access": "WRITE"},
+    ),
+    Row(
+        Driver.PANTHOR, f"{PANTHOR}GPU Fault 0x80 (GPU_BUS_FAULT) at 0x0000000012345678\n", C, {"code": 0x80}
+    ),
+    Row(Driver.PANTHOR, f"{PANTHOR}FW ping timeout, scheduling a reset", R),
+    Row(Driver.PANTHOR, f"{PANTHOR}*ERROR* Failed to boot MCU after reset, making device unusable.", D),
+    Row(
+        Driver.PANFROST,
+        f"{PANFROST}js fault, js=1, status=DATA_INVALID_FAULT, head=0xaaed380, tail=0xaaed380",
+        Q,
+        {"slot": 1, "name": "DATA_INVALID_FAULT", "device": "ff9a0000.gpu"},
+    ),
+    Row(
+        Driver.PANFROST,
+        f"{PANFROST}gpu sched timeout, js=0, config=0x7b00, status=0x8, head=0x0, tail=0x0, sched_job=1",
+        R,
+        {"slot": 0, "hang": True},
+    ),
+    Row(
+        Driver.PANFROST,
+        PANFROST + PAGE.format(reason="TODO", more=""),
+        C,
+        {"kind": "page-fault", "address_space": 1},
+    ),
+]
+
+
+def xid(number: int, severity: Severity, says: dict[str, Any] | None = None, tail: str = "") -> Row:
+    message = f"NVRM: Xid (PCI:0000:c1:00): {number}, pid=2646416, name=python{tail}"
+    says = {"code": number, "tgid": 2646416, "comm": "python", "device": "0000:c1:00", **(says or {})}
+    return Row(Driver.NVIDIA, message, severity, says)
+
+
+NVIDIA = [
+    *(xid(number, Q, {"consequence": number == 45}) for number in (8, 13, 31, 43, 45, 109)),
+    *(xid(number, D) for number in (48, 64, 79, 95, 119, 120)),
+    xid(
+        31,
+        Q,
+        {"address": 0x8F44FFE00000, "meaning": "GPU memory page fault"},
+        ", Ch 0000000a, intr 0. MMU Fault: ENGINE GRAPHICS GPC1 GPCCLIENT_T1_8 faulted @ "
+        "0x8f44_ffe00000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_WRITE",
+    ),
+    Row(
+        Driver.NVIDIA,
+        "NVRM: Xid (PCI:0000:01:00): 79, GPU has fallen off the bus.",
+        D,
+        {"tgid": None, "comm": None},
+    ),
+    Row(
+        Driver.NVIDIA,
+        "NVRM: Xid (PCI:0000:01:00): 13, pid='<unknown>', name=<unknown>, Graphics SM",
+        Q,
+        {"tgid": None, "comm": "<unknown>"},
+    ),
+    Row(
+        Driver.NVIDIA,
+        "NVRM: Xid (PCI:0000:01:00): 999, pid=5, x",
+        Q,
+        {"code": 999, "meaning": None, "tgid": 5},
+    ),
+]
+ROWS = [*CSF, *JM, *OPEN, *NVIDIA]
+ORDINARY = [
+    "mali fb000000.gpu: Loaded external GPU firmware",
+    "mali fb000000.gpu: Probed as mali0",
+    "mali fb000000.gpu: Ctx 1_0 Group 0 CSG 0 CSI: 0",
+    "panthor fb000000.gpu: [drm] mali-g610 id 0xa867 major 0x0 minor 0x0 status 0x5",
+    "panfrost ff9a0000.gpu: clock rate = 600000000",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.54.15",
+    "NVRM: GPU at PCI:0000:c1:00: GPU-1234",
+    "oom_reaper: reaped process 4321 (python3), now anon-rss:0kB",
+    "audit: mali fb000000.gpu: Reset complete",
+    "usb 1-1: device says 'NVRM: Xid (PCI:0000:01:00): 79'",
+    "other fb000000.gpu: Reset complete",
+    "",
+    "\n",
+]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample["message"][:50])
+def test_samples_from_the_field(sample: dict[str, Any]) -> None:
+    fault = parse(sample["message"])
+    if sample["driver"] is None:
+        assert fault is None
+        return
+    assert fault is not None
+    assert fault.driver == sample["driver"]
+    assert fault.severity == LETTERS[sample["severity"]]
+    assert (fault.tgid, fault.tid) == (sample["tgid"], sample["tid"])
+
+
+def test_the_samples_are_those_of_the_facts() -> None:
+    facts = Path(__file__).parents[3] / "shared/facts/fault_samples.jsonl"
+    if not facts.exists():
+        pytest.skip("the facts are not beside this checkout")
+    assert [json.loads(line) for line in facts.read_text().splitlines()] == SAMPLES
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.message[:60])
+def test_rows_of_the_drivers(row: Row) -> None:
+    fault = parse(row.message)
+    assert fault is not None
+    assert (fault.driver, fault.severity) == (row.driver, row.severity)
+    assert {name: getattr(fault, name) for name in row.says} == row.says
+    assert fault.text == row.message.rstrip("\n")
+
+
+@pytest.mark.parametrize("message", ORDINARY)
+def test_ordinary_records_are_no_faults(message: str) -> None:
+    assert parse(message) is None
+
+
+def test_every_severity_and_driver_occurs() -> None:
+    assert {row.severity for row in ROWS} == set(Severity)
+    assert {row.driver for row in ROWS} == set(Driver)
+
+
+def test_record_that_quotes_another_device_is_no_fault() -> None:
+    message = f"{MALI}Reset complete"
+    assert parse(message, device="fb000000.gpu") is not None
+    assert parse(message, device="1-1") is None
+
+
+def test_severities_are_ordered() -> None:
+    assert Severity.QUEUE.rank < Severity.CONTEXT.rank < Severity.RESET.rank < Severity.DEVICE_LOST.rank
+
+
+@given(st.text(max_size=400))
+def test_any_text(text: str) -> None:
+    parse(text)
+    for prefix in (MALI, PANTHOR, PANFROST, "NVRM: Xid (PCI:0000:01:00): ", "Out of memory: Killed process "):
+        parse(prefix + text)
+
+
+@given(st.sampled_from(ROWS), st.data())
+def test_truncated_and_damaged_records(row: Row, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(row.message)))
+    insert = data.draw(st.text(max_size=10))
+    parse(row.message[:cut])
+    parse(row.message[:cut] + insert + row.message[cut:])
+    parse(insert + row.message)
+    parse(row.message[:cut], device=data.draw(st.none() | st.text(max_size=10)))
+
+
+@given(st.sampled_from(ROWS), st.integers(11, 10_000))
+def test_absurdly_long_numbers(row: Row, digits: int) -> None:
+    parse(row.message.replace("1", "1" * digits))
+
+
+def test_a_long_record_costs_little() -> None:
+    parse(MALI + "L2_PWRTRANS" * 100_000)
+    parse("NVRM: Xid (PCI:0000:01:00): 31, pid=" + "'" * 100_000 + " faulted @ 0x" * 100_000)
