@@ -20,6 +20,7 @@ MAX_RANK = 32  # NumPy 1's
 MAX_GRID = 2**31 - 1  # work-groups along one axis
 CONSTANT_OFFSET_ALIGN = 64  # bytes: any dtype, and a cache line
 PRECISIONS = ("fp32", "fp16", "mixed")
+_DECLARATION = 500  # characters between __kernel and its name: attributes and the type
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -158,7 +159,8 @@ def _check_kernel(model: CompiledModel, where: str, kernel: Kernel) -> None:
         bool(_IDENTIFIER.fullmatch(kernel.entry)), f"{where} has the entry {kernel.entry!r}, no C identifier"
     )
     declared = re.search(
-        rf"\b(?:__kernel|kernel)\b[^;{{}}]*?\b{kernel.entry}\s*\(", model.sources[kernel.source]
+        rf"\b(?:__kernel|kernel)\b[^;{{}}]{{0,{_DECLARATION}}}?\b{kernel.entry}\s*\(",
+        model.sources[kernel.source],
     )
     _require(declared is not None, f"{where}: its source declares no __kernel {kernel.entry}")
     _require(
