@@ -35,8 +35,8 @@ def collect(
     missing = [tensor for name, tensor in wanted.items() if name not in files]
     if missing and not random:
         raise UsageError(
-            f"{model} {'also ' if files else ''}needs {described(missing)}; give each with --input NAME=FILE.npy, "
-            "or --random to have them made up"
+            f"{model} {'also ' if files else ''}needs {described(missing)}; "
+            "give each with --input NAME=FILE.npy, or --random to have them made up"
         )
     generator = np.random.default_rng(seed)
     return {

@@ -93,8 +93,12 @@ def _events(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
     while data := stream.readline(_MAX_EVENT_BYTES):
         try:
             event = json.loads(data)
-        except ValueError as error:
-            raise CompilerDied(f"the compiler said something that is no event: {data[:80]!r}") from error
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or "event" not in event:
+            raise CompilerDied(
+                f"the compiler said something that is no event: {data[:80]!r}; compare versions"
+            )
         yield event
 
 
@@ -115,6 +119,8 @@ def _result(last: dict[str, Any] | None, status: int, log: IO[bytes]) -> dict[st
         raise ModelRefused(last["message"], tuple(last["reasons"]))
     if last["event"] == "error":
         raise error_from_map(last)
+    if status != 0:
+        raise _died(status, log)
     return last
 
 
