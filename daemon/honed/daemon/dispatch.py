@@ -84,11 +84,15 @@ class Dispatcher:
     async def load(self, key: str, path: str) -> dict[str, Any]:
         """Have the worker load a compiled file; gives its comparison with the probes.
 
-        Raises ModelRefused where that is wrong, DeviceError where the device cannot hold the model, and
-        WorkerLost where the worker died of it.
+        Raises ModelRefused where that is wrong, DeviceError where the device cannot build or hold the
+        model, and WorkerLost where the worker died of it.
         """
         params = {"key": key, "path": path}
-        return await self._supervisor.call("Load", params, seconds=self._limits.load_seconds)
+        answer = await self._supervisor.call("Load", params, seconds=self._limits.load_seconds)
+        if "spoilt" in answer:
+            self._supervisor.kill(f"the device failed: {answer['spoilt']}")
+            raise WorkerLost(answer["spoilt"])
+        return answer
 
     def unload(self, key: str) -> None:
         """Have the worker forget a compiled file that no name stands for any more."""

@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from honed.runtime import modelfile, profilefile
-from honed.runtime.errors import AlreadyExists, HonedError, InvalidArgument, ModelRefused, ResourceExhausted
+from honed.runtime.errors import (
+    AlreadyExists,
+    DeviceError,
+    HonedError,
+    InvalidArgument,
+    ModelRefused,
+    ResourceExhausted,
+)
 from honed.runtime.files import replacing
 from honed.runtime.model import CompiledModel, Launch
 from honed.runtime.protocol import LoadOptions, LoadParams, check_name
@@ -261,6 +268,8 @@ class Jobs:
             await self._supervisor.wait_ready(self._limits.load_seconds)
             try:
                 return self._supervisor.starts, await self._dispatcher.load(key, str(path))
+            except DeviceError as error:
+                raise ModelRefused("this device cannot run the model", (str(error),)) from error
             except WorkerLost as error:
                 if last:
                     raise ModelRefused(

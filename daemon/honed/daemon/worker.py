@@ -112,14 +112,21 @@ class Worker:
         return {"spec": device.spec, "profile": to_dict(device.profile)}
 
     def _load(self, key: str, path: str) -> dict[str, Any]:
-        """Load a compiled file and check its probes on this device before it may serve."""
+        """Load a compiled file and check its probes on this device before it may serve.
+
+        A DeviceError means that this model cannot be built or held here. Where the device fails while it
+        runs, its state is unknown: the result is then "spoilt", and this process must be replaced.
+        """
         if key in self._checked:
             return self._checked[key]
         if self._device is None:
             raise DeviceError("the worker has no device yet; this is a fault of the service")
         executor = load(path, self._device, cache_dir=self._cache_dir)
         try:
-            differences = check_probes(executor)
+            try:
+                differences = check_probes(executor)
+            except DeviceError as error:
+                return {"spoilt": str(error)}
             wrong = tuple(str(d) for d in differences if not d.right)
             if wrong:
                 raise ModelRefused(

@@ -6,7 +6,7 @@ Both clients (`client`, `aio`) stand on these functions; docs/protocol.md is the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -104,29 +104,39 @@ def infer_call(
 
 
 def infer_result(call: InferCall, result: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """The output arrays of a ModelInfer's result; raises ServiceFault where it makes no sense."""
+    """The output arrays of a ModelInfer's result.
+
+    Raises ServiceFault where it makes no sense, InvalidArgument where an array that the caller gave for an
+    output is of another shape or type.
+    """
     try:
         contents = iter(result["raw_output_contents"])
-        return {output["name"]: _output(call, output, contents) for output in result["outputs"]}
+        arrays = {output["name"]: _output(call, output, contents) for output in result["outputs"]}
     except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
         raise ServiceFault(f"the service's answer makes no sense ({error!r}); compare versions") from error
+    return {name: _delivered(call, name, array) for name, array in arrays.items()}
 
 
-def _output(call: InferCall, output: Mapping[str, Any], contents: Any) -> NDArray[Any]:
-    name = output["name"]
-    if name in call.shared:
-        return call.into[name]
-    kind = from_datatype(output["datatype"])
-    array = np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
-    if name not in call.into:
+def _output(call: InferCall, output: Mapping[str, Any], contents: Iterator[bytes]) -> NDArray[Any]:
+    """The output as it came; for one in shared memory an empty stand-in of its type and shape."""
+    kind = from_datatype(output["datatype"]).numpy
+    if output["name"] in call.shared:
+        return np.broadcast_to(np.empty((), kind), output["shape"])
+    return np.frombuffer(next(contents), kind).reshape(output["shape"])
+
+
+def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """The output in the caller's array, or in one of its own."""
+    target = call.into.get(name)
+    if target is None:
         return array.copy()  # frombuffer's own is read-only
-    target = call.into[name]
     if target.shape != array.shape or target.dtype != array.dtype:
         raise InvalidArgument(
             f"output {name!r} is {array.dtype} {array.shape} and the array given for it is "
             f"{target.dtype} {target.shape}; make them equal"
         )
-    target[...] = array
+    if name not in call.shared:
+        target[...] = array
     return target
 
 

@@ -1,0 +1,139 @@
+"""Starts and watches real daemons."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from honed.runtime import Client
+from honed.runtime.errors import HonedError
+
+DEADLINE = 60.0  # seconds; generous, since machines are shared
+
+
+class Service:
+    """A daemon's process and places."""
+
+    def __init__(self, process: subprocess.Popen[bytes], socket: Path, state: Path, log: Path) -> None:
+        self.process = process
+        self.socket = socket
+        self.state = state
+        self.log_file = log
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    @property
+    def worker(self) -> psutil.Process | None:
+        """The serving worker's process, once it has become one."""
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self.process.pid).children():
+                if "honed.daemon.worker" in child.cmdline():
+                    return child
+        return None
+
+    def client(self, **options: Any) -> Client:
+        return Client(self.socket, **options)
+
+    def wait_ready(self) -> None:
+        """Until the worker is up and every model is loaded."""
+        with self.client() as client:
+            wait_for(lambda: self._alive() and client.ready(), "the service to be ready", self)
+
+    def wait_listening(self) -> None:
+        def listening() -> bool:
+            self._alive()
+            with contextlib.suppress(HonedError), self.client() as client:
+                return client.live()
+            return False
+
+        wait_for(listening, "the service to listen", self)
+
+    def kill(self) -> None:
+        """As a power cut would: SIGKILL to the daemon alone."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """Tell it to stop and give its exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        finally:
+            shutil.rmtree(self.socket.parent, ignore_errors=True)
+
+    def _alive(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.log}")
+        return True
+
+
+def start(
+    state: Path,
+    cache: Path,
+    *,
+    config: str = "",
+    environment: Mapping[str, str] | None = None,
+    socket: Path | None = None,
+    wait: bool = True,
+    prefix: tuple[str, ...] = (),
+) -> Service:
+    """Start a daemon and wait until it is ready. `config` is the text of its configuration file."""
+    folder = Path(tempfile.mkdtemp(prefix="honed-"))  # a short path: sockets allow 107 bytes
+    config_file = folder / "honed.toml"
+    config_file.write_text(config)
+    log = folder / "log"
+    path = socket or folder / "s"
+    command = [
+        *prefix,
+        sys.executable,
+        "-m",
+        "honed.daemon.service",
+        f"--socket={path}",
+        f"--state-dir={state}",
+    ]
+    command += [f"--cache-dir={cache}", f"--config={config_file}"]
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("HONED_", "XDG_"))}
+    with log.open("wb") as stream:
+        process = subprocess.Popen(
+            command, env={**kept, **(environment or {})}, stdin=subprocess.DEVNULL, stderr=stream
+        )
+    service = Service(process, path, state, log)
+    if wait:
+        _wait(service)
+    return service
+
+
+def _wait(service: Service) -> None:
+    service.wait_listening()
+    service.wait_ready()
+
+
+def wait_for(condition: Callable[[], Any], what: str, service: Service | None = None) -> None:
+    """Until the condition holds; fails with the daemon's log when it does not in time."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited in vain for {what}\n{service.log if service else ''}")
+        time.sleep(0.01)
+
+
+def descriptors(pid: int) -> int:
+    """Open descriptors of a process."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
