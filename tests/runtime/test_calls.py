@@ -1,0 +1,133 @@
+"""What clients say, without a service: places, names, external data, arrays."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from honed.runtime import calls
+from honed.runtime.errors import InvalidArgument, NotFound
+from honed.runtime.protocol import NAME, MissingFiles, ServiceFault
+from honed.runtime.regions import Region
+
+
+def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
+    assert calls.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
+    assert calls.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
+    assert calls.default_socket({}) == "/proc/self/no-such-socket"
+    monkeypatch.setattr(calls, "SYSTEM_SOCKET", "/proc/self/exe")
+    assert calls.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("m.onnx", "m"),
+        ("a b(1).onnx", "a-b-1-"),
+        (".x.onnx", "x"),
+        ("ü.onnx", "model"),
+        ("x" * 90, "x" * 64),
+    ],
+)
+def test_names_made_from_files(file: str, name: str) -> None:
+    assert calls.model_name_for(Path(file)) == name
+    assert NAME.fullmatch(calls.model_name_for(Path(file)))
+
+
+def test_arrays_in_a_region_are_named_and_others_sent() -> None:
+    with Region("r1", 4096) as region:
+        inside = region.array("float32", (4,))
+        call = calls.infer_call(
+            "m",
+            {"a": inside, "b": np.arange(3)},
+            {"y": inside},
+            [region],
+            timeout=1,
+            priority=2,
+            finite=False,
+        )
+    place = {"shared_memory_region": "r1", "shared_memory_offset": 0, "shared_memory_byte_size": 16}
+    assert call.params["inputs"][0]["parameters"] == place
+    assert call.params["inputs"][1] == {"name": "b", "datatype": "INT64", "shape": [3]}
+    assert [bytes(c) for c in call.params["raw_input_contents"]] == [np.arange(3).tobytes()]
+    assert call.params["outputs"] == [{"name": "y", "parameters": place}]
+    assert call.shared == {"y"}
+
+
+def test_scalars_empty_and_boolean_arrays() -> None:
+    call = calls.infer_call(
+        "m",
+        {"s": np.float32(2), "e": np.zeros((0, 3), np.float16), "b": np.array([True, False])},
+        None,
+        [],
+        timeout=1,
+        priority=2,
+        finite=False,
+    )
+    assert [entry["shape"] for entry in call.params["inputs"]] == [[], [0, 3], [2]]
+    assert [bytes(c) for c in call.params["raw_input_contents"]] == [b"\0\0\0\x40", b"", b"\x01\x00"]
+
+
+def test_types_that_are_not_carried_are_refused() -> None:
+    for value in (np.array(["text"]), np.array([1j]), np.array([object()])):
+        with pytest.raises(InvalidArgument, match="not supported"):
+            calls.infer_call("m", {"x": value}, None, [], timeout=1, priority=2, finite=False)
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {},
+        {"outputs": [{"name": "y", "datatype": "FP32", "shape": [2]}], "raw_output_contents": []},
+        {"outputs": [{"name": "y", "datatype": "FP32", "shape": [2]}], "raw_output_contents": [b"123"]},
+        {"outputs": [{"name": "y", "datatype": "FP99", "shape": [2]}], "raw_output_contents": [b""]},
+        {"outputs": 3, "raw_output_contents": []},
+    ],
+)
+def test_results_that_make_no_sense(result: dict[str, object]) -> None:
+    with pytest.raises(ServiceFault):
+        calls.infer_result(calls.InferCall({}, {}, frozenset()), result)
+
+
+def missing(*names: str) -> MissingFiles:
+    return MissingFiles("needs files", (), names)
+
+
+def test_external_data_is_opened_beside_the_model_only(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    (folder / "sub").mkdir(parents=True)
+    model = folder / "m.onnx"
+    model.touch()
+    (folder / "sub" / "w.bin").write_bytes(b"weights")
+    (tmp_path / "secret").write_bytes(b"secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    opened = calls.open_beside(model, missing("sub/w.bin"))
+    assert os.pread(opened["sub/w.bin"], 10, 0) == b"weights"
+    os.close(opened["sub/w.bin"])
+    before = len(os.listdir("/proc/self/fd"))
+    for name in ("../secret", str(tmp_path / "secret"), "link", "absent"):
+        with pytest.raises(MissingFiles):
+            calls.open_beside(model, missing("sub/w.bin", name))
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_external_data_beside_the_file_a_link_points_to(tmp_path: Path) -> None:
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    for name in ("m.onnx", "w.bin"):
+        (tmp_path / "blobs" / name).write_bytes(b"x")
+        (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
+    opened = calls.open_beside(tmp_path / "snapshot" / "m.onnx", missing("w.bin"))
+    os.close(opened["w.bin"])
+
+
+def test_models_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(NotFound):
+        calls.open_model(tmp_path / "absent.onnx")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(InvalidArgument):
+        calls.open_model(tmp_path / "loop")
