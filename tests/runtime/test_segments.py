@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from honed.runtime.devices import Device
+from honed.runtime.opencl import cl, context
+from honed.runtime.segments import CHUNK, Batch, Command
+
+LAUNCHES = 300
+
+
+class Gate:
+    """A queue that runs nothing until it is opened, and counts what was enqueued before that."""
+
+    def __init__(self, device: Device) -> None:
+        self.queue = cl.CommandQueue(context(device.cl))
+        self._event = cl.UserEvent(context(device.cl))
+        cl.enqueue_barrier(self.queue, wait_for=[self._event])
+        self._program = cl.Program(context(device.cl), "__kernel void none(__global int* a) { }").build(
+            cache_dir=False
+        )
+        self._buffer = cl.Buffer(context(device.cl), cl.mem_flags.READ_WRITE, 64)
+        self._kernel = cl.Kernel(self._program, "none")
+        self._kernel.set_args(self._buffer)
+        self._closed = True
+        self.waiting = 0
+        self.enqueued = 0
+
+    def command(self) -> Command:
+        return Command(self._enqueue, (self._kernel, (1, 1, 1), (1, 1, 1)), 0)
+
+    def open(self) -> None:
+        self._closed = False
+        self._event.set_status(cl.command_execution_status.COMPLETE)
+
+    def _enqueue(self, queue: Any, kernel: Any, items: Any, block: Any) -> Any:
+        self.enqueued += 1
+        self.waiting += self._closed
+        return cl.enqueue_nd_range_kernel(queue, kernel, items, block)
+
+
+@pytest.fixture
+def gate(device: Device) -> Iterator[Gate]:
+    made = Gate(device)
+    timer = threading.Timer(0.2, made.open)
+    timer.start()
+    yield made
+    timer.join()
+    made.queue.finish()
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 7, 100, 128, 200])
+def test_no_more_than_the_cap_wait_in_the_queue(gate: Gate, cap: int) -> None:
+    Batch([gate.command() for _ in range(LAUNCHES)], cap).run(gate.queue, None)
+    assert gate.enqueued == LAUNCHES
+    assert max(1, cap // 2) <= gate.waiting <= cap
+
+
+def test_without_a_cap_the_host_never_waits(gate: Gate) -> None:
+    events = Batch([gate.command() for _ in range(LAUNCHES)], 0).run(gate.queue, None)
+    assert gate.waiting == gate.enqueued == LAUNCHES
+    assert len(events) == -(-LAUNCHES // CHUNK)
