@@ -1,0 +1,374 @@
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from honed.runtime import load, modelfile
+from honed.runtime.devices import Device
+from honed.runtime.errors import DeviceError, InvalidArgument, NotFound
+from honed.runtime.executor import Executor
+
+from .builder import ADD, Builder, add_constant, chain
+
+X = np.arange(8, dtype=np.float32)
+
+
+def separate(device: Device) -> Device:
+    """The same device, with its memory treated as its own: copies instead of maps."""
+    limits = replace(device.profile.limits, host_unified=False)
+    return replace(device, profile=replace(device.profile, limits=limits))
+
+
+@pytest.fixture(params=["as it is", "copying"])
+def either(request: pytest.FixtureRequest, device: Device) -> Device:
+    return separate(device) if request.param == "copying" else device
+
+
+@pytest.fixture
+def executor(either: Device, tmp_path: Path) -> Iterator[Executor]:
+    with load(add_constant().write(tmp_path / "m.honed", either.profile), either) as loaded:
+        yield loaded
+
+
+def loaded(b: Builder, device: Device, folder: Path) -> Executor:
+    return load(b.write(folder / "m.honed", device.profile), device)
+
+
+def test_run(executor: Executor) -> None:
+    for k in range(3):
+        out = executor.run({"x": X + k})
+        assert list(out) == ["y"]
+        np.testing.assert_array_equal(out["y"], 2 * X + k + 1, strict=True)
+
+
+def test_outputs_belong_to_the_caller(executor: Executor) -> None:
+    first = executor.run({"x": X})["y"]
+    kept = first.copy()
+    assert first.flags.owndata
+    assert first.flags.writeable
+    executor.run({"x": X + 100})
+    np.testing.assert_array_equal(first, kept)
+
+
+def test_inputs_are_left_alone_and_need_not_be_contiguous(executor: Executor) -> None:
+    wide = np.repeat(X, 2)
+    wide.flags.writeable = False
+    np.testing.assert_array_equal(executor.run({"x": wide[::2]})["y"], 2 * X + 1)
+    np.testing.assert_array_equal(executor.run({"x": wide[::-2]})["y"], X[::-1] + X + 1)
+
+
+def test_nan_and_infinity_are_values(executor: Executor) -> None:
+    out = executor.run({"x": np.array([np.nan, np.inf, -np.inf, 0, 0, 0, 0, 0], np.float32)})["y"]
+    assert math.isnan(out[0])
+    assert (out[1], out[2]) == (np.inf, -np.inf)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "input 'x' is missing; this model's inputs are 'x' as float32[8]"),
+        ({"x": X, "z": X, "w": X}, "input 'z', 'w' is unknown"),
+        ({"z": X}, "input 'x' is missing and input 'z' is unknown"),
+        ({"x": X.astype(np.float64)}, "input 'x' is float64[8] and must be float32[8]"),
+        ({"x": X.astype(">f4")}, "must be float32[8]"),
+        ({"x": X[:7]}, "input 'x' is float32[7]"),
+        ({"x": X.reshape(2, 4)}, "input 'x' is float32[2, 4]"),
+        ({"x": X.tolist()}, "input 'x' is list"),
+        ({"x": np.float32(1)}, "input 'x' is float32; give a NumPy array"),
+    ],
+)
+def test_wrong_inputs(executor: Executor, inputs: dict[str, Any], message: str) -> None:
+    for call in (executor.run, executor.profile):
+        with pytest.raises(InvalidArgument) as caught:
+            call(inputs)
+        assert message in str(caught.value)
+    np.testing.assert_array_equal(executor.run({"x": X})["y"], 2 * X + 1)
+
+
+def test_closed(executor: Executor) -> None:
+    executor.close()
+    executor.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        executor.run({"x": X})
+
+
+@pytest.mark.parametrize("launches", [1, 2, 63, 64, 65, 300])
+def test_every_launch_runs_in_order(either: Device, tmp_path: Path, launches: int) -> None:
+    with loaded(chain(launches), either, tmp_path) as executor:
+        assert (executor.launches, executor.synchronisations) == (launches, 1)
+        for k in range(2):
+            np.testing.assert_array_equal(executor.run({"x": X + k})["y"], X + k + launches)
+
+
+@pytest.mark.parametrize("cap", [1, 2, 3, 7, 64, 200])
+def test_a_cap_on_queued_launches(device: Device, tmp_path: Path, cap: int) -> None:
+    rules = replace(device.profile.rules, max_queued_launches=cap)
+    capped = replace(device, profile=replace(device.profile, rules=rules))
+    with loaded(chain(150), capped, tmp_path) as executor:
+        np.testing.assert_array_equal(executor.run({"x": X})["y"], X + 150)
+        assert executor.profile({"x": X}).launches == 150
+
+
+def test_casts_at_the_border(either: Device, tmp_path: Path) -> None:
+    b = Builder()
+    for i, (seen, held) in enumerate(
+        [
+            ("float16", "float32"),
+            ("int64", "int32"),
+            ("float64", "float32"),
+            ("bool", "uint8"),
+            ("bool", "bool"),
+        ]
+    ):
+        b.copy(b.input(f"i{i}", seen, (4,), held), b.output(f"o{i}", seen, (4,), held))
+    inputs = {
+        "i0": np.array([1, 65504, np.nan, -0.5], np.float16),
+        "i1": np.array([0, -1, 2**31 - 1, -(2**31)]),
+        "i2": np.array([0.1, 1e300, -np.inf, 3]),
+        "i3": np.array([True, False, True, True]),
+        "i4": np.array([1, 0, 255, 2], np.uint8).view(np.bool_),  # bytes off the wire need not be 0 or 1
+    }
+    with loaded(b, either, tmp_path) as executor:
+        out = executor.run(inputs)
+        np.testing.assert_array_equal(out["o0"], inputs["i0"], strict=True)
+        np.testing.assert_array_equal(out["o1"], inputs["i1"], strict=True)
+        np.testing.assert_array_equal(
+            out["o2"], np.array([np.float32(0.1), np.inf, -np.inf, 3.0]), strict=True
+        )
+        np.testing.assert_array_equal(out["o3"], inputs["i3"], strict=True)
+        assert out["o4"].view(np.uint8).tolist() == [1, 0, 1, 1]
+        with pytest.raises(InvalidArgument, match="holds 2147483648, and this model computes in int32"):
+            executor.run({**inputs, "i1": np.array([0, 0, 0, 2**31])})
+
+
+def test_shapes_without_elements_or_dimensions(either: Device, tmp_path: Path) -> None:
+    b = Builder()
+    empty = b.input("empty", "int32", (0, 3))
+    b.copy(empty, b.output("still empty", "int32", (0, 3)))
+    b.call("sort", (empty,), (b.scratch("int32", (0, 3)),), axis=1, descending=False)
+    b.copy(b.constant(np.array(7, np.int64)), b.output("seven", "int64", ()))
+    b.copy(b.input("scalar", "float32", ()), b.output("same", "float32", ()))
+    with loaded(b, either, tmp_path) as executor:
+        out = executor.run({"empty": np.zeros((0, 3), np.int32), "scalar": np.array(2.5, np.float32)})
+    assert out["still empty"].shape == (0, 3)
+    assert (out["seven"].shape, int(out["seven"])) == ((), 7)
+    assert (out["same"].shape, float(out["same"])) == ((), 2.5)
+
+
+def test_scratch_may_be_shared_over_time(either: Device, tmp_path: Path) -> None:
+    b = chain(3)
+    b.buffers = [replace(p, offset=0) if i == 2 else p for i, p in enumerate(b.buffers)]
+    with pytest.raises(InvalidArgument, match="share scratch"):
+        b.write(tmp_path / "m.honed", either.profile)
+    copied = add_constant()  # x -> s -> y, then s's bytes again as t -> z
+    s = next(i for i, p in enumerate(copied.buffers) if p.place == "scratch")
+    t = copied.scratch("float32", (8,))
+    copied.buffers[t] = replace(copied.buffers[t], offset=copied.buffers[s].offset)
+    copied.copy(0, t)
+    copied.copy(t, copied.output("z", "float32", (8,)))
+    with loaded(copied, either, tmp_path) as executor:
+        out = executor.run({"x": X})
+    np.testing.assert_array_equal(out["y"], 2 * X + 1)
+    np.testing.assert_array_equal(out["z"], X)
+
+
+def test_host_calls_between_launches(either: Device, tmp_path: Path) -> None:
+    b = Builder()
+    x = b.input("x", "float32", (8,))
+    kernel = b.kernel(ADD, "add", "rrw", 32, groups=2, block=4)
+    doubled, values = b.scratch("float32", (8,)), b.scratch("float32", (3,))
+    b.launch(kernel, x, x, doubled)
+    order = b.output("order", "int64", (3,))
+    b.call("topk", (doubled,), (values, order), axis=0, k=3, largest=True, sorted=True)
+    b.copy(values, b.output("best", "float32", (3,)))
+    total = b.scratch("float32", (8,))
+    b.call("cumsum", (doubled,), (total,), axis=0, exclusive=False, reverse=False)
+    b.launch(kernel, doubled, total, b.output("y", "float32", (8,)))
+    given = np.array([3, 1, 4, 1, 5, 9, 2, 6], np.float32)
+    with loaded(b, either, tmp_path) as executor:
+        assert executor.synchronisations == 3
+        for k in range(3):
+            out = executor.run({"x": given + k})
+            np.testing.assert_array_equal(out["best"], 2 * (np.array([9, 6, 5], np.float32) + k))
+            assert out["order"].tolist() == [5, 7, 4]
+            np.testing.assert_array_equal(out["y"], 2 * (given + k) + np.cumsum(2 * (given + k)))
+        rows = {row.name: row.kind for row in executor.profile({"x": given}).kernels}
+    assert rows == {"add": "kernel", "(topk)": "host", "(cumsum)": "host", "(copy)": "copy"}
+
+
+def test_an_index_outside_the_data_is_the_callers_fault(either: Device, tmp_path: Path) -> None:
+    b = Builder()
+    i = b.input("i", "int64", (2, 1))
+    b.call("gather_nd", (b.constant(X), i), (b.output("y", "float32", (2,)),), batch_dims=0)
+    with loaded(b, either, tmp_path) as executor:
+        with pytest.raises(InvalidArgument, match="outside the data"):
+            executor.run({"i": np.array([[0], [8]])})
+        np.testing.assert_array_equal(executor.run({"i": np.array([[0], [-1]])})["y"], [0, 7])
+
+
+def test_threads_take_turns(executor: Executor) -> None:
+    wrong: list[object] = []
+
+    def work(k: int) -> None:
+        for _ in range(50):
+            out = executor.run({"x": X + k})["y"]
+            if not np.array_equal(out, 2 * X + k + 1):
+                wrong.append(out)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_two_models_share_the_device(device: Device, tmp_path: Path) -> None:
+    with (
+        load(add_constant().write(tmp_path / "a.honed", device.profile), device) as a,
+        load(chain(5).write(tmp_path / "b.honed", device.profile), device.spec) as b,
+    ):
+        for _ in range(3):
+            np.testing.assert_array_equal(a.run({"x": X})["y"], 2 * X + 1)
+            np.testing.assert_array_equal(b.run({"x": X})["y"], X + 5)
+
+
+def test_a_kernel_that_does_not_compile(device: Device, tmp_path: Path) -> None:
+    b = add_constant()
+    b.sources[0] = b.sources[0].replace("a[i] + b[i]", "a[i] + nonsense[i]")
+    with pytest.raises(DeviceError, match="cannot compile a kernel of this model") as caught:
+        loaded(b, device, tmp_path)
+    assert "nonsense" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_kernel_with_other_arguments(device: Device, tmp_path: Path) -> None:
+    b = add_constant()
+    b.sources[0] = b.sources[0].replace("__global float* out", "__global float* out, int n")
+    with pytest.raises(DeviceError, match="'add' has 4 arguments in its source and 3 in its model"):
+        loaded(b, device, tmp_path)
+
+
+LACKS: dict[str, tuple[dict[str, Any], str]] = {
+    "alignment": ({"base_align_bytes": 8192}, "needs buffers aligned to 8192"),
+    "work-items": ({"max_work_group_size": 4}, "allows work-groups of 4"),
+    "one axis": ({"max_work_item_sizes": (4, 4, 4)}, "has [8, 1, 1]"),
+    "one allocation": ({"max_alloc_bytes": 16}, "allocates at most 16 bytes"),
+    "memory": ({"global_mem_bytes": 64}, "has 64 bytes of memory"),
+}
+
+
+@pytest.mark.parametrize("name", LACKS)
+def test_a_device_that_lacks_something(device: Device, tmp_path: Path, name: str) -> None:
+    changes, message = LACKS[name]
+    path = chain(3).write(tmp_path / "m.honed", device.profile)
+    lesser = replace(device.profile, limits=replace(device.profile.limits, **changes))
+    with pytest.raises(DeviceError) as caught:
+        load(path, replace(device, profile=lesser))
+    assert message in str(caught.value)
+    assert "compile the model again for this device" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["float16", "float64"])
+def test_types_the_device_lacks(device: Device, tmp_path: Path, kind: str) -> None:
+    b = Builder()
+    source = "__kernel void same(__global const uchar* a, __global uchar* b) { b[0] = a[0]; }"
+    same = b.kernel(source, "same", "rw", 8, groups=1, block=1, kind=kind)
+    b.launch(same, b.input("x", kind, (8,)), b.output("y", kind, (8,)))
+    limits = replace(device.profile.limits, fp16=False, fp64=False)
+    with pytest.raises(DeviceError, match="has no cl_khr_fp"):
+        loaded(b, replace(device, profile=replace(device.profile, limits=limits)), tmp_path)
+
+
+def test_load_says_what_is_missing(device: Device, tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="no file"):
+        load(tmp_path / "m.honed", device)
+    with pytest.raises(NotFound, match="fits no device"):
+        load(tmp_path / "m.honed", "abacus")
+
+
+def test_programs_are_kept_and_damaged_ones_built_again(device: Device, tmp_path: Path) -> None:
+    path = add_constant().write(tmp_path / "m.honed", device.profile)
+    cache = tmp_path / "cache"
+
+    def answers() -> None:
+        with load(path, device, cache_dir=cache) as executor:
+            np.testing.assert_array_equal(executor.run({"x": X})["y"], 2 * X + 1)
+
+    answers()
+    kept = [p for p in cache.rglob("*") if p.is_file()]
+    assert len(kept) == 2
+    before = {p: p.read_bytes() for p in kept}
+    answers()
+    assert {p: p.read_bytes() for p in kept} == before
+    for damage in (b"", b"\0" * 40, before[kept[0]][:-1], before[kept[1]]):
+        kept[0].write_bytes(damage)
+        answers()
+        assert kept[0].read_bytes() != damage
+
+
+def test_a_cache_that_cannot_be_written(device: Device, tmp_path: Path) -> None:
+    (tmp_path / "programs").write_text("a file where a folder should be")
+    path = add_constant().write(tmp_path / "m.honed", device.profile)
+    with load(path, device, cache_dir=tmp_path) as executor:
+        np.testing.assert_array_equal(executor.run({"x": X})["y"], 2 * X + 1)
+
+
+def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
+    process = psutil.Process()
+    b = add_constant(64)
+    b.call("sort", (0,), (b.output("z", "float32", (64,)),), axis=0, descending=True)
+    x = np.ones(64, np.float32)
+    with loaded(b, either, tmp_path) as executor:
+        for _ in range(1000):
+            executor.run({"x": x})
+        before = process.memory_info().rss
+        for _ in range(9000):
+            executor.run({"x": x})
+        grown = process.memory_info().rss - before
+    assert grown < 1 << 20  # an event or an array kept per inference would be more
+
+
+def test_loading_again_and_again_frees_what_was_loaded(device: Device, tmp_path: Path) -> None:
+    n = 1 << 18
+    path = add_constant(n).write(tmp_path / "m.honed", device.profile)
+    process = psutil.Process()
+    x = np.ones(n, np.float32)
+    sizes = []
+    for _ in range(20):
+        with load(path, device) as executor:
+            executor.run({"x": x})
+        sizes.append(process.memory_info().rss)
+    assert sizes[-1] - sizes[4] < 8 << 20  # 15 models of 4 MiB would be 60
+
+
+def test_the_file_may_go_while_it_runs(device: Device, tmp_path: Path) -> None:
+    path = add_constant().write(tmp_path / "m.honed", device.profile)
+    with Executor(modelfile.read(path), device) as executor:
+        path.unlink()
+        np.testing.assert_array_equal(executor.run({"x": X})["y"], 2 * X + 1)
+
+
+def test_grids_and_blocks_of_three_axes(device: Device, tmp_path: Path) -> None:
+    source = """__kernel void where(__global int* out) {
+      int i = get_group_id(2), j = get_local_id(2);
+      i = (i * get_num_groups(1) + get_group_id(1)) * get_num_groups(0) + get_group_id(0);
+      j = (j * get_local_size(1) + get_local_id(1)) * get_local_size(0) + get_local_id(0);
+      out[i * 8 + j] = i * 1000 + j; }"""
+    grid, block = (2, 3, 4), (4, 2, 1)
+    b = Builder()
+    kernel = b.kernel(source, "where", "w", 4 * 24 * 8, groups=1, block=1, kind="int32")
+    b.kernels[kernel] = replace(b.kernels[kernel], grid=grid, block=block)
+    b.launch(kernel, b.output("y", "int32", (24, 8)))
+    with loaded(b, device, tmp_path) as executor:
+        out = executor.run({})["y"]
+    expected = [[i * 1000 + j for j in range(8)] for i in range(24)]
+    np.testing.assert_array_equal(out, expected)
