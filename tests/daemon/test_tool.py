@@ -203,6 +203,13 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     process.stderr.close()
 
 
+def test_closed_output_is_no_error_of_its_own() -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m honed.daemon.tool doctor --json >&- 2>&-"], check=False
+    )
+    assert done.returncode in (0, 1)
+
+
 def test_interruption_is_quiet(tmp_path: Path) -> None:
     """Ctrl-C while the compiler runs: status 130, no traceback, and the child is gone."""
     stub = tmp_path / "honed" / "tuner"

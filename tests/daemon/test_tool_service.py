@@ -140,10 +140,11 @@ def test_infer_refuses_what_does_not_fit(hone: Hone, saved: Path, tmp_path: Path
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_standard_output_on_a_full_disk(service: Service) -> None:
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_standard_output_on_a_full_disk(service: Service, option: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "honed.daemon.tool", "--socket", str(service.socket), "list"],
+            [sys.executable, "-m", "honed.daemon.tool", "--socket", str(service.socket), "list", *option],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

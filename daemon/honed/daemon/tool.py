@@ -31,6 +31,7 @@ examples:
 environment:
   HONED_SOCKET   the service's socket, as --socket
   HONED_DEVICE   the OpenCL device that compile and doctor use, as --device
+  HONED_TRACEBACK=1   show where an error in hone itself happened
 
 'hone COMMAND --help' explains a command.
 """
@@ -39,16 +40,16 @@ environment:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; prints, and raises nothing."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller closed it
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
-        status = _run(arguments)
-        sys.stdout.flush()
+        return _run(arguments)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has gone; Python must not complain about it when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read our output has gone, and knows it
+        _give_up_stdout()
         return BROKEN_PIPE
-    return status
 
 
 def parser() -> Parser:
@@ -73,6 +74,7 @@ def _run(argv: Sequence[str]) -> int:
     try:
         arguments = parser().parse_args(argv)
         status: int = arguments.run(arguments, Output(json=arguments.json))
+        sys.stdout.flush()
     except UsageError as error:
         return _fail(as_json, USED_WRONGLY, "INVALID_ARGUMENT", str(error))
     except SystemExit as exit_:  # --help and --version have printed
@@ -100,8 +102,17 @@ def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence
     for reason in reasons:
         print(f"  - {clean(reason)}", file=sys.stderr)
     if as_json:
-        print_json({"error": {"code": code, "message": message, "reasons": list(reasons)}})
+        try:
+            print_json({"error": {"code": code, "message": message, "reasons": list(reasons)}})
+            sys.stdout.flush()
+        except OSError:  # it may be stdout that failed; stderr has the sentence
+            _give_up_stdout()
     return status
+
+
+def _give_up_stdout() -> None:
+    """Let nothing more be written there, lest Python complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":
