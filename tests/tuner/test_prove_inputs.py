@@ -102,6 +102,40 @@ def test_subgraphs_and_functions_are_searched_too() -> None:
         assert 3 <= values.max() <= 4
 
 
+@pytest.mark.parametrize(
+    ("text", "high"),
+    [
+        ("f (float[4,5] x, int64[4] i) => (float[4] y) { y = NegativeLogLikelihoodLoss(x, i) }", 4),
+        ("f (float[4,5] x, int64[4] i) => (float[4] y) { y = SoftmaxCrossEntropyLoss(x, i) }", 4),
+        ("f (float[1,2,9,4] x, float[1,2,3,4] u, int64[1] i) => (float[1,2,9,4] y)"
+         "{ y = TensorScatter(x, u, i) }", 6),
+        ("f (float[3,1,8,8] x, float[5,4] r, int64[5] i) => (float[5,1,1,1] y) { y = RoiAlign(x, r, i) }", 2),
+    ],
+)  # fmt: skip
+def test_numbers_of_rows_are_not_negative(text: str, high: int) -> None:
+    values = _values(_model(text, 24), "i", 12)
+    assert values.min() == 0
+    assert values.max() == high
+
+
+def test_shapes_computed_by_the_graph_are_followed() -> None:
+    text = (
+        "f (float[3,5] x, int64[9] i) => (float[9,5] y) <int64[1] one = {1}, int64[1] last = {-1}> {"
+        "s = Shape(x) m = Gather(s, one) t = Concat<axis = 0>(last, m)"
+        "a = Reshape(x, t) u = Shape(a) b = Reshape(x, u) y = Gather(b, i) }"
+    )
+    values = _values(_model(text, 13), "i", 9)  # inference follows Shape from opset 15 only
+    assert (values.min(), values.max()) == (-3, 2)
+
+
+def test_where_the_shape_is_unknown_the_first_index_is_taken() -> None:
+    model = _model(
+        "f (float[3] x, bool[3] c, int64[2] i) => (float[2] y) { a = Compress(x, c) y = Gather(a, i) }"
+    )
+    model.graph.node[0].op_type = "Unknown"
+    assert (_values(model, "i") == 0).all()
+
+
 @pytest.mark.parametrize("reduction", ["none", "add"])
 def test_scatter_indices_are_distinct_unless_reduced(reduction: str) -> None:
     model = _model(

@@ -10,6 +10,7 @@ import pytest
 from onnx import parser
 from onnx.reference import ReferenceEvaluator
 
+from honed.runtime.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
@@ -126,6 +127,24 @@ def test_values_read_by_subgraphs_are_looked_at() -> None:
     )
     (given,) = inputs.generate(model, 1)
     assert first_difference(model, given, _wrong_at({"a": "Cos"})).node == "a"
+
+
+@pytest.mark.tvm
+def test_it_names_the_node_of_what_was_really_compiled(device: Device) -> None:
+    from honed.tuner.compile import run_model
+
+    def compiled(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        changed = onnx.ModelProto()
+        changed.CopyFrom(model)
+        for node in changed.graph.node:
+            if node.output[0] == "d":
+                node.op_type = "Neg"
+        return run_model(changed, given, device)
+
+    found = first_difference(DIAMOND, GIVEN, compiled, batch=2)
+    assert (found.node, found.op) == ("d", "Abs")
+    right = first_difference(DIAMOND, GIVEN, lambda m, g: run_model(m, g, device))
+    assert "did not show again" in str(right)
 
 
 def test_functions_are_looked_into() -> None:

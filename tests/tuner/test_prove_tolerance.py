@@ -11,7 +11,7 @@ from onnx import parser
 
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
-from honed.tuner.prove import graphs
+from honed.tuner.prove import shapes
 from honed.tuner.prove.tolerance import HALF_MOST, for_model, for_output, work
 
 
@@ -62,13 +62,13 @@ def test_depth_and_sums_are_read_off_the_graph() -> None:
         "f (float[1,3,8,8] x, float[4,3,3,3] w, float[144,7] m) => (float[1,7] y) <int64[2] s = {1,-1}> {"
         "a = Conv(x, w) b = Relu(a) c = Reshape(b, s) d = MatMul(c, m) y = Softmax(d) }"
     )
-    found = work(model, graphs.values(model))
+    found = work(model, shapes.infer(model))
     assert found.reduction == 144
     assert found.depth == 4
 
 
 @pytest.mark.parametrize(
-    ("call", "shapes", "expected"),
+    ("call", "sizes", "expected"),
     [
         ("Gemm<transA = 1>(a, b)", ("9,2", "9,4", "2,4"), 9),
         ("ConvTranspose(a, b)", ("1,6,4,4", "6,5,3,3", "1,5,6,6"), 54),
@@ -77,12 +77,12 @@ def test_depth_and_sums_are_read_off_the_graph() -> None:
         ("Expand(a, s)", ("1", "1", "5"), 1),
     ],
 )
-def test_sums_of_operators(call: str, shapes: tuple[str, str, str], expected: int) -> None:
-    out = f"float[{shapes[2]}]" if shapes[2] else "float"
+def test_sums_of_operators(call: str, sizes: tuple[str, str, str], expected: int) -> None:
+    out = f"float[{sizes[2]}]" if sizes[2] else "float"
     model = _model(
-        f"f (float[{shapes[0]}] a, float[{shapes[1]}] b) => ({out} y) <int64[1] s = {{5}}> {{ y = {call} }}"
+        f"f (float[{sizes[0]}] a, float[{sizes[1]}] b) => ({out} y) <int64[1] s = {{5}}> {{ y = {call} }}"
     )
-    assert work(model, graphs.values(model)).reduction == expected
+    assert work(model, shapes.infer(model)).reduction == expected
 
 
 def test_every_output_of_a_model_has_one() -> None:
@@ -90,3 +90,9 @@ def test_every_output_of_a_model_has_one() -> None:
     assert for_model(lightglue.build(16), "fp16") == (HALF_MOST,) * 3
     model = _model("f (float[3] a) => (float[3] b, int64[1] c) { b = Relu(a) c = ArgMax(a) }")
     assert for_model(model, "fp32") == (1e-3, 0.0)
+
+
+def test_an_output_of_another_type_is_named() -> None:
+    model = _model("f (float[3] a) => (string[3] b) { b = Cast<to = 8>(a) }")
+    with pytest.raises(InvalidArgument, match="output 'b' is not a tensor of a type honed carries"):
+        for_model(model, "fp32")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import re
 import resource
 import signal
 from collections.abc import Callable
@@ -127,8 +128,11 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or "no reason given"
-    return f"{type(error).__name__}: {text[:400]}"
+    """The error as part of a sentence, without the paths and signatures of other people's source code."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", " ".join(str(error).split()))
+    text = re.sub(r"^Load model from \S+ failed: ?", "", text)
+    text = re.sub(r"Status Message: \S+\.(cc|h):\d+ .*?\) ", "", text)
+    return f"{type(error).__name__}: {text[:300] or 'no reason given'}"
 
 
 if __name__ == "__main__":

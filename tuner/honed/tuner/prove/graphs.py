@@ -1,4 +1,4 @@
-"""What the proof asks of an ONNX model: its inputs, its nodes in order, the types of its values."""
+"""What the proof asks of an ONNX model: its inputs, its nodes in order, its constants."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
 from honed.runtime.dtypes import DTYPES
-from honed.runtime.errors import InvalidArgument, ModelRefused
+from honed.runtime.errors import InvalidArgument
 
 _MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
 
@@ -46,20 +46,6 @@ def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             for subgraph in (attribute.g, *attribute.graphs):
                 yield from nodes(subgraph)
-
-
-def values(model: onnx.ModelProto) -> dict[str, Value]:
-    """Every value of the main graph whose type and static shape can be inferred, by name."""
-    try:
-        graph = shape_inference.infer_shapes(model, data_prop=True).graph
-    except (shape_inference.InferenceError, ValueError) as error:
-        raise ModelRefused(f"shapes cannot be inferred ({_first_line(error)}); check the model") from error
-    known = {t.name: _of_tensor(t) for t in graph.initializer}
-    for info in (*graph.input, *graph.value_info, *graph.output):
-        value = _of_info(info)
-        if value is not None:
-            known[info.name] = value
-    return {name: value for name, value in known.items() if value is not None}
 
 
 def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -101,7 +87,7 @@ def carried(name: str) -> bool:
 
 
 def _required(info: onnx.ValueInfoProto, what: str) -> Value:
-    value = _of_info(info)
+    value = of_info(info)
     if value is not None:
         return value
     if not info.type.HasField("tensor_type") or numpy_name(info.type.tensor_type.elem_type) is None:
@@ -109,7 +95,8 @@ def _required(info: onnx.ValueInfoProto, what: str) -> Value:
     raise InvalidArgument(f"{what} {info.name!r} has no static shape; give one with --shape {info.name}=...")
 
 
-def _of_info(info: onnx.ValueInfoProto) -> Value | None:
+def of_info(info: onnx.ValueInfoProto) -> Value | None:
+    """The declared type and shape; None where they are not static or of a type honed does not carry."""
     tensor = info.type.tensor_type
     name = numpy_name(tensor.elem_type)
     if name is None or not tensor.HasField("shape"):
@@ -120,10 +107,7 @@ def _of_info(info: onnx.ValueInfoProto) -> Value | None:
     return Value(name=info.name, dtype=name, shape=tuple(d.dim_value for d in dims))
 
 
-def _of_tensor(tensor: onnx.TensorProto) -> Value | None:
+def of_tensor(tensor: onnx.TensorProto) -> Value | None:
+    """The type and shape of a constant; None for a type honed does not carry."""
     name = numpy_name(tensor.data_type)
     return None if name is None else Value(name=tensor.name, dtype=name, shape=tuple(tensor.dims))
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

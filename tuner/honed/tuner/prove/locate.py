@@ -18,7 +18,7 @@ from onnx import helper, inliner
 from honed.runtime.errors import HonedError
 from honed.runtime.proof import Difference, compare
 
-from . import graphs
+from . import graphs, shapes
 from .reference import DEFAULT_LIMITS, Limits, ReferenceFailure, evaluate
 from .tolerance import Work, for_output, work
 
@@ -83,7 +83,7 @@ class _Search:
     ) -> None:
         self.model, self.inputs, self.run = model, dict(inputs), run
         self.precision, self.limits = precision, limits
-        self.known = graphs.values(model)
+        self.known = shapes.infer(model)
         self.work: Work = work(model, self.known)
         self.maker = {name: i for i, node in enumerate(model.graph.node) for name in node.output if name}
         self.agrees: set[str] = set()

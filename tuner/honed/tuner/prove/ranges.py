@@ -17,7 +17,7 @@ from onnx import inliner
 
 from honed.runtime.errors import ModelRefused
 
-from . import graphs
+from . import graphs, shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,18 +59,22 @@ class _Use:
 
     node: onnx.NodeProto
     position: int
-    shapes: Mapping[str, graphs.Value]
+    known: Mapping[str, graphs.Value]
     constants: Mapping[str, np.ndarray]
 
     def shape(self, position: int) -> tuple[int, ...]:
-        """The static shape of an input of the node; refused where it is not known."""
-        value = self.shapes.get(self.node.input[position])
+        """The static shape of an input of the node; raises _UnknownShape."""
+        value = self.known.get(self.node.input[position])
         if value is None:
-            raise ModelRefused(
-                f"node {graphs.label(self.node)!r} ({self.node.op_type}) indexes a value of unknown shape; "
-                "bind all shapes with --shape"
+            raise _UnknownShape(
+                f"node {graphs.label(self.node)!r} ({self.node.op_type}) writes to a value of unknown "
+                "shape, so no indices for it can be made; give the value a static shape"
             )
         return value.shape
+
+
+class _UnknownShape(ModelRefused):
+    """What a node indexes has a shape that cannot be inferred."""
 
 
 Rule = Callable[[_Use], Range]
@@ -103,7 +107,7 @@ def of_inputs(model: onnx.ModelProto) -> dict[str, Range]:
     """
     if model.functions:
         model = inliner.inline_local_functions(model)
-    shapes, constants = graphs.values(model), graphs.constants(model)
+    known, constants = shapes.infer(model), graphs.constants(model)
     consumers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in graphs.nodes(model.graph):
         for position, name in enumerate(node.input):
@@ -112,7 +116,7 @@ def of_inputs(model: onnx.ModelProto) -> dict[str, Range]:
     for value in graphs.inputs(model):
         reached = _reached(value.name, consumers)
         uses = [
-            (_Use(node, position, shapes, constants), kept)
+            (_Use(node, position, known, constants), kept)
             for name, kept in reached.items()
             for node, position in consumers.get(name, ())
         ]
@@ -156,7 +160,12 @@ def _of_use(name: str, use: _Use, kept: bool) -> Range:
             "make it a constant of the model"
         )
     rule = _RULES.get((node.op_type, use.position))
-    allowed = rule(use) if rule else Range()
+    try:
+        allowed = rule(use) if rule else Range()
+    except _UnknownShape:
+        if "Scatter" in node.op_type:
+            raise
+        allowed = Range(low=0, high=0)  # the one index that every axis has
     if not allowed.plain and not kept:
         raise ModelRefused(
             f"input {name!r} reaches the indices of node {graphs.label(node)!r} ({node.op_type}) rearranged, "
@@ -208,7 +217,7 @@ def _one_hot(use: _Use) -> Range:
 
 
 def _shift(use: _Use) -> Range:
-    value = use.shapes.get(use.node.input[1])
+    value = use.known.get(use.node.input[1])
     bits = np.dtype(value.dtype).itemsize * 8 if value else 8
     return Range(low=0, high=bits - 1)
 
@@ -224,8 +233,24 @@ def _base(use: _Use) -> Range:
 
 def _exponent(use: _Use) -> Range:
     """A whole number has no negative powers among the whole numbers."""
-    base = use.shapes.get(use.node.input[0])
+    base = use.known.get(use.node.input[0])
     return Range(low=-3 if base is None or base.dtype.startswith("float") else 0, high=3)
+
+
+def _slots(use: _Use) -> Range:
+    """Where TensorScatter starts to write: the whole update must fit."""
+    axis = graphs.attribute(use.node, "axis", -2)
+    return Range(low=0, high=use.shape(0)[axis] - use.shape(1)[axis])
+
+
+def _places(use: _Use) -> Range:
+    """Positions in the flattened planes that MaxUnpool fills: at least as many as it is given."""
+    return Range(low=0, high=math.prod(use.shape(0)) - 1)
+
+
+def _below(position: int, axis: int) -> Rule:
+    """Numbers of the rows of another input along an axis."""
+    return lambda use: Range(low=0, high=use.shape(position)[axis] - 1)
 
 
 def _always(allowed: Range) -> Rule:
@@ -240,6 +265,12 @@ _RULES: dict[tuple[str, int], Rule] = {
     ("ScatterElements", 1): _scatter,
     ("ScatterND", 1): _scatter_nd,
     ("OneHot", 0): _one_hot,
+    ("TensorScatter", 2): _slots,
+    ("MaxUnpool", 1): _places,
+    ("NegativeLogLikelihoodLoss", 1): _below(0, 1),
+    ("SoftmaxCrossEntropyLoss", 1): _below(0, 1),
+    ("RoiAlign", 2): _below(0, 0),
+    ("RotaryEmbedding", 3): _below(1, 0),
     ("BitShift", 1): _shift,
     ("Pow", 0): _base,
     ("Pow", 1): _exponent,

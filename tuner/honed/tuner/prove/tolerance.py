@@ -21,7 +21,7 @@ import onnx
 from honed.runtime.dtypes import dtype as carried_dtype
 from honed.runtime.errors import InvalidArgument
 
-from . import graphs
+from . import graphs, shapes
 from .ranges import MOVING
 
 SINGLE = 1e-3
@@ -63,19 +63,22 @@ def for_model(model: onnx.ModelProto, precision: str) -> tuple[float, ...]:
 
     Raises InvalidArgument where an output is of a type honed does not carry.
     """
-    known = graphs.values(model)
+    known = shapes.infer(model)
     effort = work(model, known)
-    return tuple(
-        for_output(
-            known[v.name].dtype
-            if v.name in known
-            else graphs.numpy_name(v.type.tensor_type.elem_type) or "unknown",
-            precision,
-            depth=effort.depth,
-            reduction=effort.reduction,
+    allowed = []
+    for output in model.graph.output:
+        dtype = known[output.name].dtype if output.name in known else _declared(output)
+        allowed.append(for_output(dtype, precision, depth=effort.depth, reduction=effort.reduction))
+    return tuple(allowed)
+
+
+def _declared(output: onnx.ValueInfoProto) -> str:
+    name = graphs.numpy_name(output.type.tensor_type.elem_type)
+    if name is None:
+        raise InvalidArgument(
+            f"output {output.name!r} is not a tensor of a type honed carries; export it anew"
         )
-        for v in model.graph.output
-    )
+    return name
 
 
 def work(model: onnx.ModelProto, known: Mapping[str, graphs.Value]) -> Work:
