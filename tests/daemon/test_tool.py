@@ -256,6 +256,17 @@ def test_doctor_of_this_machine(tmp_path: Path) -> None:
     assert all(f["remedy"] for f in document["findings"] if f["level"] != "ok")
 
 
+def test_doctor_of_a_user_without_a_home(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["doctor", "--json"]) in (0, 1)
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert any("nor HOME names a folder" in f["what"] and f["level"] == "warn" for f in findings)
+
+
 def test_doctor_without_any_driver(tmp_path: Path) -> None:
     """No platform is something to mend; the text fits 80 columns."""
     pytest.importorskip("pyopencl")

@@ -53,42 +53,63 @@ def _doctor(arguments: argparse.Namespace, output: Output) -> int:
     from honed.daemon.doctor import check_machine, check_opencl, check_service
     from honed.daemon.doctor.finding import failed
 
-    readings = _readings(arguments)
-    findings = [*check_opencl.check(readings), *check_machine.check(readings), *check_service.check(readings)]
+    readings, troubles = _readings(arguments)
+    findings = [
+        *check_opencl.check(readings),
+        *check_machine.check(readings),
+        *troubles,
+        *check_service.check(readings),
+    ]
     document = _document(findings, readings)
     output.emit(document, lambda console: _print(console, findings))
     return 1 if failed(findings) else 0
 
 
-def _readings(arguments: argparse.Namespace) -> Readings:
-    from honed.daemon.doctor import gather, service
+def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
+    """What can be read, and what stands in the way of reading more."""
+    from honed.daemon.doctor import check_service, gather, service
+    from honed.daemon.doctor.finding import Finding
     from honed.runtime import calls
+    from honed.runtime.errors import InvalidArgument
 
     uid = os.getuid()
+    troubles = []
     daemon, status = service.read_daemon(arguments.socket or calls.default_socket(os.environ))
-    return gather.gather(
+    try:
+        folders = _folders(status, uid)
+    except InvalidArgument as error:
+        folders = []
+        troubles.append(Finding(check_service.SERVICE, "warn", str(error), "set HOME to the user's folder"))
+    readings = gather.gather(
         root=Path("/"),
         environ=os.environ,
         uid=uid,
         gids={os.getgid(), os.getegid(), *os.getgroups()},
         prober=gather.Children(os.environ),
-        folders=_folders(status, uid),
+        folders=folders,
         daemon=daemon,
     )
+    return readings, troubles
 
 
 def _folders(status: dict[str, Any], uid: int) -> list[tuple[str, Path]]:
     """The folders this user's service writes to; those of another user's service are not ours to judge."""
     from honed.daemon import places
 
-    usual = places.places(os.environ, uid)
-    folders = {"models": usual.state_dir, "caches": usual.cache_dir}
     if status:
-        told = {"models": status["places"]["state_dir"], "caches": status["places"]["cache_dir"]}
-        folders = {purpose: Path(path) for purpose, path in told.items()}
-        if uid != 0 and any(path.exists() and path.stat().st_uid != uid for path in folders.values()):
+        told = status["places"]
+        if uid not in (0, _owner(told["state_dir"])):
             return []
-    return list(folders.items())
+        return [("models", Path(told["state_dir"])), ("caches", Path(told["cache_dir"]))]
+    usual = places.places(os.environ, uid)
+    return [("models", usual.state_dir), ("caches", usual.cache_dir)]
+
+
+def _owner(path: str) -> int | None:
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return None
 
 
 def _document(findings: Sequence[Finding], readings: Readings) -> dict[str, Any]:

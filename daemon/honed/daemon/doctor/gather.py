@@ -114,7 +114,7 @@ def icd_files(root: Path, environ: Mapping[str, str]) -> list[tuple[str, str]]:
     vendors = environ.get("OCL_ICD_VENDORS", "")
     folder_name = vendors or environ.get("OPENCL_VENDOR_PATH", "") or str(_VENDORS)
     place = root / folder_name.lstrip("/")
-    if vendors and not place.is_dir():
+    if vendors and not os.path.isdir(place):
         if not vendors.endswith(".icd"):
             return [("$OCL_ICD_VENDORS", vendors)]
         if "/" not in vendors:
@@ -136,8 +136,8 @@ def stack_of(library: str) -> Stack:
 
 def folder(purpose: str, path: Path) -> Folder:
     """What is known of a folder, or of the nearest one above it that exists."""
-    exists = path.is_dir()
-    nearest = next((p for p in (path, *path.parents) if p.is_dir()), Path("/"))
+    exists = os.path.isdir(path)  # Path.is_dir raises where a folder above may not be searched
+    nearest = next((p for p in (path, *path.parents) if os.path.isdir(p)), Path("/"))
     return Folder(
         path=str(path),
         purpose=purpose,

@@ -31,10 +31,10 @@ def read_machine(root: Path, names: Names) -> Machine:
         memory_bytes=memory.get("MemTotal", 0),
         available_bytes=memory.get("MemAvailable", 0),
         gpus=gpus,
-        nodes=tuple(_node(root, path, names) for path in paths if (root / path.lstrip("/")).exists()),
+        nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
         clocks=tuple(_clock(p) for p in _glob(root, "sys/class/devfreq/*.gpu*")),
         gpu_celsius=_temperature(root),
-        panthor_firmware=any((root / f"{_FIRMWARE}{end}").exists() for end in ("", ".xz", ".zst")),
+        panthor_firmware=any(os.path.exists(root / f"{_FIRMWARE}{end}") for end in ("", ".xz", ".zst")),
     )
 
 
