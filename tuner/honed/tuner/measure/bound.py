@@ -1,0 +1,83 @@
+"""A candidate bound to buffers: its launches, run and read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from honed.runtime import programs
+from honed.runtime.opencl import cl
+from honed.runtime.profile import DeviceLimits
+
+from .candidate import Candidate, Outcome
+from .checks import Finished, Launched, Refusal
+
+Reader = Callable[[Any], Launched]
+
+
+class Bound:
+    """Launches with their arguments set, on one in-order queue."""
+
+    def __init__(self, queue: Any, candidate: Candidate, program: Any, buffers: Sequence[Any]) -> None:
+        """Set arguments; raises pyopencl's errors. `buffers` are numbered as the launches' args."""
+        self._queue = queue
+        self._commands: list[tuple[Any, tuple[int, int, int], tuple[int, int, int]]] = []
+        for launch in candidate.launches:
+            kernel = cl.Kernel(program, launch.entry)
+            kernel.set_args(*(buffers[index] for index in launch.args))
+            size = (
+                launch.grid[0] * launch.block[0],
+                launch.grid[1] * launch.block[1],
+                launch.grid[2] * launch.block[2],
+            )
+            self._commands.append((kernel, size, launch.block))
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def fits(self, device: Any, limits: DeviceLimits) -> Refusal | None:
+        """Refuse kernels that need more of a work-group than the driver grants them."""
+        info = cl.kernel_work_group_info
+        for kernel, _, block in self._commands:
+            most = kernel.get_work_group_info(info.WORK_GROUP_SIZE, device)
+            if block[0] * block[1] * block[2] > most:
+                name = kernel.function_name
+                return Refusal(
+                    Outcome.BUILD, f"kernel {name} needs so many registers that a work-group has {most} items"
+                )
+            local = kernel.get_work_group_info(info.LOCAL_MEM_SIZE, device)
+            if local > limits.local_mem_bytes:
+                return Refusal(
+                    Outcome.BUILD,
+                    f"kernel {kernel.function_name} needs {local} bytes of local memory "
+                    f"and the device has {limits.local_mem_bytes}",
+                )
+        return None
+
+    def enqueue(self) -> list[Any]:
+        """One run of all launches: their events."""
+        return [
+            cl.enqueue_nd_range_kernel(self._queue, kernel, size, block)
+            for kernel, size, block in self._commands
+        ]
+
+    def run(self, read: Reader) -> Finished:
+        """One run, waited for."""
+        began = time.perf_counter()
+        events = self.enqueue()
+        self._queue.finish()
+        wall = time.perf_counter() - began
+        return Finished(tuple(read(event) for event in events), wall)
+
+
+def build(context: Any, source: str) -> Any:
+    """The program, as the executor builds it; raises pyopencl's errors. Lets other threads run meanwhile."""
+    return cl.Program(context, source).build(options=list(programs.OPTIONS), cache_dir=False)
+
+
+def complaint(error: Exception) -> str:
+    """The line of a driver's error that says most: the first with "error:", else the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    telling = (line for line in lines if "error:" in line.casefold())
+    return next(telling, lines[0] if lines else type(error).__name__)[:200]

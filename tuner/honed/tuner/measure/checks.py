@@ -1,0 +1,286 @@
+"""The checks a candidate must pass: each a pure function that gives a refusal or None.
+
+docs/verdicts.md says what each refusal means and where the figures come from. They stand in the order in
+which a candidate meets them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.runtime import proof
+from honed.runtime.profile import DeviceLimits, DevicePeaks, DeviceProfile
+from honed.tuner.lower.barriers import divergent_barriers
+
+from .candidate import Candidate, Outcome, Workload
+from .limits import Checks, Limits
+
+Array = NDArray[np.generic]
+COMPLETE = 0  # CL_COMPLETE
+
+# Boost clocks and other measuring noise: arithmetic this far beyond the measured peak is still believed.
+PEAK_MARGIN = 1.25
+# Caches make the rate of moving bytes depend on the pattern: up to this often the rate of the best probe.
+TRAFFIC_MARGIN = 3.0
+# Four 8-bit multiply-adds fit one lane of 32 bits (dot-product instructions).
+INTEGER_GAIN = 4.0
+
+WALL_SLACK = 100e-6  # seconds the device's time may exceed the host's, and 2 % for clocks that drift
+WALL_DRIFT = 1.02
+WALL_RATIO = 8.0
+WALL_PER_FINISH = 5e-3
+WALL_PER_LAUNCH = 50e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a candidate is dropped."""
+
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """What the driver says of one launch: execution status, START and END in nanoseconds."""
+
+    status: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Everything between two waits for the device; `wall` in seconds by the host's clock."""
+
+    launches: tuple[Launched, ...]
+    wall: float
+
+    @property
+    def seconds(self) -> float:
+        """The device's time in all launches."""
+        return sum(launch.end - launch.start for launch in self.launches) * 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """What the device can do at most with a workload's amount of work; rates per second."""
+
+    operations: float
+    bytes: float
+
+
+def without_device(
+    workload: Workload, candidate: Candidate, profile: DeviceProfile, limits: Limits, on: Checks
+) -> Refusal | None:
+    """Every check that needs no device."""
+    values = (*workload.parameters, *candidate.inner)
+    return (
+        (source_size(candidate.source, profile.rules.max_source_bytes) if on.source else None)
+        or (barriers(candidate.source) if on.barriers else None)
+        or sound(workload, candidate, profile.limits)
+        or (memory(sum(value.nbytes for value in values), limits.memory_bytes) if on.memory else None)
+    )
+
+
+def source_size(source: str, limit: int) -> Refusal | None:
+    """Refuse a source longer than the profile's bound (bytes)."""
+    size = len(source.encode())
+    if size <= limit:
+        return None
+    return Refusal(Outcome.BUILD, f"its source has {size} bytes and the device's profile allows {limit}")
+
+
+def barriers(source: str) -> Refusal | None:
+    """Refuse a barrier that some work-items of a group may not reach."""
+    found = divergent_barriers(source)
+    return Refusal(Outcome.BARRIER, str(found[0])) if found else None
+
+
+def sound(workload: Workload, candidate: Candidate, limits: DeviceLimits) -> Refusal | None:
+    """Refuse launches whose arguments or geometry cannot be right."""
+    sizes = [value.nbytes for value in (*workload.parameters, *candidate.inner)]
+    for launch in candidate.launches:
+        if any(not 0 <= index < len(sizes) for index in launch.args):
+            return Refusal(Outcome.BUILD, f"launch {launch.entry} names a buffer that does not exist")
+        for index, kind in zip(launch.args, launch.arg_types, strict=True):
+            if kind.nbytes > sizes[index]:
+                return Refusal(
+                    Outcome.BUILD,
+                    f"launch {launch.entry} needs {kind.nbytes} bytes of buffer {index}, "
+                    f"which has {sizes[index]}",
+                )
+        items = launch.block[0] * launch.block[1] * launch.block[2]
+        fits = items <= limits.max_work_group_size and all(
+            n <= most for n, most in zip(launch.block, limits.max_work_item_sizes, strict=True)
+        )
+        if not fits or min(*launch.grid, *launch.block) < 1:
+            return Refusal(
+                Outcome.BUILD,
+                f"launch {launch.entry} has work-groups of {list(launch.block)} and the device takes "
+                f"{limits.max_work_group_size} work-items",
+            )
+    return None
+
+
+def memory(nbytes: int, limit: int) -> Refusal | None:
+    """Refuse buffers that take more than `limit` bytes together."""
+    if nbytes <= limit:
+        return None
+    return Refusal(Outcome.MEMORY, f"its buffers need {nbytes >> 20} MiB and {limit >> 20} MiB are allowed")
+
+
+def completed(run: Finished) -> Refusal | None:
+    """Refuse a launch that did not end as COMPLETE, or whose START is not before its END."""
+    for number, launch in enumerate(run.launches):
+        if launch.status != COMPLETE:
+            return Refusal(Outcome.RUN, f"launch {number} ended with status {launch.status}")
+        if launch.start >= launch.end:
+            return Refusal(
+                Outcome.RUN,
+                f"launch {number} reports START {launch.start} ns and END {launch.end} ns: it did not run",
+            )
+    return None
+
+
+def in_time(run: Finished, runs: int, limit: float) -> Refusal | None:
+    """Refuse what took longer than `limit` seconds for each of the `runs` in it."""
+    if run.seconds <= limit * runs:
+        return None
+    return Refusal(Outcome.DEADLINE, f"a run takes {run.seconds / runs:.3g} s and {limit:g} s are allowed")
+
+
+def wall_above(run: Finished) -> Refusal | None:
+    """Refuse more time by the device's clock than passed on the host (one in-order queue)."""
+    if run.seconds <= run.wall * WALL_DRIFT + WALL_SLACK:
+        return None
+    return Refusal(
+        Outcome.RUN,
+        f"the device reports {run.seconds * 1e3:.3g} ms in {run.wall * 1e3:.3g} ms of wall time",
+    )
+
+
+def wall_below(runs: Sequence[Finished]) -> Refusal | None:
+    """Refuse where each of several finishes took far longer on the host than the device admits."""
+    excess = [
+        run.wall - (WALL_RATIO * run.seconds + WALL_PER_FINISH + WALL_PER_LAUNCH * len(run.launches))
+        for run in runs
+    ]
+    if not runs or min(excess) <= 0:
+        return None
+    run = runs[int(np.argmin(excess))]
+    return Refusal(
+        Outcome.RUN,
+        f"the host waited {run.wall * 1e3:.3g} ms for what the device says took {run.seconds * 1e3:.3g} ms",
+    )
+
+
+def ceiling(workload: Workload, peaks: DevicePeaks, traffic: float) -> Ceiling:
+    """What to believe at most of a workload; `traffic` is the measured rate in bytes per second."""
+    kinds = {np.dtype(value.dtype) for value in workload.parameters}
+    gflops = peaks.fp32_gflops
+    if any(kind == np.float16 for kind in kinds):
+        gflops = max(gflops, peaks.fp16_gflops or 0.0)
+    if all(kind.kind in "iub" for kind in kinds):
+        gflops *= INTEGER_GAIN
+    return Ceiling(operations=gflops * 1e9, bytes=max(traffic, peaks.bandwidth_gbs * 1e9))
+
+
+def possible(workload: Workload, most: Ceiling, seconds: float) -> Refusal | None:
+    """Refuse a time in which the device can neither have computed nor moved what the workload needs."""
+    rate = workload.flops / seconds
+    if rate > PEAK_MARGIN * most.operations:
+        return Refusal(
+            Outcome.IMPOSSIBLE,
+            f"{seconds * 1e6:.4g} us would be {rate * 1e-9:.4g} GFLOP/s and the device's measured peak is "
+            f"{most.operations * 1e-9:.4g}",
+        )
+    moved = workload.bytes / seconds
+    if moved > TRAFFIC_MARGIN * most.bytes:
+        return Refusal(
+            Outcome.IMPOSSIBLE,
+            f"{seconds * 1e6:.4g} us would move {moved * 1e-9:.4g} GB/s and the device was measured to move "
+            f"{most.bytes * 1e-9:.4g} GB/s at this size",
+        )
+    return None
+
+
+def guard_intact(before: Array, after: Array, poison: int, which: str) -> Refusal | None:
+    """Refuse where a byte next to a buffer is no longer `poison`; the bands are uint8."""
+    damaged_before, damaged_after = before != poison, after != poison
+    if not damaged_before.any() and not damaged_after.any():
+        return None
+    if damaged_after.any():
+        places = np.flatnonzero(damaged_after)
+        where = f"{int(places[0])} bytes beyond the end"
+    else:
+        places = np.flatnonzero(damaged_before)
+        where = f"{before.size - int(places[-1])} bytes before the start"
+    return Refusal(Outcome.OUT_OF_BOUNDS, f"it writes outside {which}, {where}")
+
+
+def unchanged(given: Array, found: Array, which: str) -> Refusal | None:
+    """Refuse where an input is not what it was, bit for bit."""
+    if _bits(given).shape == _bits(found).shape and bool((_bits(given) == _bits(found)).all()):
+        return None
+    return Refusal(Outcome.OUT_OF_BOUNDS, f"it writes into {which}")
+
+
+def written(first: Array, poison: int, second: Array, other: int, which: str) -> Refusal | None:
+    """Refuse elements left as they were in two runs on the same inputs.
+
+    The output was all bytes `poison` before the first and all bytes `other` before the second, so a
+    written value can look like one of them, not like both.
+    """
+    size = first.dtype.itemsize
+    left = (_bits(first) == _repeated(poison, size)) & (_bits(second) == _repeated(other, size))
+    count = int(np.count_nonzero(left))
+    if not count:
+        return None
+    return Refusal(Outcome.UNWRITTEN, f"it leaves {count} of {left.size} elements of {which} unwritten")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A reference with what is needed of it for every comparison, found once."""
+
+    array: Array
+    tolerance: float
+    scale: float  # its largest |value|, 0 where some value is not finite or the dtype is exact
+
+    @classmethod
+    def of(cls, array: Array, tolerance: float) -> Expected:
+        """Prepare a reference array."""
+        scale = 0.0
+        if array.dtype.kind == "f" and array.size and tolerance:
+            largest = float(np.max(np.abs(array)))
+            scale = largest if np.isfinite(largest) else 0.0
+        return cls(array, tolerance, scale)
+
+
+def right(expected: Expected, found: Array, which: str) -> Refusal | None:
+    """Refuse what differs from the reference by more than the tolerance, as `proof.compare` has it."""
+    if expected.scale and _surely_right(expected, found):
+        return None
+    difference = proof.compare(expected.array, found, expected.tolerance, which)
+    return None if difference.right else Refusal(Outcome.WRONG, str(difference))
+
+
+def _surely_right(expected: Expected, found: Array) -> bool:
+    """One pass in single precision; what it accepts, the exact comparison accepts too (NaN never)."""
+    kind = np.promote_types(expected.array.dtype, np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.abs(np.subtract(found, expected.array, dtype=kind))
+    return bool(np.max(error) <= 0.999 * expected.tolerance * expected.scale)
+
+
+def _bits(array: Array) -> NDArray[np.unsignedinteger]:
+    return np.ascontiguousarray(array).reshape(-1).view(f"u{array.dtype.itemsize}")
+
+
+def _repeated(byte: int, size: int) -> int:
+    return int.from_bytes(bytes([byte]) * size, "little")

@@ -1,0 +1,130 @@
+"""The measuring child: `python -m honed.tuner.measure.child --channel FD`, started by `process`.
+
+It owns an OpenCL context and nothing else of value, and may be killed at any moment. Messages (msgpack
+maps, `codec`) come and go on the socket FD; what the driver prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import devices
+from honed.runtime.errors import HonedError
+from honed.runtime.opencl import cl, failure
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.strict import from_plain, to_plain
+
+from . import codec, probes
+from .bound import Reader
+from .examine import Examination
+from .limits import Checks, Limits
+from .session import Session
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
+    """Serve the channel until it closes. `read` is how events are read, another one in tests only."""
+    parser = argparse.ArgumentParser(prog="honed.tuner.measure.child")
+    parser.add_argument("--channel", type=int, required=True)
+    parser.add_argument("--parent", type=int, required=True, help="process id of who started this")
+    options = parser.parse_args(argv)
+    _die_with(options.parent)
+    channel = socket.socket(fileno=options.channel)
+    with suppress(codec.ChannelClosed):
+        _serve(channel, read)
+    # Not sys.exit: threads of the driver may hang, and a faulted context must not be released.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _serve(channel: socket.socket, read: Reader) -> None:
+    session: Session | None = None
+    while True:
+        message = codec.receive(channel)
+        do = message["do"]
+        try:
+            if do == "open":
+                session = _opened(message, lambda phase, s: _announce(channel, phase, s), read)
+                codec.send(channel, {"opened": True})
+            elif session is None:
+                raise codec.ChannelClosed("the first message must open a device")
+            elif do == "load":
+                traffic = session.load(codec.workload_from_plain(message["workload"]), message["traffic"])
+                codec.send(channel, {"loaded": traffic})
+            elif do == "prepare":
+                session.prepare(codec.candidate_from_plain(message["candidate"]))
+            else:
+                codec.send(channel, _measured(session, message))
+        except HonedError as error:
+            codec.send(channel, {"failed": str(error), "code": error.code})
+        except cl.Error as error:
+            failed = failure("measure", error)
+            codec.send(channel, {"failed": str(failed), "code": failed.code})
+
+
+def _opened(message: codec.Message, announce: Callable[[str, float], None], read: Reader) -> Session:
+    limits = from_plain(Limits, message["limits"], where="limits")
+    session = Session(
+        devices.select(message["device"]),
+        from_plain(DeviceProfile, message["profile"], where="profile"),
+        limits,
+        from_plain(Checks, message["checks"], where="checks"),
+        announce,
+        read,
+    )
+    _bound_memory(limits.memory_bytes)
+    return session
+
+
+def _measured(session: Session, message: codec.Message) -> codec.Message:
+    if session.loaded is None:
+        raise codec.ChannelClosed("a workload must be loaded before a candidate is measured")
+    candidate = codec.candidate_from_plain(message["candidate"])
+    examined = Examination(session, session.loaded, candidate, message["give_up"]).verdict()
+    return {
+        "verdict": to_plain(examined.verdict),
+        "tainted": examined.tainted,
+        "ran_at": examined.ran_at,
+        "spent": examined.spent,
+    }
+
+
+def _announce(channel: socket.socket, phase: str, seconds: float) -> None:
+    codec.send(channel, {"phase": phase, "seconds": seconds})
+
+
+def _die_with(parent: int) -> None:
+    """Have the kernel end this process when its parent ends, whatever it hangs in."""
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _bound_memory(more: int) -> None:
+    """Allow `more` bytes beyond what the process has now, so that a compiler gone wild ends alone.
+
+    RLIMIT_DATA and not RLIMIT_AS: drivers reserve address space far beyond what they use.
+    """
+    status = Path("/proc/self/status").read_text()
+    now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

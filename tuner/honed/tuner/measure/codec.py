@@ -1,0 +1,129 @@
+"""What parent and child say to each other: msgpack maps with their length before them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from honed.runtime.strict import from_plain, to_plain
+from honed.tuner.lower.program import KernelLaunch, Value
+
+from .candidate import Candidate, Outcome, Timing, Verdict, Workload
+
+_LENGTH = struct.Struct("<I")
+MAX_BYTES = 64 << 20
+Message = dict[str, Any]
+
+
+class ChannelClosed(Exception):
+    """The other side is gone, or what it sent is no message."""
+
+
+def send(channel: socket.socket, message: Mapping[str, Any]) -> None:
+    """Send one message; raises ChannelClosed."""
+    data: bytes = msgpack.packb(message, use_bin_type=True)
+    try:
+        channel.sendall(_LENGTH.pack(len(data)) + data)
+    except OSError as error:
+        raise ChannelClosed(f"the other side of the measurement is gone ({error.strerror})") from error
+
+
+def receive(channel: socket.socket) -> Message:
+    """The next message. Raises ChannelClosed, and TimeoutError where the channel's timeout passes."""
+    (size,) = _LENGTH.unpack(_exactly(channel, _LENGTH.size))
+    if size > MAX_BYTES:
+        raise ChannelClosed(f"the other side of the measurement announces {size} bytes")
+    try:
+        message = msgpack.unpackb(_exactly(channel, size), raw=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ChannelClosed("the other side of the measurement sent no message") from error
+    if not isinstance(message, dict):
+        raise ChannelClosed("the other side of the measurement sent no map")
+    return message
+
+
+def _exactly(channel: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        try:
+            piece = channel.recv(min(size - len(data), 1 << 20))
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChannelClosed(f"the other side of the measurement is gone ({error.strerror})") from error
+        if not piece:
+            raise ChannelClosed("the other side of the measurement is gone")
+        data += piece
+    return bytes(data)
+
+
+def workload_to_plain(workload: Workload) -> Message:
+    """A map of `workload`; its parameters carry no constants."""
+    return {
+        "task": workload.task,
+        "parameters": [_value_to_plain(value) for value in workload.parameters],
+        "outputs": list(workload.outputs),
+        "sets": workload.sets,
+        "folder": str(workload.folder),
+        "flops": workload.flops,
+        "bytes": workload.bytes,
+        "tolerance": list(workload.tolerance),
+    }
+
+
+def candidate_to_plain(candidate: Candidate) -> Message:
+    """A map of `candidate`."""
+    return {
+        "id": candidate.id,
+        "source": candidate.source,
+        "inner": [_value_to_plain(value) for value in candidate.inner],
+        "launches": [to_plain(launch) for launch in candidate.launches],
+    }
+
+
+def workload_from_plain(plain: Message) -> Workload:
+    """What `workload_to_plain` described."""
+    return Workload(
+        task=plain["task"],
+        parameters=tuple(_value_from_plain(value) for value in plain["parameters"]),
+        outputs=tuple(plain["outputs"]),
+        sets=plain["sets"],
+        folder=Path(plain["folder"]),
+        flops=plain["flops"],
+        bytes=plain["bytes"],
+        tolerance=tuple(plain["tolerance"]),
+    )
+
+
+def candidate_from_plain(plain: Message) -> Candidate:
+    """What `candidate_to_plain` described."""
+    return Candidate(
+        id=plain["id"],
+        source=plain["source"],
+        inner=tuple(_value_from_plain(value) for value in plain["inner"]),
+        launches=tuple(from_plain(KernelLaunch, launch, where="a launch") for launch in plain["launches"]),
+    )
+
+
+def verdict_from_plain(plain: Message) -> Verdict:
+    """The verdict in `to_plain`'s form; raises ValueError for anything else."""
+    timing = plain.get("timing")
+    return Verdict(
+        outcome=Outcome(plain["outcome"]),
+        reason=str(plain["reason"]),
+        timing=None if timing is None else from_plain(Timing, timing, where="a timing"),
+        seconds=float(plain["seconds"]),
+    )
+
+
+def _value_to_plain(value: Value) -> list[Any]:
+    return [value.dtype, list(value.shape)]
+
+
+def _value_from_plain(plain: list[Any]) -> Value:
+    return Value(dtype=plain[0], shape=tuple(plain[1]))

@@ -1,0 +1,252 @@
+"""One candidate's way through the checks that need the device, in the order of docs/verdicts.md."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from honed.runtime.opencl import cl
+
+from . import bound, checks
+from .bound import Bound
+from .candidate import Candidate, Outcome, Timing, Verdict
+from .checks import Finished, Refusal
+from .guarded import Guarded
+from .session import Loaded, Session
+from .timed import Schedule, time_candidate, warm_up
+
+# What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
+POISONS = (0xFF, 0xA5)
+_SLACK = 1.0  # seconds a phase may exceed what it is allowed, for a busy machine
+
+_MEMORY_CODES = {
+    cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE,
+    cl.status_code.OUT_OF_HOST_MEMORY,
+    cl.status_code.INVALID_BUFFER_SIZE,
+}
+
+
+class Dropped(Exception):
+    """The candidate failed a check."""
+
+    def __init__(self, refusal: Refusal, *, tainted: bool = False) -> None:
+        super().__init__(refusal.reason)
+        self.refusal = refusal
+        self.tainted = tainted
+
+
+@dataclass(slots=True)
+class Examined:
+    """What came of it.
+
+    `tainted`: the device's state cannot be relied on any more. `ran_at`: when its first run ended, by
+    time.monotonic; None where there was none. `spent`: wall seconds by phase.
+    """
+
+    verdict: Verdict
+    tainted: bool
+    ran_at: float | None
+    spent: dict[str, float] = field(default_factory=dict)
+
+
+class Examination:
+    """One candidate on a session with a loaded workload."""
+
+    def __init__(self, session: Session, loaded: Loaded, candidate: Candidate, give_up: float | None) -> None:
+        self._session = session
+        self._loaded = loaded
+        self._candidate = candidate
+        self._give_up = give_up
+        self._phase, self._since = "start", time.perf_counter()
+        self._spent: dict[str, float] = {}
+        self._ran_at: float | None = None
+        self._inner: list[Guarded] = []
+        self._runs: list[Finished] = []
+        self._poison = POISONS[0]
+
+    def verdict(self) -> Examined:
+        """Go all the way, or to the first check that fails."""
+        began = time.perf_counter()
+        tainted, timing = False, None
+        refusal = Refusal(Outcome.RIGHT, "")
+        try:
+            timing = self._examine()
+        except Dropped as dropped:
+            refusal, tainted = dropped.refusal, dropped.tainted
+        except cl.Error as error:
+            refusal, tainted = self._failed(error), True
+        except MemoryError:
+            refusal = Refusal(Outcome.MEMORY, "its tensors do not fit the memory that is allowed")
+        if not tainted:
+            for memory in self._inner:
+                memory.release()
+        self._enter("end")
+        seconds = time.perf_counter() - began
+        verdict = Verdict(outcome=refusal.outcome, reason=refusal.reason, timing=timing, seconds=seconds)
+        return Examined(verdict, tainted, self._ran_at, self._spent)
+
+    def _examine(self) -> Timing:
+        program = self._built()
+        self._announce("host", self._session.limits.host_seconds)
+        self._inner = [Guarded(self._session.context, value) for value in self._candidate.inner]
+        buffers = [memory.buffer for memory in (*self._loaded.memory, *self._inner)]
+        runnable = Bound(self._session.queue, self._candidate, program, buffers)
+        _demand(runnable.fits(self._session.device.cl, self._session.profile.limits))
+        order = random.sample(range(self._loaded.workload.sets), self._loaded.workload.sets)
+        self._examine_twice(runnable, order[0])
+        for number in order[1:]:
+            self._run(runnable, number, POISONS[0])
+            self._check_bands()
+            self._check_right(number)
+        return self._timed(runnable, order[-1])
+
+    def _built(self) -> Any:
+        self._announce("build", self._session.limits.build_seconds)
+        try:
+            return self._session.program(self._candidate)
+        except cl.Error as error:
+            code = getattr(error, "code", None)
+            outcome = Outcome.MEMORY if code in _MEMORY_CODES else Outcome.BUILD
+            why = f"the driver cannot compile it ({bound.complaint(error)})"
+            raise Dropped(Refusal(outcome, why)) from error
+
+    def _examine_twice(self, runnable: Bound, number: int) -> None:
+        """Run on the same inputs with both poisons, then look at all there is to see."""
+        on = self._session.checks
+        self._run(runnable, number, POISONS[0])
+        first = {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
+        self._check_bands()
+        second = self._run(runnable, number, POISONS[1])
+        if on.wall:
+            _demand(checks.wall_below(self._runs), tainted=True)
+        if on.possible:
+            seconds = second.seconds + self._session.resolution
+            _demand(checks.possible(self._loaded.workload, self._loaded.most, seconds))
+        self._check_bands()
+        self._check_inputs(number)
+        for i, before in first.items():
+            after = self._loaded.memory[i].array
+            if on.written:
+                _demand(checks.written(before, POISONS[0], after, POISONS[1], self._name(i)))
+            if on.right:
+                _demand(checks.right(self._loaded.expected[number][i], before, self._name(i)))
+        self._check_right(number)
+
+    def _run(self, runnable: Bound, number: int, poison: int) -> Finished:
+        """Run once on a set of inputs with everything else poisoned, and fetch what came of it."""
+        session, limits = self._session, self._session.limits
+        self._announce("host", limits.host_seconds)
+        self._poison = poison
+        for memory in (*self._loaded.memory, *self._inner):
+            memory.poison(session.queue, poison)
+        for i, array in self._loaded.given[number].items():
+            self._loaded.memory[i].write(session.queue, array)
+        session.queue.finish()
+        if self._ran_at is None:
+            # Some drivers compile when a kernel is first launched.
+            self._announce("first", limits.build_seconds + limits.run_seconds + _SLACK)
+        else:
+            self._announce("run", limits.run_seconds + _SLACK)
+        run = runnable.run(session.read)
+        if self._ran_at is None:
+            self._ran_at = time.monotonic()
+        self._runs.append(run)
+        on = session.checks
+        if on.completed:
+            _demand(checks.completed(run), tainted=True)
+        if on.deadline:
+            _demand(checks.in_time(run, 1, limits.run_seconds))
+        if on.wall:
+            _demand(checks.wall_above(run), tainted=True)
+        self._announce("host", limits.host_seconds)
+        for i in self._loaded.workload.outputs:
+            self._loaded.memory[i].fetch(session.queue, inside=True)
+        for memory in (*(self._loaded.memory[i] for i in self._loaded.inputs), *self._inner):
+            memory.fetch(session.queue, inside=False)
+        return run
+
+    def _timed(self, runnable: Bound, number: int) -> Timing:
+        """Time it, then check that what it left when timed is right, too."""
+        session, limits = self._session, self._session.limits
+        fastest = min(run.seconds for run in self._runs)
+        slow = self._give_up is not None and fastest > self._give_up
+        allowed = limits.warm_seconds + limits.timing_seconds + 2 * limits.run_seconds + 2 * _SLACK
+        self._announce("time", allowed)
+        for i in self._loaded.workload.outputs:
+            self._loaded.memory[i].poison_inside(session.queue, self._poison)
+        if not slow:
+            warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
+        schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
+        timing = time_candidate(
+            runnable,
+            session.yardstick,
+            session.queue,
+            schedule,
+            limits,
+            session.checks,
+            session.read,
+            slow=slow,
+        )
+        if isinstance(timing, Refusal):
+            raise Dropped(timing, tainted=True)
+        session.warmth.note(timing.yardstick)
+        if session.checks.possible:
+            _demand(checks.possible(self._loaded.workload, self._loaded.most, timing.median))
+        self._announce("host", limits.host_seconds)
+        for memory in (*self._loaded.memory, *self._inner):
+            memory.fetch(session.queue, inside=True)
+        self._check_bands()
+        self._check_inputs(number)
+        self._check_right(number)
+        return timing
+
+    def _check_bands(self) -> None:
+        if not self._session.checks.guards:
+            return
+        for i, memory in enumerate((*self._loaded.memory, *self._inner)):
+            _demand(checks.guard_intact(*memory.bands, self._poison, self._name(i)), tainted=True)
+
+    def _check_inputs(self, number: int) -> None:
+        if not self._session.checks.inputs:
+            return
+        for i, given in self._loaded.given[number].items():
+            memory = self._loaded.memory[i]
+            memory.fetch(self._session.queue, inside=True)
+            _demand(checks.unchanged(given, memory.array, self._name(i)))
+
+    def _check_right(self, number: int) -> None:
+        if not self._session.checks.right:
+            return
+        for i, expected in self._loaded.expected[number].items():
+            _demand(checks.right(expected, self._loaded.memory[i].array, self._name(i)))
+
+    def _failed(self, error: Any) -> Refusal:
+        code = getattr(error, "code", None)
+        name = cl.status_code.to_string(code, "unknown error {0}") if code is not None else str(error)
+        routine = getattr(error, "routine", None) or "a driver call"
+        if code in _MEMORY_CODES:
+            return Refusal(Outcome.MEMORY, f"the device ran out of memory ({routine}: {name})")
+        return Refusal(Outcome.RUN, f"the driver reports {name} ({routine}, {code})")
+
+    def _name(self, index: int) -> str:
+        parameters = len(self._loaded.workload.parameters)
+        if index >= parameters:
+            return f"inner buffer {index - parameters}"
+        kind = "output" if index in self._loaded.workload.outputs else "input"
+        return f"{kind} {index}"
+
+    def _announce(self, phase: str, seconds: float) -> None:
+        self._enter(phase)
+        self._session.announce(phase, seconds)
+
+    def _enter(self, phase: str) -> None:
+        now = time.perf_counter()
+        self._spent[self._phase] = self._spent.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+
+
+def _demand(refusal: Refusal | None, *, tainted: bool = False) -> None:
+    if refusal is not None:
+        raise Dropped(refusal, tainted=tainted)

@@ -1,0 +1,134 @@
+"""Which candidate a fault in the kernel log belongs to."""
+
+from __future__ import annotations
+
+import logging
+import select
+import time
+from dataclasses import dataclass, field
+
+from honed.runtime.errors import HonedError
+from honed.runtime.kernellog import (
+    SETTLE_S,
+    Certainty,
+    FaultStory,
+    Process,
+    Reader,
+    Run,
+    Seen,
+    attribute,
+    group,
+    ids_of,
+    seen,
+)
+
+_KEPT_RUNS = 16
+_KEPT_S = 60.0  # of faults, so that late records join their story
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Owner:
+    """A child and what it ran; `ids` None where the kernel's numbers cannot be known."""
+
+    pid: int
+    ids: frozenset[int] | None
+    runs: list[Run] = field(default_factory=list)
+
+    def process(self) -> Process:
+        return Process(pid=self.pid, ids=self.ids, runs=tuple(self.runs))
+
+
+class FaultWatch:
+    """Reads the kernel log while children run candidates. Without a reader it watches nothing."""
+
+    def __init__(self, reader: Reader | None) -> None:
+        self._reader = reader
+        self._owners: list[_Owner] = []
+        self._seen: list[Seen] = []
+        self._told: set[tuple[float, str]] = set()
+        self._found: list[tuple[str, FaultStory]] = []
+
+    @property
+    def watching(self) -> bool:
+        """Whether a fault could be seen at all."""
+        return self._reader is not None
+
+    def adopt(self, pid: int) -> None:
+        """A new child has opened the device."""
+        self._owners = [*self._owners[-1:], _Owner(pid, ids_of(pid))]
+
+    def started(self, name: str) -> None:
+        """The child begins to run candidate `name`."""
+        owner = self._owners[-1]
+        owner.runs = [*owner.runs[1 - _KEPT_RUNS :], Run(name=name, started_s=time.monotonic(), ended_s=None)]
+
+    def ended(self) -> None:
+        """It does not run any more."""
+        owner = self._owners[-1]
+        if owner.runs and owner.runs[-1].ended_s is None:
+            last = owner.runs[-1]
+            owner.runs[-1] = Run(name=last.name, started_s=last.started_s, ended_s=time.monotonic())
+
+    def settle(self, since: float) -> None:
+        """Look for faults until SETTLE_S after `since` (time.monotonic), or one is found."""
+        before = len(self._found)
+        self.look()
+        while self._reader is not None and len(self._found) == before:
+            left = since + SETTLE_S - time.monotonic()
+            if left <= 0:
+                break
+            select.select([self._reader.fileno()], [], [], left)
+            self.look()
+
+    def look(self) -> None:
+        """Read what the log has now."""
+        fresh = self._read()
+        if not fresh:
+            return
+        self._refresh_ids()
+        horizon = time.monotonic() - _KEPT_S
+        self._seen = [one for one in self._seen if one.monotonic_s > horizon] + fresh
+        for story in group(self._seen):
+            key = (story.first_s, story.seen[0].fault.text)
+            if key not in self._told:
+                self._told.add(key)
+                self._blame(story)
+
+    def of(self, name: str) -> FaultStory | None:
+        """A fault found to be candidate `name`'s."""
+        return next((story for found, story in self._found if found == name), None)
+
+    def take(self) -> list[tuple[str, FaultStory]]:
+        """All faults found since the last call, with the candidates they belong to."""
+        found, self._found = self._found, []
+        return found
+
+    def _read(self) -> list[Seen]:
+        fresh: list[Seen] = []
+        while self._reader is not None:
+            try:
+                records = self._reader.read()
+            except HonedError as error:
+                _log.warning("faults are no longer looked for: %s", error)
+                self._reader = None
+                break
+            if not records:
+                break
+            fresh += [one for one in map(seen, records) if one is not None]
+        return fresh
+
+    def _refresh_ids(self) -> None:
+        for owner in self._owners:
+            now = ids_of(owner.pid)
+            owner.ids = None if owner.ids is None or now is None else owner.ids | now
+
+    def _blame(self, story: FaultStory) -> None:
+        culprit = attribute(story, [owner.process() for owner in self._owners])
+        if culprit.certainty in (Certainty.NAMED, Certainty.TIMING) and culprit.runs:
+            # Records come late, by about as long as a candidate takes to build: the latest one it is.
+            self._found.append((culprit.runs[-1].name, story))
+        elif culprit.certainty is Certainty.NAMED:
+            _log.warning(
+                "the kernel log has a fault of the measuring child while it ran nothing: %s", story.cause.text
+            )

@@ -1,0 +1,48 @@
+"""What one measurement may use, and which checks it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one measurement; seconds are wall time."""
+
+    start_seconds: float = 60.0  # to open the device, build the yardstick and load a workload
+    build_seconds: float = 20.0  # of the driver's compiler, for one candidate
+    # One run of all launches. Well below what kernel drivers grant a healthy kernel (panfrost 0.5 s a job,
+    # kbase and panthor 2.6 s without progress); a candidate this slow is of no use anyway.
+    run_seconds: float = 2.0
+    host_seconds: float = 30.0  # to move and compare the tensors of one run
+    memory_bytes: int = 2 << 30  # all buffers of a candidate; also what the child may take beyond its start
+    timing_seconds: float = 0.12  # after which no more repeats are begun
+    warm_seconds: float = 0.1  # at most, until the device's clock is up
+    precision: float = 0.03  # half the width of the confidence interval, of the median
+    max_repeats: int = 40
+    give_up_beyond: float = 2.5  # times the best known time: slower than that is timed few times only
+    few_repeats: int = 2  # for a candidate that is clearly slow
+    max_queued: int = 256  # launches per finish, where the device's profile has no cap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checks:
+    """Which checks are made: all of them, always. The switches exist for tests, which show that each
+    check works by itself; docs/verdicts.md describes them.
+    """
+
+    source: bool = True
+    barriers: bool = True
+    memory: bool = True
+    completed: bool = True
+    deadline: bool = True
+    wall: bool = True
+    possible: bool = True
+    clean: bool = True
+    guards: bool = True
+    inputs: bool = True
+    written: bool = True
+    right: bool = True
+
+
+ALL = Checks()

@@ -1,0 +1,270 @@
+"""Measures candidates in an expendable child process: the parent's side."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from honed.runtime.errors import DeviceError, InvalidArgument
+from honed.runtime.kernellog import FaultStory, Reader, Severity
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.strict import to_plain
+
+from . import checks as check
+from . import codec
+from .candidate import Candidate, Outcome, Verdict, Workload
+from .faultwatch import FaultWatch
+from .limits import ALL, Checks, Limits
+from .process import COMMAND, Child, Ended
+
+DEFAULT_LIMITS = Limits()
+_SPARE_CORES = 4  # from here on building beside a running CPU device does not disturb it much
+
+
+class Measurer:
+    """One device and the child that measures on it; a context manager, not for several threads.
+
+    A crash, a hang or a fault ends the child, never the caller; the next candidate gets a new one.
+    """
+
+    def __init__(
+        self,
+        device_spec: str,
+        profile: DeviceProfile,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        kernel_log: Reader | None = None,
+        checks: Checks = ALL,
+        begin: Callable[[Candidate], None] | None = None,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        """`profile` must hold measured peaks (InvalidArgument). `begin` is called before a candidate is
+        first given to the child, so that it can be noted durably. `command` is another child in tests.
+        """
+        if profile.peaks is None:
+            raise InvalidArgument("the device's peaks are not known; measure them before tuning")
+        self._device = device_spec
+        self._profile = profile
+        self._limits = limits
+        self._checks = checks
+        self._begin = begin
+        self._command = tuple(command)
+        self._watch = FaultWatch(kernel_log if checks.clean else None)
+        self._folder = tempfile.TemporaryDirectory(prefix="honed-measure-")
+        self._child: Child | None = None
+        self._workload: Workload | None = None
+        self._traffic: dict[int, float] = {}
+        self._begun: set[str] = set()
+        self._preparing: str | None = None
+        self.spent: dict[str, float] = {}  # wall seconds by phase of the last candidate, for benchmarks
+        self.children = 0  # started so far
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child."""
+        self._stop()
+        self._folder.cleanup()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        return self._child.pid if self._child else None
+
+    @property
+    def pipelines(self) -> bool:
+        """Whether `prepare` does anything: only where building does not disturb what is timed."""
+        return self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= _SPARE_CORES
+
+    def load(self, workload: Workload) -> None:
+        """Have the following candidates measured on `workload`.
+
+        Raises InvalidArgument for tensors that do not fit it, DeviceError where the device cannot be used.
+        """
+        self._workload = workload
+        if self._child is None:
+            self._start()
+        else:
+            self._load(self._child)
+
+    def prepare(self, candidate: Candidate) -> None:
+        """Have the child build the next candidate while it times the current one."""
+        if not self.pipelines or self._child is None or self._workload is None:
+            return
+        if self._without_device(self._workload, candidate) is None:
+            self._note(candidate)
+            self._preparing = candidate.id
+            self._child.tell({"do": "prepare", "candidate": codec.candidate_to_plain(candidate)})
+
+    def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
+        """The verdict on a candidate of the loaded workload, whatever it does.
+
+        `best` is the best known time of the workload (seconds); a candidate far slower is timed few times
+        only. Raises InvalidArgument before `load`, DeviceError where no child can be started any more.
+        """
+        began = time.monotonic()
+        if self._workload is None:
+            raise InvalidArgument("no workload is loaded; load one before measuring candidates")
+        refusal = self._without_device(self._workload, candidate)
+        if refusal is not None:
+            return Verdict(outcome=refusal.outcome, reason=refusal.reason, seconds=time.monotonic() - began)
+        self._note(candidate)
+        verdict, suspect = self._attempt(candidate, best)
+        if suspect:
+            # The child died while it was building another candidate, too: ask again without that one.
+            verdict, _ = self._attempt(candidate, best)
+        return Verdict(
+            outcome=verdict.outcome,
+            reason=verdict.reason,
+            timing=verdict.timing,
+            seconds=time.monotonic() - began,
+        )
+
+    def settle(self) -> None:
+        """Wait until faults of what ran last must be in the kernel log; `take_faults` has them then."""
+        self._watch.settle(time.monotonic())
+
+    def take_faults(self) -> list[tuple[str, FaultStory]]:
+        """Faults found since the last call, with the ids of the candidates they belong to.
+
+        Usually that of a candidate whose verdict was FAULT; a record that came late may belong to one that
+        was found right before, which must be set aside then.
+        """
+        self._watch.look()
+        return self._watch.take()
+
+    def _without_device(self, workload: Workload, candidate: Candidate) -> check.Refusal | None:
+        return check.without_device(workload, candidate, self._profile, self._limits, self._checks)
+
+    def _note(self, candidate: Candidate) -> None:
+        if candidate.id not in self._begun:
+            self._begun.add(candidate.id)
+            if self._begin:
+                self._begin(candidate)
+
+    def _attempt(self, candidate: Candidate, best: float | None) -> tuple[Verdict, bool]:
+        """The verdict, and whether another candidate may be to blame for it."""
+        if self._child is None:
+            self._start()
+        child = self._child
+        assert child is not None
+        beside = self._preparing not in (None, candidate.id)
+        if self._preparing == candidate.id:
+            self._preparing = None
+        give_up = None if best is None else best * self._limits.give_up_beyond
+        message = {"do": "measure", "candidate": codec.candidate_to_plain(candidate), "give_up": give_up}
+        try:
+            answer = child.ask(message, self._limits.start_seconds, self._on_phase(candidate))
+        except Ended as ended:
+            self._watch.ended()
+            self._watch.settle(time.monotonic())
+            self._stop()
+            return self._fault(candidate, _of_ended(ended)), beside and not ended.late
+        self._watch.ended()
+        if "failed" in answer:
+            self._stop()
+            return Verdict(outcome=Outcome.RUN, reason=str(answer["failed"])), False
+        self.spent = answer["spent"]
+        verdict = self._looked_after(candidate, codec.verdict_from_plain(answer["verdict"]), answer["ran_at"])
+        if answer["tainted"] or verdict.outcome is Outcome.FAULT:
+            self._stop()
+        return verdict, False
+
+    def _looked_after(self, candidate: Candidate, verdict: Verdict, ran_at: float | None) -> Verdict:
+        """The verdict after a look into the kernel log, as long as it takes to be sure of it."""
+        if not self._watch.watching or ran_at is None:
+            return verdict
+        began = time.monotonic()
+        if verdict.outcome is Outcome.RIGHT:
+            self._watch.settle(ran_at)
+        elif verdict.outcome is Outcome.RUN:
+            self._watch.settle(began)
+        else:
+            self._watch.look()
+        self.spent["kernel log"] = time.monotonic() - began
+        return self._fault(candidate, verdict)
+
+    def _fault(self, candidate: Candidate, verdict: Verdict) -> Verdict:
+        story = self._watch.of(candidate.id)
+        if story is None:
+            return verdict
+        text = " / ".join(line.strip() for line in story.cause.text.splitlines() if line.strip())
+        killed = story.severity is Severity.PROCESS_KILLED
+        outcome = Outcome.MEMORY if killed else Outcome.FAULT
+        return Verdict(outcome=outcome, reason=f"the kernel log has a fault of it: {text[:300]}")
+
+    def _on_phase(self, candidate: Candidate) -> Callable[[str], None]:
+        def on_phase(phase: str) -> None:
+            if phase == "first":
+                self._watch.look()
+                self._watch.started(candidate.id)
+
+        return on_phase
+
+    def _start(self) -> None:
+        self.children += 1
+        child = Child(Path(self._folder.name) / "child.log", self._command)
+        self._preparing = None
+        message = {
+            "do": "open",
+            "device": self._device,
+            "profile": to_plain(self._profile),
+            "limits": to_plain(self._limits),
+            "checks": to_plain(self._checks),
+        }
+        self._asked(child, message)
+        self._child = child
+        self._watch.adopt(child.pid)
+        if self._workload is not None:
+            self._load(child)
+
+    def _load(self, child: Child) -> None:
+        assert self._workload is not None
+        known = self._traffic.get(self._workload.bytes)
+        message = {"do": "load", "workload": codec.workload_to_plain(self._workload), "traffic": known}
+        self._traffic[self._workload.bytes] = float(self._asked(child, message)["loaded"])
+
+    def _asked(self, child: Child, message: codec.Message) -> codec.Message:
+        try:
+            answer = child.ask(message, self._limits.start_seconds)
+        except Ended as ended:
+            self._child = None
+            raise DeviceError(
+                f"the measuring child cannot use {self._device} ({ended}); see `hone doctor`"
+            ) from ended
+        if "failed" in answer:
+            child.kill()
+            self._child = None
+            kind = InvalidArgument if answer["code"] == InvalidArgument.code else DeviceError
+            raise kind(str(answer["failed"]))
+        return answer
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+def _of_ended(ended: Ended) -> Verdict:
+    """What a child's end says of the candidate it was measuring."""
+    if ended.out_of_memory:
+        return Verdict(outcome=Outcome.MEMORY, reason=f"its process ran out of memory ({ended})")
+    where = {
+        "build": "in the driver's compiler",
+        "first": "at its first launch, in which drivers may compile",
+    }.get(ended.phase, "running")
+    if ended.late:
+        outcome = Outcome.BUILD if ended.phase == "build" else Outcome.DEADLINE
+        return Verdict(outcome=outcome, reason=f"it was killed {where}: {ended}")
+    outcome = Outcome.BUILD if ended.phase == "build" else Outcome.CRASH
+    return Verdict(outcome=outcome, reason=f"its process died {where} ({ended})")

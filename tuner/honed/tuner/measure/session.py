@@ -1,0 +1,140 @@
+"""The device as the measuring child holds it: context, queue, yardstick, and the loaded workload's memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from honed.runtime.devices import Device
+from honed.runtime.errors import InvalidArgument
+from honed.runtime.opencl import cl, context
+from honed.runtime.profile import DevicePeaks, DeviceProfile
+
+from . import bound, probes
+from .bound import Reader
+from .candidate import Candidate, Workload
+from .checks import Array, Ceiling, Expected, ceiling
+from .guarded import Guarded
+from .limits import Checks, Limits
+from .timed import Warmth
+
+Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
+_SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
+_SETTLED = 8  # yardsticks in a row that were no faster
+
+
+class Loaded:
+    """A workload: its inputs and expected outputs on the host, its buffers on the device."""
+
+    def __init__(self, workload: Workload, in_context: Any, most: Ceiling) -> None:
+        """Read and allocate; raises InvalidArgument for tensors that are not as the workload says."""
+        self.workload = workload
+        self.most = most
+        self.inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
+        self.given: list[dict[int, Array]] = []
+        self.expected: list[dict[int, Expected]] = []
+        for number in range(workload.sets):
+            self.given.append({i: _tensor(workload, number, i) for i in self.inputs})
+            self.expected.append(
+                {
+                    i: Expected.of(_tensor(workload, number, i), tolerance)
+                    for i, tolerance in zip(workload.outputs, workload.tolerance, strict=True)
+                }
+            )
+        self.memory = [Guarded(in_context, value) for value in workload.parameters]
+
+
+class Session:
+    """One device, opened in this process for good."""
+
+    def __init__(
+        self,
+        device: Device,
+        profile: DeviceProfile,
+        limits: Limits,
+        checks: Checks,
+        announce: Announce,
+        read: Reader = probes.reading,
+    ) -> None:
+        """Open the device and warm it up; raises pyopencl's errors, and InvalidArgument without peaks."""
+        if profile.peaks is None:
+            raise InvalidArgument("the device's peaks are not known; measure them before tuning")
+        self.device = device
+        self.profile = profile
+        self.peaks: DevicePeaks = profile.peaks
+        self.limits = limits
+        self.checks = checks
+        self.announce = announce
+        self.read = read
+        self.context = context(device.cl)
+        properties = cl.command_queue_properties.PROFILING_ENABLE
+        self.queue = cl.CommandQueue(self.context, properties=properties)
+        self.resolution = float(device.cl.profiling_timer_resolution) * 1e-9
+        self.yardstick = probes.Yardstick(self.context, self.queue, profile.limits.compute_units)
+        self.warmth = Warmth()
+        self.warmth.note(_settled(self.yardstick))
+        self.loaded: Loaded | None = None
+        self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="build")
+        self._prepared: dict[str, Future[Any]] = {}
+
+    @property
+    def cap(self) -> int:
+        """Launches that may be queued before a wait."""
+        return self.profile.rules.max_queued_launches or self.limits.max_queued
+
+    def load(self, workload: Workload, traffic: float | None) -> float:
+        """Make the buffers of `workload`, in place of the last one's.
+
+        Gives the rate (bytes per second) at which the device was seen to move as many bytes; `traffic` is
+        that rate where it is known already.
+        """
+        if self.loaded is not None:
+            for memory in self.loaded.memory:
+                memory.release()
+            self.loaded = None
+        if traffic is None:
+            units = self.profile.limits.compute_units
+            traffic = probes.traffic(self.context, self.queue, units, workload.bytes) or 0.0
+        self.loaded = Loaded(workload, self.context, ceiling(workload, self.peaks, traffic))
+        return traffic
+
+    def prepare(self, candidate: Candidate) -> None:
+        """Build a candidate's program in a thread, for a later `program`."""
+        self._prepared = {candidate.id: self._builder.submit(bound.build, self.context, candidate.source)}
+
+    def program(self, candidate: Candidate) -> Any:
+        """The candidate's program; raises pyopencl's errors."""
+        prepared = self._prepared.pop(candidate.id, None)
+        return prepared.result() if prepared else bound.build(self.context, candidate.source)
+
+
+def _settled(yardstick: probes.Yardstick) -> float:
+    """The yardstick's time once it is no longer getting faster, in seconds."""
+    until = time.perf_counter() + _SETTLE_SECONDS
+    best, stale = yardstick.seconds(), 0
+    while stale < _SETTLED and time.perf_counter() < until:
+        seconds = yardstick.seconds()
+        stale = 0 if seconds < 0.98 * best else stale + 1
+        best = min(best, seconds)
+    return best
+
+
+def _tensor(workload: Workload, number: int, parameter: int) -> Array:
+    path = workload.folder / f"{number}.{parameter}.npy"
+    value = workload.parameters[parameter]
+    try:
+        array: Array = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InvalidArgument(
+            f"{path} cannot be read ({error}); draw the inputs of the task again"
+        ) from error
+    if array.dtype != np.dtype(value.dtype) or array.shape != value.shape:
+        raise InvalidArgument(
+            f"{path} is {array.dtype}{list(array.shape)} and the task's parameter {parameter} is "
+            f"{value.dtype}{list(value.shape)}; draw the inputs of the task again"
+        )
+    return np.ascontiguousarray(array).reshape(value.shape)

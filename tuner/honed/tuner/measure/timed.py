@@ -1,0 +1,147 @@
+"""Timing a candidate that is right: in turns with the yardstick, until its median is known well enough."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from .bound import Bound, Reader
+from .candidate import Timing
+from .checks import Finished, Refusal, completed, wall_above, wall_below
+from .limits import Checks, Limits
+from .median import LEAST, interval
+from .probes import Yardstick
+
+_LEAST_SAMPLE = 50e-6  # seconds; shorter runs are repeated within a sample
+_CLOCK_STEPS = 100  # a sample is at least this many steps of the device's clock
+_MOST_RUNS = 64  # in a sample
+_GROUP = 3  # samples between two waits
+_AWAKE = 1.1  # a yardstick within this of the best of late means that the clock is up
+_MEMORY = 16  # candidates whose yardsticks are remembered
+
+
+@dataclass(slots=True)
+class Warmth:
+    """The fastest yardsticks of late, by which to see whether the device's clock is up (seconds)."""
+
+    best: list[float] = field(default_factory=list)
+
+    def note(self, seconds: float) -> None:
+        """Remember a candidate's yardstick; throttling that lasts becomes the new measure."""
+        self.best = [*self.best[1 - _MEMORY :], seconds]
+
+    def up(self, seconds: float) -> bool:
+        """Whether a yardstick of `seconds` is as fast as of late."""
+        return bool(self.best) and seconds <= _AWAKE * min(self.best)
+
+
+@dataclass(slots=True)
+class _Samples:
+    """What was measured so far: seconds of a run, of the yardstick, and of every wait."""
+
+    runs: list[float] = field(default_factory=list)
+    yardsticks: list[float] = field(default_factory=list)
+    finishes: list[Finished] = field(default_factory=list)
+
+
+def warm_up(bound: Bound, yardstick: Yardstick, warmth: Warmth, limits: Limits, read: Reader) -> None:
+    """Keep the device busy until the yardstick is as fast as of late, or the limit has passed."""
+    until = time.perf_counter() + limits.warm_seconds
+    while not warmth.up(yardstick.seconds()) and time.perf_counter() < until:
+        bound.run(read)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """How samples are taken, from what one run takes (seconds) and how many launches may queue."""
+
+    runs: int  # in a sample
+    group: int  # samples between two waits
+
+    @classmethod
+    def of(cls, seconds: float, launches: int, resolution: float, cap: int, limits: Limits) -> Schedule:
+        """Long enough for the device's clock, short enough for its queue and the run's deadline."""
+        wanted = max(_LEAST_SAMPLE, _CLOCK_STEPS * resolution)
+        fit = max(1, (cap - 1) // launches)
+        runs = max(1, min(_MOST_RUNS, math.ceil(wanted / max(seconds, 1e-9)), fit))
+        by_queue = cap // (runs * launches + 1)
+        by_time = int(limits.run_seconds / 2 / max(seconds * runs, 1e-9))
+        return cls(runs=runs, group=max(1, min(_GROUP, by_queue, by_time)))
+
+
+def time_candidate(
+    bound: Bound,
+    yardstick: Yardstick,
+    queue: Any,
+    schedule: Schedule,
+    limits: Limits,
+    checks: Checks,
+    read: Reader,
+    *,
+    slow: bool,
+) -> Timing | Refusal:
+    """Measure until the median is known within `limits.precision`, or a cap is met.
+
+    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before.
+    """
+    samples = _Samples()
+    began = time.perf_counter()
+    while True:
+        group = min(schedule.group, limits.few_repeats) if slow else schedule.group
+        _take(bound, yardstick, queue, schedule.runs, group, samples, read)
+        refusal = _refusal(samples, checks)
+        if refusal is not None:
+            return refusal
+        if _enough(samples.runs, limits, time.perf_counter() - began, slow):
+            break
+    found = interval(samples.runs)
+    return Timing(
+        median=found.median,
+        low=found.low,
+        high=found.high,
+        repeats=len(samples.runs),
+        yardstick=statistics.median(samples.yardsticks),
+    )
+
+
+def _take(
+    bound: Bound, yardstick: Yardstick, queue: Any, runs: int, group: int, samples: _Samples, read: Reader
+) -> None:
+    began = time.perf_counter()
+    taken = []
+    for _ in range(group):
+        mark = yardstick.enqueue()
+        taken.append((mark, [event for _ in range(runs) for event in bound.enqueue()]))
+    queue.finish()
+    wall = time.perf_counter() - began
+    everything = []
+    for mark, events in taken:
+        launched = tuple(read(event) for event in events)
+        samples.runs.append(Finished(launched, wall).seconds / runs)
+        measured = read(mark)
+        samples.yardsticks.append(Finished((measured,), wall).seconds)
+        everything += [measured, *launched]
+    samples.finishes.append(Finished(tuple(everything), wall))
+
+
+def _refusal(samples: _Samples, checks: Checks) -> Refusal | None:
+    last = samples.finishes[-1]
+    refusal = completed(last) if checks.completed else None
+    if refusal is None and checks.wall:
+        refusal = wall_above(last)
+        if refusal is None and len(samples.finishes) > 1:
+            refusal = wall_below(samples.finishes)
+    return refusal
+
+
+def _enough(runs: list[float], limits: Limits, elapsed: float, slow: bool) -> bool:
+    if slow:
+        return len(runs) >= limits.few_repeats
+    if len(runs) >= limits.max_repeats:
+        return True
+    if elapsed >= limits.timing_seconds and len(runs) >= limits.few_repeats:
+        return True
+    return len(runs) >= LEAST and interval(runs).spread <= limits.precision
