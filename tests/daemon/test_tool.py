@@ -284,7 +284,7 @@ def test_doctor_writes_a_profile(tmp_path: Path) -> None:
     from honed.runtime import profilefile
 
     file = tmp_path / "board.toml"
-    environ = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "HOME": str(tmp_path)}
+    environ = {"CACHE_DIRECTORY": str(tmp_path / "cache")}
     done = hone("doctor", "--profile", str(file), "--json", environ=environ, timeout=150)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["output"] == str(file)
