@@ -186,11 +186,21 @@ def slice_rule(b: Builder, c: Call) -> Value:
         place = normal_axis(axis, x.rank)
         if step == 0:
             raise Refuse("its step is 0")
-        chosen = range(*slice(start, end, step).indices(x.shape[place]))
-        if list(chosen) == list(range(x.shape[place])):
-            continue
-        x = b("Slice", x, b.ints(start), b.ints(end), b.ints(place), b.ints(step))
+        first, last = _clamped(start, end, step, x.shape[place])
+        if step > 0:
+            x = cut(b, x, place, first, last, step)
+        else:
+            past = last if last >= 0 else -x.shape[place] - 1  # one before the first element
+            x = b("Slice", x, b.ints(first), b.ints(past), b.ints(place), b.ints(step))
     return x
+
+
+def _clamped(start: int, end: int, step: int, extent: int) -> tuple[int, int]:
+    """Start and end as ONNX clamps them; end is -1 where a backward slice takes the first element too."""
+    start, end = (v + extent if v < 0 else v for v in (start, end))
+    if step > 0:
+        return min(max(start, 0), extent), min(max(end, 0), extent)
+    return min(max(start, 0), extent - 1), min(max(end, -1), extent - 1)
 
 
 def _list(array: Array) -> list[int]:

@@ -116,15 +116,20 @@ def _from_sizes(policy: str, extents: list[int], sizes: list[int]) -> tuple[list
 
 
 def coordinates(how: Axis, mode: str) -> Array:
-    """For each output position, the position in the input it samples."""
-    out = np.arange(how.output, dtype=np.float64)
+    """For each output position, the position in the input it samples.
+
+    In float32: nearest neighbours at ties are whatever single precision makes of them, as in ONNX Runtime.
+    """
+    out = np.arange(how.output, dtype=np.float32)
+    scale = np.float32(how.scale)
     exact = how.scale * how.extent  # output length before rounding
+    half = np.float32(0.5)
     table: dict[str, Callable[[], Array]] = {
-        "half_pixel": lambda: (out + 0.5) / how.scale - 0.5,
-        "asymmetric": lambda: out / how.scale,
-        "pytorch_half_pixel": lambda: (out + 0.5) / how.scale - 0.5 if how.output > 1 else np.zeros(1),
+        "half_pixel": lambda: (out + half) / scale - half,
+        "asymmetric": lambda: out / scale,
+        "pytorch_half_pixel": lambda: (out + half) / scale - half if how.output > 1 else np.zeros(1),
         "align_corners": lambda: out * (how.extent - 1) / (exact - 1) if exact != 1 else np.zeros(how.output),
-        "tf_half_pixel_for_nn": lambda: (out + 0.5) / how.scale,
+        "tf_half_pixel_for_nn": lambda: (out + half) / scale,
         "half_pixel_symmetric": lambda: (
             how.extent / 2 * (1 - how.output / exact) + (out + 0.5) / how.scale - 0.5
         ),
