@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import dlight
@@ -75,6 +76,11 @@ def _longest_reduction(func: tirx.PrimFunc) -> int:
     return longest
 
 
+def fresh(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A copy that shares nothing: schedules change the statements of the function they are given in place."""
+    return tvm.ir.load_json(tvm.ir.save_json(func))
+
+
 def narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Use 32-bit index arithmetic, which GPUs do in one instruction.
 
@@ -96,9 +102,17 @@ def _elements(buffer: tirx.Buffer) -> int:
 def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
     try:
         with target:
-            found = rule.apply(func, target, False)
-    except Exception as error:
-        # A rule may fail in any way on a function it was not made for; the caller reports it.
+            found = rule.apply(fresh(func), target, False)
+    except (
+        ArithmeticError,
+        AssertionError,
+        AttributeError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+    ) as error:
+        # Rules fail in many ways on functions they were not made for; the caller reports it.
         raise LoweringFailed(last_line(error)) from error
     if found is None:
         return None
@@ -108,7 +122,7 @@ def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> ti
 
 def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Bind every outermost loop nest to a thread of its own launch, in order."""
-    schedule = s_tir.Schedule(func)
+    schedule = s_tir.Schedule(fresh(func))
     bound: set[str] = set()
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         loops = schedule.get_loops(block)

@@ -1,0 +1,136 @@
+"""The learned cost model: from features of a schedule to how near it comes to the best of its task.
+
+One model serves every task and model of a device, because features describe loops and memory and not
+operators. It is trained again from all its samples after each batch (xgboost's histogram method, well under a
+second for some ten thousand samples) and kept, samples and all, in one `.npz` file per device.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import xgboost
+from numpy.typing import NDArray
+from scipy.stats import spearmanr
+
+Array = NDArray[np.float32]
+
+MAX_SAMPLES = 20_000  # the oldest are forgotten beyond that
+_LEAST_TO_TRAIN = 24
+_ROUNDS = 120
+_PARAMETERS = {
+    "objective": "reg:squarederror",
+    "max_depth": 8,
+    "eta": 0.15,
+    "subsample": 0.9,
+    "min_child_weight": 1,
+    "tree_method": "hist",
+    "verbosity": 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """How well a batch was ranked before it was measured."""
+
+    correlation: float  # Spearman's, of predicted scores and measured speed; nan for a batch of equals
+    best_rank: int  # where the batch's fastest stood in the predicted order; 1 is first
+    batch: int
+
+
+class CostModel:
+    """Scores between 0 and 1: the best known time of the task over the candidate's own time.
+
+    `train` and `predict` are deterministic for a given set of samples. Candidates that gave no right answer
+    count with score 0, so that the search learns to leave their kind alone.
+    """
+
+    def __init__(self, width: int, threads: int = 1) -> None:
+        """`width` is the length of a feature vector."""
+        self.width = width
+        self._threads = threads
+        self._features = np.empty((0, width), np.float32)
+        self._seconds = np.empty(0, np.float64)  # inf for those refused
+        self._tasks = np.empty(0, "U16")
+        self._booster: xgboost.Booster | None = None
+
+    @property
+    def samples(self) -> int:
+        """Measured candidates it has learned from."""
+        return len(self._seconds)
+
+    def add(self, task: str, features: Array, seconds: NDArray[np.float64]) -> None:
+        """Add measured candidates of `task`: features [n, width], seconds [n] with inf for the refused."""
+        self._features = np.concatenate([self._features, features])[-MAX_SAMPLES:]
+        self._seconds = np.concatenate([self._seconds, seconds])[-MAX_SAMPLES:]
+        self._tasks = np.concatenate([self._tasks, np.full(len(seconds), task, "U16")])[-MAX_SAMPLES:]
+
+    def train(self) -> None:
+        """Learn from all samples; with fewer than 24 it stays untrained and predicts nothing."""
+        scores = self._scores()
+        if len(scores) < _LEAST_TO_TRAIN or float(np.ptp(scores)) == 0.0:
+            return
+        data = xgboost.DMatrix(self._features, label=scores)
+        parameters = _PARAMETERS | {"nthread": self._threads, "seed": 0}
+        self._booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS)
+
+    def predict(self, features: Array) -> Array | None:
+        """Scores [n] of features [n, width]; None while untrained."""
+        if self._booster is None:
+            return None
+        found: Array = self._booster.predict(xgboost.DMatrix(features))
+        return found
+
+    def _scores(self) -> Array:
+        scores = np.zeros(len(self._seconds), np.float32)
+        for task in np.unique(self._tasks):
+            mine = self._tasks == task
+            best = self._seconds[mine].min()
+            if np.isfinite(best):
+                scores[mine] = best / self._seconds[mine]
+        return scores
+
+    def save(self, path: Path) -> None:
+        """Write all samples to `path`, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            try:
+                np.savez_compressed(file, features=self._features, seconds=self._seconds, tasks=self._tasks)
+                file.flush()
+                os.fsync(file.fileno())
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
+                raise
+
+    @classmethod
+    def load(cls, path: Path, width: int, threads: int = 1) -> CostModel:
+        """The model kept in `path`, trained; an empty one where there is none or its features are others.
+
+        Raises ValueError or OSError where the file cannot be read as one.
+        """
+        model = cls(width, threads)
+        if not path.exists():
+            return model
+        with np.load(path, allow_pickle=False) as kept:
+            features, seconds, tasks = kept["features"], kept["seconds"], kept["tasks"]
+        if features.ndim == 2 and features.shape == (len(seconds), width) and len(tasks) == len(seconds):
+            model._features, model._seconds, model._tasks = features, seconds, tasks
+            model.train()
+        return model
+
+
+def ranking(predicted: Array, seconds: NDArray[np.float64]) -> Ranking | None:
+    """How `predicted` scores rank candidates that took `seconds` (inf: refused); None for fewer than three."""
+    if len(seconds) < 3 or not np.isfinite(seconds).any():
+        return None
+    speed = np.where(np.isfinite(seconds), 1.0 / seconds, 0.0)
+    equal = float(np.ptp(speed)) == 0.0 or float(np.ptp(predicted)) == 0.0
+    correlation = float("nan") if equal else float(spearmanr(predicted, speed).statistic)
+    order = np.argsort(-predicted, kind="stable")
+    best = int(np.flatnonzero(order == int(np.argmax(speed)))[0]) + 1
+    return Ranking(correlation, best, len(seconds))

@@ -1,0 +1,154 @@
+"""Evolutionary search over a task's sketches: MetaSchedule's, driven from our own loop.
+
+The strategy keeps a population of traces, mutates the numbers in them and ranks them by the cost model; what it
+proposes is compiled and measured elsewhere, and comes back through `learn`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.ir.utils import derived_object
+from tvm.target import Target
+
+from . import traces
+from .costmodel import Array, CostModel
+
+POPULATION = 192
+_GENERATIONS = 3
+_STORE_WIDTH = 164  # of MetaSchedule's features of one store
+WIDTH = 2 * _STORE_WIDTH
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A schedule worth measuring. `traces.apply` turns the trace into the same schedule."""
+
+    id: str  # `traces.identity` of the trace
+    trace: str
+    scheduled: tirx.PrimFunc
+    features: Array  # [WIDTH]
+    score: float | None  # predicted; None while the cost model is untrained
+
+
+class Evolution:
+    """The search for one task. Not for several threads."""
+
+    def __init__(
+        self,
+        func: tirx.PrimFunc,
+        target: Target,
+        space: Sequence[Schedule],
+        model: CostModel,
+        *,
+        batch: int,
+        seed: int,
+        threads: int = 1,
+    ) -> None:
+        """`space` holds the sketches, at least one; `batch` is how many `propose` gives at most."""
+        self._module = traces.as_module(func)
+        self._model = model
+        self._target = target
+        self._database = ms.database.MemoryDatabase()
+        self._workload = self._database.commit_workload(self._module)
+        self._extractor = ms.feature_extractor.PerStoreFeature(extract_workload=False)
+        self._proposed: set[str] = set()
+        self._context = ms.TuneContext(
+            self._module,
+            target=target,
+            space_generator=ms.space_generator.ScheduleFn(
+                lambda _schedule: None, sch_rules=[], postprocs=[], mutator_probs=_mutators()
+            ),
+            search_strategy=ms.search_strategy.EvolutionarySearch(
+                population_size=POPULATION,
+                init_measured_ratio=0.25,
+                init_min_unmeasured=32,
+                genetic_num_iters=_GENERATIONS,
+                genetic_mutate_prob=0.85,
+                eps_greedy=0.15,
+            ),
+            task_name="main",
+            rand_state=seed % (2**31 - 2) + 1,
+            num_threads=threads,
+        )
+        self._context.pre_tuning(1 << 20, batch, list(space), self._database, _Adapter(self))
+
+    def know(self, trace: str, seconds: float) -> None:
+        """Tell of a schedule measured before: it is not proposed again, and its kin are bred from it."""
+        self._proposed.add(traces.identity(trace))
+        if not np.isfinite(seconds):
+            return
+        schedule = traces.apply(trace, self._module["main"])
+        self._commit(schedule, seconds)
+
+    def propose(self) -> list[Proposal]:
+        """Up to a batch of schedules not proposed before; none where nothing new was found."""
+        candidates = list(self._context.generate_measure_candidates() or [])
+        features = self.features(candidates)
+        scores = self._model.predict(features) if candidates else None
+        found: list[Proposal] = []
+        for n, candidate in enumerate(candidates):
+            trace = traces.to_text(candidate.sch.trace)
+            key = traces.identity(trace)
+            if key in self._proposed:
+                continue
+            self._proposed.add(key)
+            score = None if scores is None else float(scores[n])
+            found.append(Proposal(key, trace, candidate.sch.mod["main"], features[n], score))
+        return found
+
+    def features(self, candidates: Sequence[Any]) -> Array:
+        """Features [n, WIDTH]: over a schedule's stores, the sum and the greatest of the logarithms."""
+        found = np.zeros((len(candidates), WIDTH), np.float32)
+        if not candidates:
+            return found
+        for n, array in enumerate(self._extractor.extract_from(self._context, list(candidates))):
+            stores = np.log1p(np.maximum(array.numpy().astype(np.float32), 0.0))
+            if len(stores):
+                found[n, :_STORE_WIDTH] = stores.sum(0)
+                found[n, _STORE_WIDTH:] = stores.max(0)
+        return found
+
+    def predict(self, candidates: Sequence[Any]) -> NDArray[np.float64]:
+        """Scores [n]; random while the cost model is untrained."""
+        scores = self._model.predict(self.features(candidates))
+        if scores is None:
+            return np.random.default_rng().random(len(candidates))
+        return scores.astype(np.float64)
+
+    def _commit(self, schedule: Schedule, seconds: float) -> None:
+        record = ms.database.TuningRecord(schedule.trace, self._workload, [seconds], self._target, None)
+        self._database.commit_tuning_record(record)
+
+
+def _mutators() -> dict[ms.Mutator, float]:
+    return {ms.mutator.MutateTileSize(): 0.95, ms.mutator.MutateUnroll(): 0.05}
+
+
+@derived_object
+class _Adapter(ms.cost_model.PyCostModel):  # type: ignore[misc]
+    """The cost model as the strategy asks for it."""
+
+    def __init__(self, evolution: Evolution) -> None:
+        super().__init__()
+        self.evolution = evolution
+
+    def load(self, path: str) -> None:
+        """Not used: the model is kept by its owner."""
+
+    def save(self, path: str) -> None:
+        """Not used: the model is kept by its owner."""
+
+    def update(self, context: Any, candidates: Any, results: Any) -> None:
+        """Not used: the model learns from verdicts, not from runner results."""
+
+    def predict(self, context: Any, candidates: Any) -> NDArray[np.float64]:
+        """Scores for the strategy's ranking."""
+        return self.evolution.predict(list(candidates))

@@ -1,0 +1,55 @@
+"""Traces of schedules as JSON text: how records keep them and how they are played again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.ir import IRModule
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import Trace
+
+from honed.tuner.lower.opencl import LoweringFailed, last_line
+from honed.tuner.lower.schedule import fresh
+
+
+def to_text(trace: Trace) -> str:
+    """The trace as compact JSON."""
+    return json.dumps(_plain(trace.as_json()), separators=(",", ":"))
+
+
+def identity(text: str) -> str:
+    """SHA-256 of a trace's text, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def apply(text: str, func: tirx.PrimFunc) -> Schedule:
+    """The schedule that a trace makes of `func`; raises LoweringFailed where it does not fit."""
+    schedule = Schedule(as_module(func), debug_mask="none")
+    try:
+        Trace.apply_json_to_schedule(json.loads(text), schedule)
+    except (ValueError, RuntimeError, TypeError, KeyError) as error:
+        raise LoweringFailed(f"the recorded schedule does not fit: {last_line(error)}") from error
+    return schedule
+
+
+def as_module(func: tirx.PrimFunc) -> IRModule:
+    """A module of its own for schedules and searches of a function."""
+    return IRModule({"main": fresh(func).with_attr("global_symbol", "main")})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tvm.tirx.IntImm | tvm.tirx.FloatImm):
+        return value.value
+    if isinstance(value, tvm.ir.StringImm):
+        return value.value
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, list | tuple | tvm.ir.Array):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict | tvm.ir.Map):
+        return {str(key): _plain(item) for key, item in value.items()}
+    return value
