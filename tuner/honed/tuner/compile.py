@@ -24,13 +24,12 @@ from .assemble import Expected, assemble
 from .bind import bind_shapes
 from .frontend import Normalised, Precision
 from .lower.module import LoweredModel, lower_module
-from .prove import inputs as probe_inputs
-from .prove import locate, reference, tolerance
+from .prove import locate, probes, reference
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
-_PROBES = 2
+_PROBES = 3
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -141,12 +140,10 @@ def _lower(
 
 
 def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, tuple[str, ...]]:
-    """Draw inputs and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
-    drawn = probe_inputs.generate(bound, count=_PROBES)
+    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
     size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
-    if size * _PROBES > _PROBE_BYTES:
-        drawn = drawn[:1]
-    found = reference.evaluate(bound, drawn)
+    count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
+    found = probes.choose(bound, count, normalised.precision)
     if isinstance(found, reference.ReferenceFailure):
         raise ModelRefused(
             f"the model's answers cannot be proven right, so it is not served: {found.reason}",
@@ -154,11 +151,11 @@ def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, t
         )
     expected = Expected(
         evaluator=found.evaluator,
-        inputs=tuple(drawn),
+        inputs=found.inputs,
         outputs=found.outputs,
-        tolerance=tolerance.for_model(bound, normalised.precision),
+        tolerance=found.tolerance,
     )
-    return expected, (found.note,) if found.note else ()
+    return expected, found.notes
 
 
 def _opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
