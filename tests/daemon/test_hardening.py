@@ -25,7 +25,7 @@ from .running import Service, descriptors, start, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.arange(SIZE, dtype=np.float32)
-INFER = {
+INFER: dict[str, Any] = {
     "model_name": "small",
     "inputs": [{"name": "x", "datatype": "FP32", "shape": [SIZE]}],
     "raw_input_contents": [X.tobytes()],
@@ -144,7 +144,7 @@ def test_wrong_calls_leave_the_connection_open(service: Service) -> None:
             {**INFER, "raw_input_contents": []},
             {**INFER, "raw_input_contents": [X.tobytes(), b""]},
             {**INFER, "raw_input_contents": [X.tobytes()[:-1]]},
-            {**INFER, "inputs": INFER["inputs"] * 2},  # type: ignore[operator]
+            {**INFER, "inputs": INFER["inputs"] * 2},
             {**INFER, "parameters": {"timeout": 0}},
             {**INFER, "parameters": {"priority": 9}},
         ):
@@ -231,9 +231,8 @@ def test_never_reading_is_dropped_and_costs_no_memory(service: Service) -> None:
 def test_unanswered_requests_are_bounded(service: Service) -> None:
     """Beyond max_unanswered nothing more is read, and everything is answered in the end."""
     with Raw(service.socket) as raw:
-        sender = threading.Thread(
-            target=lambda: [raw.send(packed(i, "ModelInfer", INFER)) for i in range(300)]
-        )
+        data = b"".join(packed(i, "ModelInfer", INFER) for i in range(300))
+        sender = threading.Thread(target=raw.send, args=(data,))
         sender.start()
         answers = [raw.read() for _ in range(300)]
         sender.join()
@@ -308,7 +307,7 @@ def in_region(name: str, offset: int, size: int = 4 * SIZE) -> dict[str, Any]:
         "shared_memory_offset": offset,
         "shared_memory_byte_size": size,
     }
-    return {**INFER, "inputs": [{**INFER["inputs"][0], "parameters": place}], "raw_input_contents": []}  # type: ignore[index,dict-item]
+    return {**INFER, "inputs": [{**INFER["inputs"][0], "parameters": place}], "raw_input_contents": []}
 
 
 def test_regions_that_lie(service: Service) -> None:

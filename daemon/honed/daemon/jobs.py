@@ -281,7 +281,11 @@ class Jobs:
 
     async def _commit(self, entry: Entry, staged: list[tuple[StoredFile, Path]]) -> None:
         async with self._committing:
-            await in_thread(self._store.commit, entry.manifest, staged)
+            try:
+                await in_thread(self._store.commit, entry.manifest, staged)
+            except HonedError:
+                await in_thread(self._store.sweep, self._manifests())
+                raise
             replaced = self._registry.put(entry)
             if replaced is not None:
                 entry.statistics = replaced.statistics

@@ -96,7 +96,7 @@ class Store:
         """Make the model exist: move its staged files to their objects, then write its manifest.
 
         The files must be synced. Replaces a model of the same name. Raises ResourceExhausted where the
-        disk is full; the store is then as before, but for objects that the next start clears away.
+        disk is full; the models are then as before, and `sweep` clears away what was moved.
         """
         with _explained(self._objects):
             for file, path in staged:

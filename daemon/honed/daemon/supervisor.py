@@ -49,11 +49,18 @@ class Supervisor:
         self._turned = asyncio.Event()  # set at each change of state
         self.on_ready: Callable[[], Awaitable[None]] | None = None
         self.on_lost: Callable[[], None] | None = None
-        self.state = "starting"
+        self._state = "starting"
         self.reason = ""
         self.starts = 0
         self.spec = ""
         self.profile: DeviceProfile | None = None
+
+    @property
+    def state(self) -> str:
+        """What ServerStatus calls it; "ready" ends when calls no longer reach the worker."""
+        if self._state == "ready" and (self._link is None or self._link.broken is not None):
+            return "starting"
+        return self._state
 
     @property
     def pid(self) -> int:
@@ -66,12 +73,13 @@ class Supervisor:
         while True:
             begun = time.monotonic()
             try:
-                await self._live_once()
+                was_ready = await self._live_once()
             finally:
                 await self._end()
             failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
-            # One end is an accident and requests wait for the next worker; more of them are a state.
-            self.state = "failed" if restart_delay(failures) else "starting"
+            # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
+            # twice in a row is a state, and requests are told so.
+            self._state = "failed" if failures > 1 and not was_ready else "starting"
             self._turned.set()
             if self.on_lost is not None:
                 self.on_lost()
@@ -127,19 +135,19 @@ class Supervisor:
     def _lost(self) -> WorkerLost:
         return WorkerLost(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
-    async def _live_once(self) -> None:
-        """Start a worker and wait for its end."""
+    async def _live_once(self) -> bool:
+        """Start a worker and wait for its end; gives whether it became ready."""
         self.starts += 1
         process, link = await self._spawn()
         self._process, self._link = process, link
         try:
             hello = await self.call("Hello", {}, seconds=self._limits.load_seconds)
         except HonedError as error:
-            self._failed(f"{error}")
-            return
+            self._ended(str(error))
+            return False
         self.spec = str(hello["spec"])
         self.profile = from_dict(hello["profile"])
-        self.state, self.reason = "ready", ""
+        self._state, self.reason = "ready", ""
         self._turned.set()
         _log.info("worker %d is ready on %s", process.pid, self.spec)
         setup = asyncio.ensure_future(self.on_ready()) if self.on_ready is not None else None
@@ -148,10 +156,11 @@ class Supervisor:
         finally:
             if setup is not None:
                 setup.cancel()
-        self._failed(f"{self._kill_reason or describe_exit(status)}")
+        self._ended(self._kill_reason or describe_exit(status))
+        return True
 
-    def _failed(self, reason: str) -> None:
-        self.state, self.reason = "starting", reason
+    def _ended(self, reason: str) -> None:
+        self._state, self.reason = "starting", reason
         _log.error("the worker ended: %s", reason)
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, AsyncLink]:
