@@ -18,7 +18,11 @@ GROUP = 64
 
 
 def kept(
-    folder: Path, sets: Sequence[tuple[Sequence[Array], Sequence[Array]]], *, flops: int, tolerance: float = 1e-3
+    folder: Path,
+    sets: Sequence[tuple[Sequence[Array], Sequence[Array]]],
+    *,
+    flops: int,
+    tolerance: float = 1e-3,
 ) -> Workload:
     """A workload whose sets of inputs and outputs are saved in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -211,16 +211,17 @@ def possible(workload: Workload, most: Ceiling, seconds: float) -> Refusal | Non
 
 def guard_intact(before: Array, after: Array, poison: int, which: str) -> Refusal | None:
     """Refuse where a byte next to a buffer is no longer `poison`; the bands are uint8."""
-    damaged_before, damaged_after = before != poison, after != poison
-    if not damaged_before.any() and not damaged_after.any():
-        return None
-    if damaged_after.any():
-        places = np.flatnonzero(damaged_after)
-        where = f"{int(places[0])} bytes beyond the end"
+    damaged_before, damaged_after = np.flatnonzero(before != poison), np.flatnonzero(after != poison)
+    if damaged_after.size:
+        nearest = f"{int(damaged_after[0])} bytes beyond its end"
+    elif damaged_before.size:
+        nearest = f"{before.size - int(damaged_before[-1])} bytes before its start"
     else:
-        places = np.flatnonzero(damaged_before)
-        where = f"{before.size - int(places[-1])} bytes before the start"
-    return Refusal(Outcome.OUT_OF_BOUNDS, f"it writes outside {which}, {where}")
+        return None
+    count = damaged_before.size + damaged_after.size
+    return Refusal(
+        Outcome.OUT_OF_BOUNDS, f"it writes outside {which}: {count} bytes, the nearest of them {nearest}"
+    )
 
 
 def unchanged(given: Array, found: Array, which: str) -> Refusal | None:
