@@ -327,6 +327,28 @@ def test_precision(elem: int, options: dict[str, Any], label: str, compute: int)
     assert bool(done.notes) == lacks
 
 
+def test_sums_and_exponentials_stay_in_single_precision() -> None:
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"]),
+        node("Softmax", ["m"], ["s"]),
+        node("LayerNormalization", ["s", "g", "h"], ["n"]),
+        node("Add", ["n", "m"], ["y"]),
+    ]
+    rng = np.random.default_rng(0)
+    constants = {
+        "w": rng.normal(size=(8, 64)).astype(np.float32),
+        "g": np.ones(64, np.float32),
+        "h": np.zeros(64, np.float32),
+    }
+    done = normalise(model(nodes, [info("x", [4, 8])], [info("y", None)], constants), precision="fp16")
+    onnx.checker.check_model(done.model, full_check=True)
+    kinds = {i.name: i.type.tensor_type.elem_type for i in done.model.graph.value_info}
+    by_op = {n.op_type: n for n in done.model.graph.node if n.op_type != "Cast"}
+    assert kinds[by_op["Softmax"].input[0]] == kinds[by_op["LayerNormalization"].output[0]] == FLOAT
+    assert kinds[by_op["MatMul"].output[0]] == TensorProto.FLOAT16
+    assert done.precision == "mixed"
+
+
 def test_large_constants_stay_finite_in_half_precision() -> None:
     proto = model(
         [node("Add", ["x", "w"], ["y"])],

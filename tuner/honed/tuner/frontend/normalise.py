@@ -29,7 +29,8 @@ class Normalised:
     `model` is ONNX at TARGET_OPSET: static shapes, topological order, no subgraphs, functions, sequences
     or unused nodes; every tensor typed (inputs, outputs, value_info). Its inputs and outputs have the
     user's names and order, and the element types of the arithmetic; `inputs` and `outputs` give the
-    types the user sees. `precision` is that of the arithmetic: "fp32", "fp16", "fp64" or "mixed".
+    types the user sees. `precision` is that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64",
+    "fp16", or "mixed" (some of it in fp16).
     """
 
     model: onnx.ModelProto

@@ -44,7 +44,7 @@ _BITWISE = ("BitwiseAnd", "BitwiseOr", "BitwiseXor")
 
 @rule(*_UNARY)
 def unary(b: Builder, c: Call) -> Value:
-    """Operators of one input that mean the same at every opset."""
+    """Itself, elementwise."""
     return b(c.op, c.x())
 
 
@@ -70,7 +70,7 @@ def pair(b: Builder, c: Call) -> tuple[Value, Value]:
 
 @rule(*_BINARY, *_BITWISE, "LessOrEqual", "GreaterOrEqual")
 def binary(b: Builder, c: Call) -> Value:
-    """Operators of two inputs with NumPy broadcasting."""
+    """Itself, elementwise with NumPy broadcasting."""
     x, y = pair(b, c)
     if c.op == "Div" and x.dtype.kind in "iu" and y.data is not None and not y.data.all():
         raise Refuse("it divides integers by a constant 0")
@@ -219,7 +219,7 @@ def prelu(b: Builder, c: Call) -> Value:
 
 @rule("Elu", "Selu", "Celu")
 def elu(b: Builder, c: Call) -> Value:
-    """`alpha` * (exp(x) - 1) below 0; Selu scales both sides, Celu divides inside (ONNX's definitions)."""
+    """`x` above 0, alpha * (exp(x) - 1) below; Selu scales the whole, Celu divides inside exp by alpha."""
     x = c.x()
     alpha = c.number("alpha", 1.67326319217681884765625 if c.op == "Selu" else 1.0)
     inner = b("Div", x, b.like(alpha, x)) if c.op == "Celu" else x

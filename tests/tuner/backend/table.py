@@ -1,0 +1,85 @@
+"""Writes docs/operators.md from the rules and the list of node tests that are right.
+
+python -m tests.tuner.backend.table
+"""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from pathlib import Path
+
+import onnx
+
+from honed.tuner.frontend.builder import schema
+from honed.tuner.frontend.call import RULES
+from honed.tuner.frontend.load import MAX_OPSET
+from honed.tuner.frontend.reasons import unsupported
+from honed.tuner.frontend.rules import __all__ as families
+
+from . import cases
+from .run import RIGHT_LIST
+
+TARGET = Path(__file__).parents[3] / "docs" / "operators.md"
+_HEAD = f"""# Operators
+
+What becomes of each operator of ONNX (opsets 1 to {MAX_OPSET}) when a model is compiled. This file is
+written by `python -m tests.tuner.backend.table`.
+
+Every operator is rewritten, while compiling, into a small core set with static shapes; shapes, axes, pads and
+other parameters must be constants or follow from shapes. Operators without a rule of their own are expanded
+where ONNX defines them as a function. What cannot be compiled is refused at once, with every operator and
+node concerned. Node tests: how many of ONNX's own tests of the operator give the right answers through the whole
+pipeline on PoCL; the others are refused with a reason (element types that honed does not carry, sequences and
+optionals as inputs or outputs, empty tensors, results whose number depends on values).
+
+Indices computed at run time never read or write outside a tensor: reads are clamped into range, updates out
+of range are dropped.
+
+| operator | what it becomes | node tests right |
+|---|---|---|
+"""
+
+
+def _counts() -> dict[str, tuple[int, int]]:
+    """For each operator, the right ones and all of the node tests of it alone."""
+    right = set(RIGHT_LIST.read_text().split())
+    all_of: collections.Counter[str] = collections.Counter()
+    right_of: collections.Counter[str] = collections.Counter()
+    for name, case in cases.all_cases().items():
+        names = cases.operators(case)
+        if len(names) == 1:
+            all_of[names[0]] += 1
+            right_of[names[0]] += name in right
+    return {op: (right_of[op], all_of[op]) for op in all_of}
+
+
+def describe(op: str, domain: str = "") -> str:
+    """One phrase on what becomes of an operator."""
+    rule = RULES.get((domain, op))
+    if op == "If" and not domain:
+        return "the branch taken, where the condition is a constant; refused otherwise"
+    if rule is not None:
+        text = (inspect.getdoc(rule) or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
+        return text.replace("|", "\\|")
+    definition = schema(op, MAX_OPSET, domain)
+    if definition is not None and (definition.has_function or definition.has_context_dependent_function):
+        return "expanded into the function ONNX defines"
+    return f"refused: {unsupported(op, domain)}"
+
+
+def text() -> str:
+    """The whole file."""
+    counts = _counts()
+    names = sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""} | {"Scatter", "Upsample"})
+    rows = [(op, describe(op), counts.get(op)) for op in names]
+    rows += [
+        (f"com.microsoft.{op}", describe(op, d), None) for d, op in sorted(RULES) if d == "com.microsoft"
+    ]
+    lines = [f"| {op} | {what} | {f'{n[0]} of {n[1]}' if n else ''} |" for op, what, n in rows]
+    return _HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    TARGET.write_text(text())
+    print(f"wrote {TARGET} from {len(families)} families of rules")

@@ -1,0 +1,74 @@
+"""A part of ONNX's node tests that holds one or two of every operator, through the whole pipeline.
+
+`python -m tests.tuner.backend.run --all --write-list` runs all of them and rewrites right.txt.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator
+
+import pytest
+
+from . import cases
+from .run import RIGHT_LIST, Worker
+
+pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
+PER_OPERATOR = 2
+LEAST_RIGHT = 1200  # of 1,653; the list may not shrink unnoticed
+
+
+def listed() -> list[str]:
+    return RIGHT_LIST.read_text().split()
+
+
+def sample() -> list[str]:
+    """For each operator the first and the last of its own tests, and every seventh expanded function."""
+    known = cases.all_cases()
+    own: dict[str, list[str]] = collections.defaultdict(list)
+    expanded: list[str] = []
+    for name in listed():
+        if name in known:
+            names = cases.operators(known[name])
+            (own[names[0]] if len(names) == 1 else expanded).append(name)
+    chosen = {name for names in own.values() for name in (names[0], names[-1])[:PER_OPERATOR]}
+    return sorted(chosen | set(expanded[::7]))
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    running = Worker()
+    yield running
+    running.close()
+
+
+@pytest.mark.parametrize("name", sample())
+def test_node(worker: Worker, name: str) -> None:
+    result = worker.run(name)
+    assert result["outcome"] == "right", result["text"]
+
+
+def test_the_list_is_long_and_of_this_onnx() -> None:
+    names = listed()
+    assert len(names) == len(set(names)) >= LEAST_RIGHT
+    assert set(names) <= set(cases.all_cases())
+
+
+def test_a_worker_that_dies_is_replaced(worker: Worker) -> None:
+    assert worker.run("no such test")["outcome"] == "crash"
+    assert worker.run("test_relu")["outcome"] == "right"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "test_lstm_defaults",
+        "test_nonzero_example",
+        "test_loop11",
+        "test_strnormalizer_nostopwords_nochangecase",
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_with_a_reason(worker: Worker, name: str) -> None:
+    result = worker.run(name)
+    assert result["outcome"] == "refused"
+    assert result["reasons"]
