@@ -25,7 +25,7 @@ from honed.tuner.measure.limits import Checks, Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
 
-from .liars import honest, kinds
+from .liars import compiler_abort, honest, kinds
 
 N = 4096
 LIMITS = Limits(run_seconds=1.0, build_seconds=10.0)
@@ -182,10 +182,9 @@ def test_barrier_in_divergent_control_flow(judge: Judge) -> None:
 
 
 def test_crashes_the_drivers_compiler(judge: Judge) -> None:
-    command = (sys.executable, "-m", "tests.tuner.liars.compiler_abort")
-    found = judge(honest.SCALE, NONE, command=command)
+    found = judge(honest.SCALE + compiler_abort.MARK, NONE, command=compiler_abort.COMMAND)
     assert found.outcome is Outcome.BUILD
-    assert "SIGSEGV" in found.reason
+    assert "SIGABRT" in found.reason
     assert "Cannot select" in found.reason
 
 
@@ -278,7 +277,8 @@ def _record(text: str) -> Record:
 
 def cs_fatal(pid: int | None) -> str:
     return (
-        f"mali fb000000.gpu: Ctx {pid}_753 Group 1 CSG 0 CSI: 0\nCS_FATAL.EXCEPTION_TYPE: 0x40 (CS_CONFIG_FAULT)\n"
+        f"mali fb000000.gpu: Ctx {pid}_753 Group 1 CSG 0 CSI: 0\n"
+        "CS_FATAL.EXCEPTION_TYPE: 0x40 (CS_CONFIG_FAULT)\n"
         "CS_FATAL.EXCEPTION_DATA: 0x0\nCS_FATAL_INFO.EXCEPTION_DATA: 0x0\n"
     )
 

@@ -5,16 +5,22 @@ some source or other are not at hand everywhere. Everything but the call of the 
 from __future__ import annotations
 
 import os
-import signal
+import sys
 from typing import Any
 
 from honed.tuner.measure import bound, child
 
+MARK = "// abort here"
+COMMAND = (sys.executable, "-m", "tests.tuner.liars.compiler_abort")
+_build = bound.build
+
 
 def build(context: Any, source: str) -> Any:
-    """Print what a compiler might, and die of it."""
-    os.write(2, b"LLVM ERROR: Cannot select: intrinsic %llvm.honed\n")
-    os.kill(os.getpid(), signal.SIGSEGV)
+    """Print what a compiler might, and die of it, over sources that ask for it."""
+    if MARK in source:
+        os.write(2, b"LLVM ERROR: Cannot select: intrinsic %llvm.honed\n")
+        os.abort()
+    return _build(context, source)
 
 
 if __name__ == "__main__":

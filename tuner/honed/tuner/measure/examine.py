@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from honed.runtime.errors import DeviceError
 from honed.runtime.opencl import cl
 
 from . import bound, checks
@@ -15,7 +16,7 @@ from .candidate import Candidate, Outcome, Timing, Verdict
 from .checks import Finished, Refusal
 from .guarded import Guarded
 from .session import Loaded, Session
-from .timed import Schedule, time_candidate, warm_up
+from .timed import Schedule, Turns, time_candidate, warm_up
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
@@ -65,6 +66,7 @@ class Examination:
         self._inner: list[Guarded] = []
         self._runs: list[Finished] = []
         self._poison = POISONS[0]
+        self._alone = True  # nothing was built beside it, so the host's clock says something
 
     def verdict(self) -> Examined:
         """Go all the way, or to the first check that fails."""
@@ -77,6 +79,8 @@ class Examination:
             refusal, tainted = dropped.refusal, dropped.tainted
         except cl.Error as error:
             refusal, tainted = self._failed(error), True
+        except DeviceError as error:
+            refusal, tainted = Refusal(Outcome.RUN, str(error)), True
         except MemoryError:
             refusal = Refusal(Outcome.MEMORY, "its tensors do not fit the memory that is allowed")
         if not tainted:
@@ -119,11 +123,9 @@ class Examination:
         first = {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
         self._check_bands()
         second = self._run(runnable, number, POISONS[1])
-        if on.wall:
+        if on.wall and self._alone:
             _demand(checks.wall_below(self._runs), tainted=True)
-        if on.possible:
-            seconds = second.seconds + self._session.resolution
-            _demand(checks.possible(self._loaded.workload, self._loaded.most, seconds))
+        self._check_possible(second.seconds + self._session.resolution)
         self._check_bands()
         self._check_inputs(number)
         for i, before in first.items():
@@ -149,6 +151,7 @@ class Examination:
             self._announce("first", limits.build_seconds + limits.run_seconds + _SLACK)
         else:
             self._announce("run", limits.run_seconds + _SLACK)
+        self._alone = self._alone and not session.building
         run = runnable.run(session.read)
         if self._ran_at is None:
             self._ran_at = time.monotonic()
@@ -178,22 +181,20 @@ class Examination:
             self._loaded.memory[i].poison_inside(session.queue, self._poison)
         if not slow:
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
+        self._alone = self._alone and not session.building
         schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
         timing = time_candidate(
-            runnable,
-            session.yardstick,
-            session.queue,
+            Turns(runnable, session.yardstick, session.queue, session.read),
             schedule,
             limits,
             session.checks,
-            session.read,
             slow=slow,
+            alone=self._alone,
         )
         if isinstance(timing, Refusal):
             raise Dropped(timing, tainted=True)
         session.warmth.note(timing.yardstick)
-        if session.checks.possible:
-            _demand(checks.possible(self._loaded.workload, self._loaded.most, timing.median))
+        self._check_possible(timing.median)
         self._announce("host", limits.host_seconds)
         for memory in (*self._loaded.memory, *self._inner):
             memory.fetch(session.queue, inside=True)
@@ -201,6 +202,15 @@ class Examination:
         self._check_inputs(number)
         self._check_right(number)
         return timing
+
+    def _check_possible(self, seconds: float) -> None:
+        """Refuse only what the device cannot do by peaks that were measured again now, either."""
+        if not self._session.checks.possible:
+            return
+        if checks.possible(self._loaded.workload, self._loaded.most, seconds):
+            self._announce("host", self._session.limits.host_seconds)
+            self._session.measure_peaks_again()
+            _demand(checks.possible(self._loaded.workload, self._loaded.most, seconds))
 
     def _check_bands(self) -> None:
         if not self._session.checks.guards:

@@ -59,7 +59,7 @@ class Measurer:
         self._workload: Workload | None = None
         self._traffic: dict[int, float] = {}
         self._begun: set[str] = set()
-        self._preparing: str | None = None
+        self._preparing: set[str] = set()
         self.spent: dict[str, float] = {}  # wall seconds by phase of the last candidate, for benchmarks
         self.children = 0  # started so far
 
@@ -98,12 +98,12 @@ class Measurer:
             self._load(self._child)
 
     def prepare(self, candidate: Candidate) -> None:
-        """Have the child build the next candidate while it times the current one."""
+        """Have the child build the next candidate beside the one that `measure` is called with after this."""
         if not self.pipelines or self._child is None or self._workload is None:
             return
         if self._without_device(self._workload, candidate) is None:
             self._note(candidate)
-            self._preparing = candidate.id
+            self._preparing.add(candidate.id)
             self._child.tell({"do": "prepare", "candidate": codec.candidate_to_plain(candidate)})
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
@@ -158,9 +158,8 @@ class Measurer:
             self._start()
         child = self._child
         assert child is not None
-        beside = self._preparing not in (None, candidate.id)
-        if self._preparing == candidate.id:
-            self._preparing = None
+        self._preparing.discard(candidate.id)
+        beside = bool(self._preparing)
         give_up = None if best is None else best * self._limits.give_up_beyond
         message = {"do": "measure", "candidate": codec.candidate_to_plain(candidate), "give_up": give_up}
         try:
@@ -169,7 +168,7 @@ class Measurer:
             self._watch.ended()
             self._watch.settle(time.monotonic())
             self._stop()
-            return self._fault(candidate, _of_ended(ended)), beside and not ended.late
+            return self._fault(candidate, _of_ended(ended)), beside
         self._watch.ended()
         if "failed" in answer:
             self._stop()
@@ -214,7 +213,7 @@ class Measurer:
     def _start(self) -> None:
         self.children += 1
         child = Child(Path(self._folder.name) / "child.log", self._command)
-        self._preparing = None
+        self._preparing.clear()
         message = {
             "do": "open",
             "device": self._device,

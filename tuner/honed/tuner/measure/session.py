@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from honed.runtime import peaks
 from honed.runtime.devices import Device
 from honed.runtime.errors import InvalidArgument
 from honed.runtime.opencl import cl, context
@@ -17,23 +18,26 @@ from honed.runtime.profile import DevicePeaks, DeviceProfile
 from . import bound, probes
 from .bound import Reader
 from .candidate import Candidate, Workload
-from .checks import Array, Ceiling, Expected, ceiling
+from .checks import Array, Expected, ceiling, higher
 from .guarded import Guarded
 from .limits import Checks, Limits
 from .timed import Warmth
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
 _SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
+_PEAKS_SECONDS = 60.0  # between two measurements of the peaks
+_MOST_PREPARED = 4
 _SETTLED = 8  # yardsticks in a row that were no faster
 
 
 class Loaded:
     """A workload: its inputs and expected outputs on the host, its buffers on the device."""
 
-    def __init__(self, workload: Workload, in_context: Any, most: Ceiling) -> None:
+    def __init__(self, workload: Workload, in_context: Any, traffic: float, most: DevicePeaks) -> None:
         """Read and allocate; raises InvalidArgument for tensors that are not as the workload says."""
         self.workload = workload
-        self.most = most
+        self.traffic = traffic  # bytes per second that were seen to be moved at this size
+        self.most = ceiling(workload, most, traffic)
         self.inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
         self.given: list[dict[int, Array]] = []
         self.expected: list[dict[int, Expected]] = []
@@ -74,6 +78,7 @@ class Session:
         properties = cl.command_queue_properties.PROFILING_ENABLE
         self.queue = cl.CommandQueue(self.context, properties=properties)
         self.resolution = float(device.cl.profiling_timer_resolution) * 1e-9
+        self._peaks_at = float("-inf")
         self.yardstick = probes.Yardstick(self.context, self.queue, profile.limits.compute_units)
         self.warmth = Warmth()
         self.warmth.note(_settled(self.yardstick))
@@ -99,12 +104,33 @@ class Session:
         if traffic is None:
             units = self.profile.limits.compute_units
             traffic = probes.traffic(self.context, self.queue, units, workload.bytes) or 0.0
-        self.loaded = Loaded(workload, self.context, ceiling(workload, self.peaks, traffic))
+        self.loaded = Loaded(workload, self.context, traffic, self.peaks)
         return traffic
+
+    def measure_peaks_again(self) -> None:
+        """Raise what is believed of the device to what it shows right now, unless that was done lately.
+
+        The peaks of the profile may be from a busy moment, and no right candidate is to suffer for that.
+        """
+        now = time.monotonic()
+        if self.loaded is None or now - self._peaks_at < _PEAKS_SECONDS:
+            return
+        self._peaks_at = now
+        workload, units = self.loaded.workload, self.profile.limits.compute_units
+        self.peaks = higher(self.peaks, peaks.measure(self.device))
+        traffic = probes.traffic(self.context, self.queue, units, workload.bytes) or 0.0
+        self.loaded.most = ceiling(workload, self.peaks, max(traffic, self.loaded.traffic))
 
     def prepare(self, candidate: Candidate) -> None:
         """Build a candidate's program in a thread, for a later `program`."""
-        self._prepared = {candidate.id: self._builder.submit(bound.build, self.context, candidate.source)}
+        while len(self._prepared) >= _MOST_PREPARED:
+            self._prepared.pop(next(iter(self._prepared)))
+        self._prepared[candidate.id] = self._builder.submit(bound.build, self.context, candidate.source)
+
+    @property
+    def building(self) -> bool:
+        """Whether a prepared program is being built now, which may hold the driver's locks."""
+        return any(not build.done() for build in self._prepared.values())
 
     def program(self, candidate: Candidate) -> Any:
         """The candidate's program; raises pyopencl's errors."""

@@ -38,15 +38,6 @@ class Warmth:
         return bool(self.best) and seconds <= _AWAKE * min(self.best)
 
 
-@dataclass(slots=True)
-class _Samples:
-    """What was measured so far: seconds of a run, of the yardstick, and of every wait."""
-
-    runs: list[float] = field(default_factory=list)
-    yardsticks: list[float] = field(default_factory=list)
-    finishes: list[Finished] = field(default_factory=list)
-
-
 def warm_up(bound: Bound, yardstick: Yardstick, warmth: Warmth, limits: Limits, read: Reader) -> None:
     """Keep the device busy until the yardstick is as fast as of late, or the limit has passed."""
     until = time.perf_counter() + limits.warm_seconds
@@ -72,68 +63,71 @@ class Schedule:
         return cls(runs=runs, group=max(1, min(_GROUP, by_queue, by_time)))
 
 
+class Turns:
+    """A candidate and the yardstick, measured in turns on one queue; what was measured so far."""
+
+    def __init__(self, bound: Bound, yardstick: Yardstick, queue: Any, read: Reader) -> None:
+        self._bound = bound
+        self._yardstick = yardstick
+        self._queue = queue
+        self._read = read
+        self.runs: list[float] = []  # seconds of one run
+        self.yardsticks: list[float] = []  # seconds
+        self.finishes: list[Finished] = []
+
+    def take(self, schedule: Schedule) -> None:
+        """One more group of samples."""
+        began = time.perf_counter()
+        taken = []
+        for _ in range(schedule.group):
+            mark = self._yardstick.enqueue()
+            taken.append((mark, [event for _ in range(schedule.runs) for event in self._bound.enqueue()]))
+        self._queue.finish()
+        wall = time.perf_counter() - began
+        everything = []
+        for mark, events in taken:
+            launched = tuple(self._read(event) for event in events)
+            self.runs.append(Finished(launched, wall).seconds / schedule.runs)
+            measured = self._read(mark)
+            self.yardsticks.append(Finished((measured,), wall).seconds)
+            everything += [measured, *launched]
+        self.finishes.append(Finished(tuple(everything), wall))
+
+
 def time_candidate(
-    bound: Bound,
-    yardstick: Yardstick,
-    queue: Any,
-    schedule: Schedule,
-    limits: Limits,
-    checks: Checks,
-    read: Reader,
-    *,
-    slow: bool,
+    turns: Turns, schedule: Schedule, limits: Limits, checks: Checks, *, slow: bool, alone: bool
 ) -> Timing | Refusal:
     """Measure until the median is known within `limits.precision`, or a cap is met.
 
-    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before.
+    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before; what the
+    host's clock says of delays only where the process does nothing else (`alone`).
     """
-    samples = _Samples()
+    if slow:
+        schedule = Schedule(runs=schedule.runs, group=min(schedule.group, limits.few_repeats))
     began = time.perf_counter()
     while True:
-        group = min(schedule.group, limits.few_repeats) if slow else schedule.group
-        _take(bound, yardstick, queue, schedule.runs, group, samples, read)
-        refusal = _refusal(samples, checks)
+        turns.take(schedule)
+        refusal = _refusal(turns.finishes, checks, alone)
         if refusal is not None:
             return refusal
-        if _enough(samples.runs, limits, time.perf_counter() - began, slow):
+        if _enough(turns.runs, limits, time.perf_counter() - began, slow):
             break
-    found = interval(samples.runs)
+    found = interval(turns.runs)
     return Timing(
         median=found.median,
         low=found.low,
         high=found.high,
-        repeats=len(samples.runs),
-        yardstick=statistics.median(samples.yardsticks),
+        repeats=len(turns.runs),
+        yardstick=statistics.median(turns.yardsticks),
     )
 
 
-def _take(
-    bound: Bound, yardstick: Yardstick, queue: Any, runs: int, group: int, samples: _Samples, read: Reader
-) -> None:
-    began = time.perf_counter()
-    taken = []
-    for _ in range(group):
-        mark = yardstick.enqueue()
-        taken.append((mark, [event for _ in range(runs) for event in bound.enqueue()]))
-    queue.finish()
-    wall = time.perf_counter() - began
-    everything = []
-    for mark, events in taken:
-        launched = tuple(read(event) for event in events)
-        samples.runs.append(Finished(launched, wall).seconds / runs)
-        measured = read(mark)
-        samples.yardsticks.append(Finished((measured,), wall).seconds)
-        everything += [measured, *launched]
-    samples.finishes.append(Finished(tuple(everything), wall))
-
-
-def _refusal(samples: _Samples, checks: Checks) -> Refusal | None:
-    last = samples.finishes[-1]
-    refusal = completed(last) if checks.completed else None
+def _refusal(finishes: list[Finished], checks: Checks, alone: bool) -> Refusal | None:
+    refusal = completed(finishes[-1]) if checks.completed else None
     if refusal is None and checks.wall:
-        refusal = wall_above(last)
-        if refusal is None and len(samples.finishes) > 1:
-            refusal = wall_below(samples.finishes)
+        refusal = wall_above(finishes[-1])
+        if refusal is None and alone and len(finishes) > 1:
+            refusal = wall_below(finishes)
     return refusal
 
 

@@ -1,0 +1,221 @@
+"""The checks as functions of what was read: where each begins to refuse."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.runtime import proof
+from honed.runtime.profile import DeviceLimits, DevicePeaks
+from honed.tuner.lower.program import Value
+from honed.tuner.measure import checks, codec, median
+from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.checks import Ceiling, Expected, Finished, Launched, Refusal
+
+from .liars import honest
+
+PEAKS = DevicePeaks(fp32_gflops=100.0, fp16_gflops=200.0, bandwidth_gbs=10.0, launch_us=1.0)
+LIMITS = DeviceLimits(
+    compute_units=2,
+    max_work_group_size=256,
+    max_work_item_sizes=(256, 256, 64),
+    local_mem_bytes=1 << 15,
+    global_mem_bytes=1 << 30,
+    max_alloc_bytes=1 << 28,
+    base_align_bytes=128,
+    fp16=True,
+    fp64=True,
+    host_unified=True,
+)
+
+
+def workload(dtype: str = "float32", *, flops: int = 0, moved: int = 0) -> Workload:
+    return Workload(
+        task="t",
+        parameters=(Value(dtype=dtype, shape=(8,)), Value(dtype=dtype, shape=(8,))),
+        outputs=(1,),
+        sets=1,
+        folder=Path("nowhere"),
+        flops=flops,
+        bytes=moved,
+        tolerance=(1e-3,),
+    )
+
+
+def run(*seconds: float, wall: float, status: int = 0) -> Finished:
+    return Finished(tuple(Launched(status, 1000, 1000 + round(s * 1e9)) for s in seconds), wall)
+
+
+def outcome(refusal: Refusal | None) -> Outcome | None:
+    return refusal and refusal.outcome
+
+
+def test_completed_needs_the_status_and_start_before_end() -> None:
+    assert checks.completed(run(1e-3, 2e-3, wall=1)) is None
+    assert outcome(checks.completed(run(1e-3, wall=1, status=-5))) is Outcome.RUN
+    assert outcome(checks.completed(run(1e-3, wall=1, status=1))) is Outcome.RUN
+    assert outcome(checks.completed(run(1e-3, 0.0, wall=1))) is Outcome.RUN
+    assert outcome(checks.completed(Finished((Launched(0, 10, 9),), 1.0))) is Outcome.RUN
+
+
+def test_in_time_is_by_run() -> None:
+    assert checks.in_time(run(0.5, 0.5, wall=1), 1, 1.0) is None
+    assert outcome(checks.in_time(run(0.5, 0.51, wall=1), 1, 1.0)) is Outcome.DEADLINE
+    assert checks.in_time(run(0.5, 0.51, wall=1), 2, 1.0) is None
+
+
+def test_the_device_cannot_take_longer_than_the_host_waited() -> None:
+    assert checks.wall_above(run(1.0, wall=0.99)) is None
+    assert outcome(checks.wall_above(run(1.0, wall=0.9))) is Outcome.RUN
+    assert checks.wall_above(run(50e-6, wall=0.0)) is None
+
+
+def test_the_host_cannot_wait_far_longer_than_the_device_took_every_time() -> None:
+    slow, fine = run(1e-3, wall=0.1), run(1e-3, wall=2e-3)
+    assert outcome(checks.wall_below([slow, slow])) is Outcome.RUN
+    assert checks.wall_below([slow, fine]) is None, "once the host may have been busy"
+    assert checks.wall_below([run(0.1, wall=0.4)]) is None
+    # A clock in units of 24 MHz that says nanoseconds.
+    assert outcome(checks.wall_below([run(0.1 / 41.67, wall=0.1)])) is Outcome.RUN
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gflops"), [("float32", 100.0), ("float16", 200.0), ("int8", 400.0), ("float64", 100.0)]
+)
+def test_possible_by_arithmetic(dtype: str, gflops: float) -> None:
+    task = workload(dtype, flops=10**9)
+    most = checks.ceiling(task, PEAKS, 0.0)
+    least = 1.0 / gflops
+    assert checks.possible(task, most, least) is None
+    assert checks.possible(task, most, least / 1.2) is None
+    assert outcome(checks.possible(task, most, least / 1.3)) is Outcome.IMPOSSIBLE
+    assert outcome(checks.possible(task, most, least / 10)) is Outcome.IMPOSSIBLE
+
+
+def test_possible_by_traffic_goes_by_the_rate_seen_at_that_size() -> None:
+    task = workload(moved=10**9)
+    assert outcome(checks.possible(task, checks.ceiling(task, PEAKS, 0.0), 0.03)) is Outcome.IMPOSSIBLE
+    assert checks.possible(task, checks.ceiling(task, PEAKS, 20e9), 0.03) is None
+    assert checks.possible(task, Ceiling(operations=1e9, bytes=1e9), 0.5) is None
+
+
+def test_case_2_is_impossible() -> None:
+    """7,122 GFLOP/s on a GPU whose peak is about 700 (cases.md, 2)."""
+    flops = 2 * 348 * 2084 * 12 * 12
+    task = workload(flops=flops)
+    peaks = DevicePeaks(fp32_gflops=700.0, fp16_gflops=None, bandwidth_gbs=30.0, launch_us=5.0)
+    assert outcome(checks.possible(task, checks.ceiling(task, peaks, 0.0), 29e-6)) is Outcome.IMPOSSIBLE
+
+
+def test_guard_bands() -> None:
+    band = np.full(64, 0xA5, np.uint8)
+    assert checks.guard_intact(band, band, 0xA5, "x") is None
+    for place in (0, 63):
+        damaged = band.copy()
+        damaged[place] = 0
+        before = checks.guard_intact(damaged, band, 0xA5, "x")
+        after = checks.guard_intact(band, damaged, 0xA5, "x")
+        assert before is not None
+        assert after is not None
+        assert f"{64 - place} bytes before its start" in before.reason
+        assert f"{place} bytes beyond its end" in after.reason
+
+
+@given(st.sampled_from(["float16", "float32", "float64", "int8", "uint8", "int64", "bool"]), st.data())
+def test_written_finds_just_what_was_left(dtype: str, data: st.DataObject) -> None:
+    """Whatever bits a kernel writes, an element counts as left only if nothing was written there."""
+    size = np.dtype(dtype).itemsize
+    count = data.draw(st.integers(1, 20))
+    values = np.frombuffer(data.draw(st.binary(min_size=count * size, max_size=count * size)), f"u{size}")
+    left = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    runs = []
+    for poison in (0xFF, 0xA5):
+        poisoned = np.full(count * size, poison, np.uint8).view(f"u{size}")
+        runs.append(np.where(left, poisoned, values).view(dtype))
+    refusal = checks.written(runs[0], 0xFF, runs[1], 0xA5, "x")
+    assert (refusal is not None) == left.any()
+    if refusal is not None:
+        assert refusal.outcome is Outcome.UNWRITTEN
+        assert f"{left.sum()} of {count}" in refusal.reason
+
+
+def test_unchanged_is_bit_for_bit() -> None:
+    zeros = np.array([0.0, np.nan], np.float32)
+    assert checks.unchanged(zeros, zeros.copy(), "x") is None
+    assert (
+        outcome(checks.unchanged(zeros, np.array([-0.0, np.nan], np.float32), "x")) is Outcome.OUT_OF_BOUNDS
+    )
+
+
+@given(
+    st.lists(st.floats(width=32), min_size=1, max_size=12),
+    st.lists(st.floats(width=32), min_size=12, max_size=12),
+    st.sampled_from([0.0, 1e-6, 1e-3, 0.5]),
+    st.booleans(),
+)
+def test_right_agrees_with_the_exact_comparison(
+    reference: list[float], other: list[float], tolerance: float, near: bool
+) -> None:
+    expected = np.array(reference, np.float32)
+    found = np.array(other[: len(reference)], np.float32)
+    if near:
+        with np.errstate(all="ignore"):
+            found = (expected * np.float32(1 + tolerance)).astype(np.float32)
+    refusal = checks.right(Expected.of(expected, tolerance), found, "x")
+    assert (refusal is None) == proof.compare(expected, found, tolerance).right
+
+
+def test_integers_must_be_equal() -> None:
+    expected = Expected.of(np.array([2**40, 7]), 0.0)
+    assert checks.right(expected, np.array([2**40, 7]), "x") is None
+    assert outcome(checks.right(expected, np.array([2**40 + 1, 7]), "x")) is Outcome.WRONG
+
+
+def test_sound_refuses_launches_that_cannot_be() -> None:
+    task = workload()
+    whole = honest.launch(task.parameters, task.outputs, groups=1, group=8)
+
+    def with_launch(**changes: object) -> Candidate:
+        from dataclasses import replace
+
+        return Candidate(id="c", source="", inner=(), launches=(replace(whole, **changes),))  # type: ignore[arg-type]
+
+    assert checks.sound(task, with_launch(), LIMITS) is None
+    larger = tuple(honest.launch([Value(dtype="float32", shape=(9,))], [], groups=1).arg_types) * 2
+    for wrong in (
+        {"args": (0, 2)},
+        {"args": (0, -1)},
+        {"arg_types": larger},
+        {"block": (257, 1, 1)},
+        {"block": (1, 1, 65)},
+        {"block": (32, 16, 1)},
+        {"grid": (0, 1, 1)},
+    ):
+        assert outcome(checks.sound(task, with_launch(**wrong), LIMITS)) is Outcome.BUILD, wrong
+
+
+def test_the_interval_of_the_median() -> None:
+    assert median.interval([3.0, 1.0, 2.0]) == median.Interval(2.0, 1.0, 3.0)
+    assert median.interval(range(1, 7)) == median.Interval(3.5, 1, 6)
+    # Ranks 2 and 8 of 9, 10 and 21 of 30: textbook values for 95 %.
+    assert median.interval(range(1, 10)) == median.Interval(5, 2, 8)
+    assert median.interval(range(1, 31)) == median.Interval(15.5, 10, 21)
+
+
+def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    for n in (6, 9, 20, 40):
+        draws = rng.lognormal(size=(4000, n))
+        held = sum(found.low <= 1.0 <= found.high for found in map(median.interval, draws))
+        assert held / 4000 >= 0.94, n
+
+
+def test_workloads_and_candidates_travel_whole(tmp_path: Path) -> None:
+    task = honest.scale(tmp_path / "s", 64)
+    made = honest.candidate(task, honest.SCALE, groups=1, inner=(Value(dtype="int8", shape=()),))
+    assert codec.workload_from_plain(codec.workload_to_plain(task)) == task
+    assert codec.candidate_from_plain(codec.candidate_to_plain(made)) == made
