@@ -1,0 +1,46 @@
+"""What tuning has learned, kept in SQLite: candidates and their verdicts, tasks, versions, cost models.
+
+with Records.open(path) as records:
+    for candidate in records.abandoned():
+        ...  # it was running when the tuner or the machine stopped; it is in quarantine now
+    number = records.begin(NewCandidate(workload=key, setup=setup, trace=trace))
+    verdict = measure(...)
+    records.finish(number, verdict)
+"""
+
+from __future__ import annotations
+
+from .exchange import Imported, export_jsonl, import_jsonl
+from .rows import (
+    Candidate,
+    CostModel,
+    ModelVersion,
+    NewCandidate,
+    Outcome,
+    Setup,
+    State,
+    Task,
+    Timing,
+    Verdict,
+    WeightedTask,
+)
+from .store import Quarantined, Records
+
+__all__ = [
+    "Candidate",
+    "CostModel",
+    "Imported",
+    "ModelVersion",
+    "NewCandidate",
+    "Outcome",
+    "Quarantined",
+    "Records",
+    "Setup",
+    "State",
+    "Task",
+    "Timing",
+    "Verdict",
+    "WeightedTask",
+    "export_jsonl",
+    "import_jsonl",
+]

@@ -1,0 +1,199 @@
+"""Records as JSON lines: to keep, to read, and to take to another board of the same kind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, Literal, NoReturn
+
+from honed.runtime import strict
+from honed.runtime.errors import InvalidArgument, Unavailable
+from honed.runtime.profile import DeviceIdentity
+
+from .rows import (
+    Candidate,
+    Outcome,
+    Setup,
+    State,
+    Task,
+    Timing,
+    check_figures,
+    check_timing,
+    check_trace,
+    sha256,
+)
+from .store import Records, timing_values
+
+FORMAT = 1
+MAX_LINE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line: a candidate with a verdict, complete in itself."""
+
+    honed_records: int  # FORMAT
+    device: DeviceIdentity
+    compiler: str
+    workload: str
+    name: str | None  # of the task
+    flops: float | None
+    bytes: float | None
+    trace: str
+    state: Literal["done", "quarantined"]
+    outcome: Literal["not-built", "not-run", "impossible", "faulted", "wrong", "right", "abandoned"]
+    reason: str
+    story: str | None
+    timing: Timing | None
+    source_sha256: str | None
+    created_s: float
+    finished_s: float
+    measured_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What became of the lines of an import."""
+
+    added: int
+    merged: int  # were there already
+    refused: tuple[str, ...]  # one sentence each, with the line's number
+
+
+def export_jsonl(records: Records, file: BinaryIO, setup: Setup, *, best_only: bool = False) -> int:
+    """Write the candidates with a verdict, or only the best of each workload; gives their number.
+
+    What is in quarantine goes along unless `best_only`: another board should not try it either.
+    """
+    count = 0
+    for candidate in records.distil(setup) if best_only else records.finished(setup):
+        plain = strict.to_plain(_line(records, candidate, setup))
+        file.write(json.dumps(plain, allow_nan=False, sort_keys=True).encode() + b"\n")
+        count += 1
+    return count
+
+
+def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> Imported:
+    """Take in what was exported on a device of the same identity; all it can, or on an error nothing.
+
+    Records of another driver or compiler version come along as stale ones. A candidate that is here already
+    keeps its figures, but goes into quarantine where it is in quarantine there. Lines that are malformed, of
+    another device or impossible are refused, each with its number and reason.
+    """
+    added = merged = 0
+    refused: list[str] = []
+    with records.importing() as put:
+        for number, data in enumerate(_lines(file), 1):
+            if not data.strip():
+                continue
+            try:
+                line = _parsed(data)
+                _check(line, setup)
+            except (strict.Mismatch, InvalidArgument) as error:
+                refused.append(f"line {number}: {error}")
+                continue
+            if put(line_setup(line), _task(line), _values(line)):
+                added += 1
+            else:
+                merged += 1
+    return Imported(added=added, merged=merged, refused=tuple(refused))
+
+
+def line_setup(line: Line) -> Setup:
+    """The setup a line was measured with."""
+    return Setup(device=line.device, compiler=line.compiler)
+
+
+def _line(records: Records, candidate: Candidate, setup: Setup) -> Line:
+    task = records.task(candidate.workload)
+    assert candidate.outcome is not None  # it has a verdict
+    assert candidate.state is not State.IN_FLIGHT or candidate.outcome is Outcome.RIGHT
+    return Line(
+        honed_records=FORMAT,
+        device=setup.device,
+        compiler=candidate.compiler,
+        workload=candidate.workload,
+        name=task.name if task else None,
+        flops=task.flops if task else None,
+        bytes=task.bytes if task else None,
+        trace=candidate.trace,
+        state="quarantined" if candidate.state is State.QUARANTINED else "done",
+        outcome=candidate.outcome.value,
+        reason=candidate.reason,
+        story=candidate.story,
+        timing=candidate.timing,
+        source_sha256=candidate.source_sha256,
+        created_s=candidate.created_s,
+        finished_s=candidate.finished_s if candidate.finished_s is not None else candidate.created_s,
+        measured_by=candidate.measured_by,
+    )
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines of at most MAX_LINE_BYTES; of a longer one only its beginning, which is no JSON."""
+    while line := _read(file):
+        yield line
+        while len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = _read(file)
+
+
+def _read(file: BinaryIO) -> bytes:
+    try:
+        return file.readline(MAX_LINE_BYTES)
+    except OSError as error:
+        raise Unavailable(f"the records to import cannot be read ({error.strerror}); try again") from error
+
+
+def _parsed(data: bytes) -> Line:
+    try:
+        plain = json.loads(data, parse_constant=_no_constant)
+        json.dumps(plain, ensure_ascii=False).encode()  # half a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"it is not JSON text ({error})") from error
+    return strict.from_plain(Line, plain, where="the record")
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _check(line: Line, setup: Setup) -> None:
+    """Raise InvalidArgument for what cannot be taken in."""
+    if line.honed_records != FORMAT:
+        raise InvalidArgument(f"it is of format {line.honed_records} and this honed knows {FORMAT}")
+    theirs = line_setup(line)
+    if theirs.device_key != setup.device_key:
+        raise InvalidArgument(
+            f"it was measured on {line.device.name} ({line.device.platform}), "
+            f"and this device is {setup.device.name} ({setup.device.platform})"
+        )
+    check_trace(line.trace)
+    if line.timing is not None:
+        check_timing(line.timing)
+    if line.outcome == "right" and (line.timing is None or line.state != "done"):
+        raise InvalidArgument("a right candidate must be done and have a timing")
+    check_figures(flops=line.flops, bytes=line.bytes, created_s=line.created_s, finished_s=line.finished_s)
+
+
+def _task(line: Line) -> Task | None:
+    if line.name is None or line.flops is None or line.bytes is None:
+        return None
+    return Task(workload=line.workload, name=line.name, flops=line.flops, bytes=line.bytes)
+
+
+def _values(line: Line) -> dict[str, Any]:
+    return {
+        "workload": line.workload,
+        "trace": line.trace,
+        "trace_sha256": sha256(line.trace),
+        "state": line.state,
+        "outcome": line.outcome,
+        "reason": line.reason,
+        "story": line.story,
+        "source_sha256": line.source_sha256,
+        "created_s": line.created_s,
+        "finished_s": line.finished_s,
+        "measured_by": line.measured_by,
+        **timing_values(line.timing),
+    }

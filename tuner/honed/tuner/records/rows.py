@@ -1,0 +1,198 @@
+"""What the records hold, as dataclasses. Times are seconds; dates seconds since 1970."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+
+from honed.runtime.errors import InvalidArgument
+from honed.runtime.profile import DeviceIdentity
+
+ABANDONED_REASON = "was running when the tuner or the machine stopped"
+
+
+class State(StrEnum):
+    """Where a candidate stands."""
+
+    IN_FLIGHT = "in-flight"  # noted before it runs; still so after a crash
+    DONE = "done"
+    QUARANTINED = "quarantined"  # never to run again on this device
+
+
+class Outcome(StrEnum):
+    """The step of the verdict at which a candidate ended; only RIGHT ones have figures that count."""
+
+    NOT_BUILT = "not-built"
+    NOT_RUN = "not-run"
+    IMPOSSIBLE = "impossible"
+    FAULTED = "faulted"
+    WRONG = "wrong"
+    RIGHT = "right"
+    ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """What a figure was measured with: records of another setup are set aside."""
+
+    device: DeviceIdentity
+    compiler: str  # version of the compiler and its rules
+
+    @property
+    def device_key(self) -> str:
+        """SHA-256 of the identity as canonical JSON, without the driver's version."""
+        identity = asdict(self.device)
+        del identity["driver_version"]
+        return sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")))
+
+    @property
+    def driver(self) -> str:
+        """Version of the OpenCL driver."""
+        return self.device.driver_version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewCandidate:
+    """A candidate about to run."""
+
+    workload: str  # key of its tuning task
+    setup: Setup
+    trace: str  # the schedule as JSON text
+    source_sha256: str | None = None  # of the kernels' OpenCL C, where it is known already
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """A candidate's time: median of `repeats` and a confidence interval of it.
+
+    `yardstick_ratio` is the time of the yardstick kernel measured beside it over that kernel's reference
+    time: above 1 the device was slowed, by heat or its clock. None where there was no yardstick.
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+    repeats: int
+    yardstick_ratio: float | None = None
+
+    @property
+    def fair_s(self) -> float:
+        """The median as it would be at the device's reference speed; what candidates are ranked by."""
+        return self.median_s / (self.yardstick_ratio or 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a candidate ended. `quarantine` it where running it again could harm: faults, hangs, crashes."""
+
+    outcome: Outcome
+    reason: str = ""
+    timing: Timing | None = None
+    quarantine: bool = False
+    story: str | None = None  # the kernel log's records of its fault
+    source_sha256: str | None = None  # where it was not known before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A candidate as recorded. `outcome` is None while it runs for the first time."""
+
+    id: int
+    workload: str
+    device_key: str
+    driver: str
+    compiler: str
+    trace: str
+    trace_sha256: str
+    state: State
+    outcome: Outcome | None
+    reason: str
+    story: str | None
+    timing: Timing | None
+    source_sha256: str | None
+    created_s: float
+    finished_s: float | None
+    measured_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """A tuning task; equal workloads of several models are one."""
+
+    workload: str
+    name: str
+    flops: float  # per run
+    bytes: float  # least traffic per run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightedTask:
+    """A task in a model."""
+
+    task: Task
+    weight: int  # how often the model runs it per inference
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelVersion:
+    """One version of a model and why it came to be."""
+
+    model: str
+    version: int  # from 1
+    why: str
+    latency_s: float | None  # of one inference, as measured
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostModel:
+    """What was learned about a device."""
+
+    blob: bytes
+    trained_on: int  # candidates
+    saved_s: float
+
+
+def sha256(text: str) -> str:
+    """Hexadecimal SHA-256 of `text` as UTF-8; what a trace is known by."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def check_trace(trace: str) -> None:
+    """Raise InvalidArgument unless `trace` is JSON text."""
+    try:
+        json.loads(trace)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"a trace must be JSON text ({error}); serialise the schedule first") from error
+
+
+def check_verdict(verdict: Verdict) -> None:
+    """Raise InvalidArgument for figures that cannot be, or a right candidate without any."""
+    if verdict.outcome is Outcome.RIGHT and verdict.timing is None:
+        raise InvalidArgument("a right candidate has no timing; time it before it is recorded")
+    if verdict.outcome is Outcome.RIGHT and verdict.quarantine:
+        raise InvalidArgument("a right candidate cannot be quarantined; give the outcome that condemns it")
+    if verdict.timing is not None:
+        check_timing(verdict.timing)
+
+
+def check_figures(**figures: float | None) -> None:
+    """Raise InvalidArgument for a figure that is negative or no number; None is none."""
+    for name, figure in figures.items():
+        if figure is not None and not (math.isfinite(figure) and figure >= 0):
+            raise InvalidArgument(f"{name} of {figure} cannot be; give a number that is not negative")
+
+
+def check_timing(timing: Timing) -> None:
+    """Raise InvalidArgument for times that cannot be."""
+    times = (timing.low_s, timing.median_s, timing.high_s)
+    if not all(math.isfinite(time) and time > 0 for time in times) or list(times) != sorted(times):
+        raise InvalidArgument(f"times {times} s cannot be; they must be positive and low <= median <= high")
+    if not 1 <= timing.repeats < 1 << 31:
+        raise InvalidArgument(f"{timing.repeats} repeats cannot be; at least 1 is needed")
+    ratio = timing.yardstick_ratio
+    if ratio is not None and not (math.isfinite(ratio) and ratio > 0):
+        raise InvalidArgument(f"yardstick ratio {ratio} cannot be; it must be positive")

@@ -1,0 +1,183 @@
+"""All SQL of the records, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+APPLICATION_ID: Final = 0x686F6E65  # "hone", in the header of the file
+
+# Statements that lead from format 0 (an empty file) to 1, from 1 to 2, ... Released ones never change.
+MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
+    (
+        """CREATE TABLE devices (
+            id INTEGER PRIMARY KEY,
+            key TEXT NOT NULL UNIQUE,
+            identity TEXT NOT NULL
+        ) STRICT""",
+        """CREATE TABLE candidates (
+            id INTEGER PRIMARY KEY,
+            workload TEXT NOT NULL,
+            device INTEGER NOT NULL REFERENCES devices (id),
+            driver TEXT NOT NULL,
+            compiler TEXT NOT NULL,
+            trace TEXT NOT NULL,
+            trace_sha256 TEXT NOT NULL,
+            state TEXT NOT NULL CHECK (state IN ('in-flight', 'done', 'quarantined')),
+            owner TEXT CHECK ((owner IS NULL) = (state <> 'in-flight')),
+            outcome TEXT CHECK (outcome IS NOT NULL OR state = 'in-flight'),
+            reason TEXT NOT NULL DEFAULT '',
+            story TEXT,
+            median_s REAL CHECK (median_s > 0 OR outcome <> 'right'),
+            low_s REAL,
+            high_s REAL,
+            repeats INTEGER,
+            yardstick_ratio REAL,
+            source_sha256 TEXT,
+            created_s REAL NOT NULL,
+            finished_s REAL,
+            measured_by TEXT NOT NULL,
+            UNIQUE (workload, device, driver, compiler, trace_sha256)
+        ) STRICT""",
+        "CREATE INDEX candidates_running ON candidates (owner) WHERE state = 'in-flight'",
+        "CREATE INDEX candidates_banned ON candidates (device, source_sha256) WHERE state = 'quarantined'",
+        """CREATE TABLE tasks (
+            workload TEXT PRIMARY KEY,
+            name TEXT NOT NULL,
+            flops REAL NOT NULL,
+            bytes REAL NOT NULL
+        ) STRICT""",
+        """CREATE TABLE weights (
+            model TEXT NOT NULL,
+            workload TEXT NOT NULL REFERENCES tasks (workload),
+            weight INTEGER NOT NULL CHECK (weight > 0),
+            PRIMARY KEY (model, workload)
+        ) STRICT""",
+        """CREATE TABLE versions (
+            model TEXT NOT NULL,
+            version INTEGER NOT NULL,
+            why TEXT NOT NULL,
+            latency_s REAL,
+            created_s REAL NOT NULL,
+            PRIMARY KEY (model, version)
+        ) STRICT""",
+        """CREATE TABLE cost_models (
+            device INTEGER NOT NULL REFERENCES devices (id),
+            compiler TEXT NOT NULL,
+            blob BLOB NOT NULL,
+            sha256 TEXT NOT NULL,
+            trained_on INTEGER NOT NULL,
+            saved_s REAL NOT NULL,
+            PRIMARY KEY (device, compiler)
+        ) STRICT""",
+    ),
+)
+
+_COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
+    c.outcome, c.reason, c.story, c.median_s, c.low_s, c.high_s, c.repeats, c.yardstick_ratio,
+    c.source_sha256, c.created_s, c.finished_s, c.measured_by"""
+_FROM: Final = f"SELECT {_COLUMNS} FROM candidates c JOIN devices d ON d.id = c.device"
+_FAIR: Final = "c.median_s / COALESCE(c.yardstick_ratio, 1.0)"
+_HERE: Final = "d.key = :device AND c.driver = :driver AND c.compiler = :compiler"
+
+ADD_DEVICE: Final = "INSERT INTO devices (key, identity) VALUES (:key, :identity) ON CONFLICT DO NOTHING"
+
+# -- candidates
+
+BANNED: Final = """SELECT c.reason FROM candidates c JOIN devices d ON d.id = c.device
+    WHERE d.key = :device AND c.state = 'quarantined'
+        AND ((c.workload = :workload AND c.trace_sha256 = :trace_sha256) OR c.source_sha256 = :source_sha256)
+    LIMIT 1"""
+RUNNING: Final = """SELECT 1 FROM candidates c JOIN devices d ON d.id = c.device
+    WHERE d.key = :device AND c.state = 'in-flight'
+        AND ((c.workload = :workload AND c.trace_sha256 = :trace_sha256)
+            OR (c.source_sha256 = :source_sha256 AND c.owner <> :owner))
+    LIMIT 1"""
+BEGIN: Final = """INSERT INTO candidates
+        (workload, device, driver, compiler, trace, trace_sha256, state, owner, source_sha256, created_s,
+        measured_by)
+    SELECT :workload, id, :driver, :compiler, :trace, :trace_sha256, 'in-flight', :owner, :source_sha256,
+        :now, :measured_by
+    FROM devices WHERE key = :device
+    ON CONFLICT (workload, device, driver, compiler, trace_sha256) DO UPDATE SET
+        state = 'in-flight', owner = excluded.owner,
+        source_sha256 = COALESCE(excluded.source_sha256, source_sha256)
+    RETURNING id"""
+FINISH: Final = """UPDATE candidates SET
+        state = :state, owner = NULL, outcome = :outcome, reason = :reason, story = :story,
+        median_s = :median_s, low_s = :low_s, high_s = :high_s, repeats = :repeats,
+        yardstick_ratio = :yardstick_ratio,
+        source_sha256 = COALESCE(:source_sha256, source_sha256), finished_s = :now, measured_by = :measured_by
+    WHERE id = :id AND state = 'in-flight' AND owner = :owner"""
+FORGET_FIRST: Final = (
+    "DELETE FROM candidates WHERE id = :id AND state = 'in-flight' AND owner = :owner AND outcome IS NULL"
+)
+RETURN_TO_DONE: Final = """UPDATE candidates SET state = 'done', owner = NULL
+    WHERE id = :id AND state = 'in-flight' AND owner = :owner"""
+OWNERS: Final = "SELECT DISTINCT owner FROM candidates WHERE state = 'in-flight'"
+ABANDON: Final = """UPDATE candidates SET
+        state = 'quarantined', owner = NULL, outcome = 'abandoned', reason = :reason, finished_s = :now
+    WHERE state = 'in-flight' AND owner = :owner RETURNING id"""
+BY_ID: Final = f"{_FROM} WHERE c.id = :id"
+BEST: Final = f"""{_FROM} WHERE c.workload = :workload AND {_HERE}
+        AND c.outcome = 'right' AND c.state <> 'quarantined'
+    ORDER BY {_FAIR}, c.id LIMIT 1"""
+DISTIL: Final = f"""WITH ranked AS (
+        SELECT c.id, ROW_NUMBER() OVER (PARTITION BY c.workload ORDER BY {_FAIR}, c.id) AS place
+        FROM candidates c JOIN devices d ON d.id = c.device
+        WHERE {_HERE} AND c.outcome = 'right' AND c.state <> 'quarantined')
+    {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY c.workload"""
+OF_WORKLOAD: Final = f"{_FROM} WHERE c.workload = :workload AND {_HERE} ORDER BY c.id"
+TRACES: Final = """SELECT c.trace_sha256 FROM candidates c JOIN devices d ON d.id = c.device
+    WHERE c.workload = :workload AND d.key = :device AND
+        ((c.driver = :driver AND c.compiler = :compiler) OR c.state <> 'done')"""
+QUARANTINED: Final = f"{_FROM} WHERE d.key = :device AND c.state = 'quarantined' ORDER BY c.finished_s, c.id"
+_STALE: Final = """d.key = :device AND c.outcome = 'right' AND c.state = 'done'
+        AND (c.driver <> :driver OR c.compiler <> :compiler)
+        AND NOT EXISTS (SELECT 1 FROM candidates o
+            WHERE o.workload = c.workload AND o.device = c.device AND o.trace_sha256 = c.trace_sha256
+                AND (o.state <> 'done' OR (o.driver = :driver AND o.compiler = :compiler)))"""
+STALE: Final = f"""WITH ranked AS (
+        SELECT c.id, ROW_NUMBER() OVER (PARTITION BY c.trace_sha256 ORDER BY {_FAIR}, c.id) AS place
+        FROM candidates c JOIN devices d ON d.id = c.device WHERE c.workload = :workload AND {_STALE})
+    {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY {_FAIR}, c.id LIMIT :limit"""
+STALE_COUNT: Final = f"""SELECT COUNT(DISTINCT c.workload || c.trace_sha256)
+    FROM candidates c JOIN devices d ON d.id = c.device WHERE {_STALE}"""
+FINISHED: Final = f"""{_FROM} WHERE c.state <> 'in-flight' AND {_HERE} ORDER BY c.id"""
+IMPORT: Final = """INSERT INTO candidates
+        (workload, device, driver, compiler, trace, trace_sha256, state, outcome, reason, story, median_s,
+        low_s, high_s, repeats, yardstick_ratio, source_sha256, created_s, finished_s, measured_by)
+    SELECT :workload, id, :driver, :compiler, :trace, :trace_sha256, :state, :outcome, :reason, :story,
+        :median_s, :low_s, :high_s, :repeats, :yardstick_ratio, :source_sha256, :created_s, :finished_s,
+        :measured_by
+    FROM devices WHERE key = :device
+    ON CONFLICT (workload, device, driver, compiler, trace_sha256) DO NOTHING"""
+IMPORT_BAN: Final = """UPDATE candidates SET
+        state = 'quarantined', outcome = :outcome, reason = :reason, story = :story
+    WHERE workload = :workload AND driver = :driver AND compiler = :compiler AND trace_sha256 = :trace_sha256
+        AND device = (SELECT id FROM devices WHERE key = :device) AND state = 'done'"""
+
+# -- tasks, models, cost models
+
+_INSERT_TASK: Final = (
+    "INSERT INTO tasks (workload, name, flops, bytes) VALUES (:workload, :name, :flops, :bytes)"
+)
+PUT_TASK: Final = f"""{_INSERT_TASK} ON CONFLICT (workload) DO UPDATE SET
+    name = excluded.name, flops = excluded.flops, bytes = excluded.bytes"""
+ADD_TASK: Final = f"{_INSERT_TASK} ON CONFLICT DO NOTHING"
+TASK: Final = "SELECT workload, name, flops, bytes FROM tasks WHERE workload = :workload"
+CLEAR_WEIGHTS: Final = "DELETE FROM weights WHERE model = :model"
+ADD_WEIGHT: Final = "INSERT INTO weights (model, workload, weight) VALUES (:model, :workload, :weight)"
+TASKS: Final = """SELECT t.workload, t.name, t.flops, t.bytes, w.weight
+    FROM weights w JOIN tasks t USING (workload) WHERE w.model = :model
+    ORDER BY t.flops * w.weight DESC, t.workload"""
+ADD_VERSION: Final = """INSERT INTO versions (model, version, why, latency_s, created_s)
+    SELECT :model, COALESCE(MAX(version), 0) + 1, :why, :latency_s, :now FROM versions WHERE model = :model
+    RETURNING version"""
+VERSIONS: Final = """SELECT model, version, why, latency_s, created_s FROM versions
+    WHERE model = :model ORDER BY version"""
+PUT_COST_MODEL: Final = """INSERT INTO cost_models (device, compiler, blob, sha256, trained_on, saved_s)
+    SELECT id, :compiler, :blob, :sha256, :trained_on, :now FROM devices WHERE key = :device
+    ON CONFLICT (device, compiler) DO UPDATE SET blob = excluded.blob, sha256 = excluded.sha256,
+        trained_on = excluded.trained_on, saved_s = excluded.saved_s"""
+COST_MODEL: Final = """SELECT m.blob, m.sha256, m.trained_on, m.saved_s
+    FROM cost_models m JOIN devices d ON d.id = m.device WHERE d.key = :device AND m.compiler = :compiler"""

@@ -1,0 +1,381 @@
+"""The records: every candidate ever tried, what became of it, and what was learned from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound
+
+from . import sql
+from .database import Opened, explained, open_database, transaction
+from .owner import Owner
+from .rows import (
+    ABANDONED_REASON,
+    Candidate,
+    CostModel,
+    ModelVersion,
+    NewCandidate,
+    Outcome,
+    Setup,
+    State,
+    Task,
+    Timing,
+    Verdict,
+    WeightedTask,
+    check_figures,
+    check_trace,
+    check_verdict,
+    sha256,
+)
+
+logger = logging.getLogger(__name__)
+
+BUSY_S = 10.0
+
+
+class Quarantined(InvalidArgument):
+    """The candidate must not run on this device again."""
+
+
+class Records:
+    """An open database of records. Not for several threads; several processes may have the same file open.
+
+    What a method has returned from is on the disk: it survives a crash of process or machine. Every method
+    raises Unavailable where another process kept the database busy too long or it is damaged, and
+    ResourceExhausted where the disk is full; nothing is changed then, and the same call may be made again.
+    `notes` are sentences the user should see, such as where a damaged database was set aside.
+    """
+
+    def __init__(
+        self, path: Path, opened: Opened, measured_by: str, clock: Callable[[], float] = time.time
+    ) -> None:
+        """Use `open`."""
+        self.path = path
+        self.notes = opened.notes
+        self.measured_by = measured_by
+        self._connection = opened.connection
+        self._lock = opened.lock
+        self._owner = str(Owner.this_process())
+        self._clock = clock
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], *, measured_by: str | None = None, busy_s: float = BUSY_S
+    ) -> Self:
+        """Open or create the database at `path`; `measured_by` (this host's name) goes into new records.
+
+        A damaged file is set aside, which `notes` tell, and a new one begun. Raises InvalidArgument for a
+        file of a newer honed or of another program, PermissionDenied where it cannot be opened.
+        """
+        path = Path(path).absolute()
+        opened = open_database(path, busy_s=busy_s)
+        return cls(path, opened, measured_by or socket.gethostname())
+
+    def close(self) -> None:
+        """Close it; may be called again."""
+        self._connection.close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- running candidates
+
+    def may_run(
+        self, setup: Setup, workload: str, trace_sha256: str, source_sha256: str | None = None
+    ) -> bool:
+        """False for a candidate that is in quarantine on this device, or in flight already.
+
+        So it is for every driver and compiler version, and for any whose kernels have the same source.
+        """
+        key = self._key(setup, workload, trace_sha256, source_sha256)
+        return not (self._rows(sql.BANNED, key) or self._rows(sql.RUNNING, key))
+
+    def begin(self, new: NewCandidate) -> int:
+        """Note durably that a candidate is about to run; gives its id.
+
+        Must have returned before the candidate is given to the device. One that has a verdict already may be
+        measured again and keeps its figures meanwhile. Raises Quarantined, AlreadyExists where it is in
+        flight, InvalidArgument where the trace is not JSON.
+        """
+        check_trace(new.trace)
+        key = self._key(new.setup, new.workload, sha256(new.trace), new.source_sha256)
+        with self._writing():
+            banned = self._rows(sql.BANNED, key)
+            if banned:
+                raise Quarantined(f"this candidate is in quarantine ({banned[0][0]}); try another")
+            if self._rows(sql.RUNNING, key):
+                raise AlreadyExists("this candidate is being measured already; try another")
+            self._add_device(new.setup)
+            more = {"trace": new.trace, "now": self._clock(), "measured_by": self.measured_by}
+            number: int = self._rows(sql.BEGIN, {**key, **more})[0][0]
+        return number
+
+    def finish(self, candidate_id: int, verdict: Verdict) -> Candidate:
+        """Record the verdict on a candidate this process has begun; gives it as recorded.
+
+        Raises InvalidArgument for impossible figures, NotFound where this process has no such candidate in
+        flight.
+        """
+        check_verdict(verdict)
+        state = State.QUARANTINED if verdict.quarantine else State.DONE
+        values = {
+            "id": candidate_id,
+            "owner": self._owner,
+            "state": state,
+            "outcome": verdict.outcome,
+            "reason": verdict.reason,
+            "story": verdict.story,
+            "source_sha256": verdict.source_sha256,
+            "now": self._clock(),
+            "measured_by": self.measured_by,
+            **timing_values(verdict.timing),
+        }
+        with self._writing():
+            self._change_one(sql.FINISH, values)
+            return self._candidates(sql.BY_ID, {"id": candidate_id})[0]
+
+    def withdraw(self, candidate_id: int) -> None:
+        """Take back a candidate that was begun but never given to the device.
+
+        Raises NotFound where this process has no such candidate in flight.
+        """
+        values = {"id": candidate_id, "owner": self._owner}
+        with self._writing():
+            if self._connection.execute(sql.FORGET_FIRST, values).rowcount == 0:
+                self._change_one(sql.RETURN_TO_DONE, values)
+
+    def abandoned(self) -> list[Candidate]:
+        """Quarantine the candidates whose process has ended without a verdict, and give them.
+
+        Call it first after a start. Those of processes that still run are left alone.
+        """
+        with self._writing():
+            owners = [row[0] for row in self._rows(sql.OWNERS, {})]
+            values = {"reason": ABANDONED_REASON, "now": self._clock()}
+            ids = [
+                row[0]
+                for owner in owners
+                if Owner.parse(owner).gone()
+                for row in self._rows(sql.ABANDON, {**values, "owner": owner})
+            ]
+            return [found for number in ids for found in self._candidates(sql.BY_ID, {"id": number})]
+
+    # -- what is known
+
+    def best(self, workload: str, setup: Setup) -> Candidate | None:
+        """The fastest right candidate, ranked by Timing.fair_s; None where there is none."""
+        found = self._candidates(sql.BEST, self._here(setup, workload=workload))
+        return found[0] if found else None
+
+    def distil(self, setup: Setup) -> list[Candidate]:
+        """The fastest right candidate of every workload, by workload."""
+        return self._candidates(sql.DISTIL, self._here(setup))
+
+    def history(self, workload: str, setup: Setup) -> list[Candidate]:
+        """All candidates of a workload, oldest first, those in flight and in quarantine too."""
+        return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
+
+    def traces(self, workload: str, setup: Setup) -> frozenset[str]:
+        """SHA-256 of traces that need no trial: measured with this setup, in flight or in quarantine."""
+        return frozenset(row[0] for row in self._rows(sql.TRACES, self._here(setup, workload=workload)))
+
+    def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[Candidate]:
+        """Right candidates of this device with another driver or compiler, not measured with this one yet.
+
+        The fastest first: the first to measure again. Their figures say nothing about this setup.
+        """
+        return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
+
+    def stale_count(self, setup: Setup) -> int:
+        """How many candidates `stale` would give for all workloads."""
+        count: int = self._rows(sql.STALE_COUNT, self._here(setup))[0][0]
+        return count
+
+    def quarantined(self, setup: Setup) -> list[Candidate]:
+        """All candidates that must not run on this device, with any driver or compiler, oldest first."""
+        return self._candidates(sql.QUARANTINED, self._here(setup))
+
+    def finished(self, setup: Setup) -> Iterator[Candidate]:
+        """Every candidate with a verdict, oldest first, one after the other: for learning and export."""
+        with explained(self.path):
+            for row in self._connection.execute(sql.FINISHED, self._here(setup)):
+                yield _candidate(row)
+
+    # -- tasks, models, cost models
+
+    def put_model(self, model: str, tasks: Mapping[Task, int]) -> None:
+        """Set the tasks of a model, with how often it runs each per inference, in place of what it had."""
+        for task in tasks:
+            check_figures(flops=task.flops, bytes=task.bytes)
+        with self._writing():
+            self._connection.execute(sql.CLEAR_WEIGHTS, {"model": model})
+            for task, weight in tasks.items():
+                self._connection.execute(sql.PUT_TASK, asdict(task))
+                values = {"model": model, "workload": task.workload, "weight": weight}
+                self._connection.execute(sql.ADD_WEIGHT, values)
+
+    def tasks(self, model: str) -> list[WeightedTask]:
+        """A model's tasks, those with the most work per inference first."""
+        return [
+            WeightedTask(task=Task(workload=row[0], name=row[1], flops=row[2], bytes=row[3]), weight=row[4])
+            for row in self._rows(sql.TASKS, {"model": model})
+        ]
+
+    def task(self, workload: str) -> Task | None:
+        """The task of a workload, where any model has it."""
+        rows = self._rows(sql.TASK, {"workload": workload})
+        return (
+            Task(workload=rows[0][0], name=rows[0][1], flops=rows[0][2], bytes=rows[0][3]) if rows else None
+        )
+
+    def add_version(self, model: str, why: str, latency_s: float | None) -> ModelVersion:
+        """Note a new version of a model: why it came to be, and the time of one inference as measured."""
+        check_figures(latency_s=latency_s)
+        now = self._clock()
+        values = {"model": model, "why": why, "latency_s": latency_s, "now": now}
+        with self._writing():
+            version: int = self._rows(sql.ADD_VERSION, values)[0][0]
+        return ModelVersion(model=model, version=version, why=why, latency_s=latency_s, created_s=now)
+
+    def versions(self, model: str) -> list[ModelVersion]:
+        """A model's versions, oldest first."""
+        return [
+            ModelVersion(model=row[0], version=row[1], why=row[2], latency_s=row[3], created_s=row[4])
+            for row in self._rows(sql.VERSIONS, {"model": model})
+        ]
+
+    def save_cost_model(self, setup: Setup, blob: bytes, trained_on: int) -> None:
+        """Keep what was learned about a device with this compiler, in place of what was kept before."""
+        values = {
+            **self._here(setup),
+            "blob": blob,
+            "sha256": hashlib.sha256(blob).hexdigest(),
+            "trained_on": trained_on,
+            "now": self._clock(),
+        }
+        with self._writing():
+            self._add_device(setup)
+            self._connection.execute(sql.PUT_COST_MODEL, values)
+
+    def cost_model(self, setup: Setup) -> CostModel | None:
+        """What was learned about the device; None where nothing was, or its checksum is wrong."""
+        rows = self._rows(sql.COST_MODEL, self._here(setup))
+        if not rows:
+            return None
+        blob, checksum, trained_on, saved_s = rows[0]
+        if hashlib.sha256(blob).hexdigest() != checksum:
+            logger.warning("the cost model in %s is damaged; a new one will be learned", self.path)
+            return None
+        return CostModel(blob=blob, trained_on=trained_on, saved_s=saved_s)
+
+    @contextmanager
+    def importing(self) -> Iterator[Callable[[Setup, Task | None, Mapping[str, Any]], bool]]:
+        """A function that takes in one candidate from elsewhere, its values by column; all or nothing.
+
+        It gives False where the candidate was here already (see exchange.import_jsonl).
+        """
+
+        def put(setup: Setup, task: Task | None, values: Mapping[str, Any]) -> bool:
+            here = self._here(setup, **values)
+            self._add_device(setup)
+            if task is not None:
+                self._connection.execute(sql.ADD_TASK, asdict(task))
+            if self._connection.execute(sql.IMPORT, here).rowcount == 1:
+                return True
+            if values["state"] == State.QUARANTINED:
+                self._connection.execute(sql.IMPORT_BAN, here)
+            return False
+
+        with self._writing():
+            yield put
+
+    # -- the database
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with explained(self.path), transaction(self._connection):
+            yield
+
+    def _rows(self, query: str, values: Mapping[str, Any]) -> list[Any]:
+        with explained(self.path):
+            return self._connection.execute(query, values).fetchall()
+
+    def _candidates(self, query: str, values: Mapping[str, Any]) -> list[Candidate]:
+        return [_candidate(row) for row in self._rows(query, values)]
+
+    def _change_one(self, query: str, values: Mapping[str, Any]) -> None:
+        if self._connection.execute(query, values).rowcount != 1:
+            raise NotFound(f"candidate {values['id']} is not in flight here; begin it before it is finished")
+
+    def _add_device(self, setup: Setup) -> None:
+        identity = json.dumps(asdict(setup.device), sort_keys=True)
+        self._connection.execute(sql.ADD_DEVICE, {"key": setup.device_key, "identity": identity})
+
+    def _here(self, setup: Setup, **more: Any) -> dict[str, Any]:
+        return {"device": setup.device_key, "driver": setup.driver, "compiler": setup.compiler, **more}
+
+    def _key(
+        self, setup: Setup, workload: str, trace_sha256: str, source_sha256: str | None
+    ) -> dict[str, Any]:
+        return self._here(
+            setup,
+            workload=workload,
+            trace_sha256=trace_sha256,
+            source_sha256=source_sha256,
+            owner=self._owner,
+        )
+
+
+def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
+    """A timing as values of a row."""
+    if timing is None:
+        return dict.fromkeys(("median_s", "low_s", "high_s", "repeats", "yardstick_ratio"))
+    return asdict(timing)
+
+
+def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
+    (number, workload, device_key, driver, compiler, trace, trace_sha256, state, outcome, reason, story) = (
+        row[:11]
+    )
+    (median_s, low_s, high_s, repeats, ratio, source_sha256, created_s, finished_s, measured_by) = row[11:]
+    timing = None
+    if median_s is not None:
+        timing = Timing(median_s=median_s, low_s=low_s, high_s=high_s, repeats=repeats, yardstick_ratio=ratio)
+    return Candidate(
+        id=number,
+        workload=workload,
+        device_key=device_key,
+        driver=driver,
+        compiler=compiler,
+        trace=trace,
+        trace_sha256=trace_sha256,
+        state=State(state),
+        outcome=None if outcome is None else Outcome(outcome),
+        reason=reason,
+        story=story,
+        timing=timing,
+        source_sha256=source_sha256,
+        created_s=created_s,
+        finished_s=finished_s,
+        measured_by=measured_by,
+    )
