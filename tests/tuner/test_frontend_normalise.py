@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime.errors import InvalidArgument, ModelRefused
-from honed.tuner.frontend import TensorSpec, normalise
+from honed.tuner.frontend import FrontendLimits, TensorSpec, normalise
 from honed.tuner.frontend.relax_ops import CORE
 
 pytestmark = pytest.mark.tvm
@@ -207,6 +207,35 @@ def test_functions_that_call_themselves_are_refused() -> None:
         functions=[again],
     )
     assert "nested" in reasons(proto)[0]
+
+
+def test_functions_that_double_at_every_level_are_refused_in_time() -> None:
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
+    functions = [helper.make_function("my", "F0", ["a"], ["b"], [node("Identity", ["a"], ["b"])], opsets)]
+    for level in range(1, 30):
+        body = [node(f"F{level - 1}", [a], [b], domain="my") for a, b in (("a", "m"), ("m", "b"))]
+        functions.append(helper.make_function("my", f"F{level}", ["a"], ["b"], body, opsets))
+    proto = model(
+        [node("F29", ["x"], ["y"], domain="my")], [info("x", [2])], [info("y", None)], functions=functions
+    )
+    with pytest.raises(ModelRefused, match="grows beyond"):
+        normalise(proto)
+
+
+def test_constants_are_bounded_all_together() -> None:
+    nodes = [node("Tile", ["w", "r"], [f"t{i}"]) for i in range(8)]
+    nodes += [node("MatMul", ["x", f"t{i}"], [f"y{i}"]) for i in range(8)]
+    constants = {"w": np.ones((64, 64), np.float32), "r": np.array([1, 4])}
+    proto = model(nodes, [info("x", [64, 64])], [info(f"y{i}", None) for i in range(8)], constants)
+    with pytest.raises(ModelRefused, match="constants grow"):
+        normalise(proto, limits=FrontendLimits(constant_bytes=200_000))
+
+
+def test_what_swells_is_computed_at_run_time() -> None:
+    shape = {"s": np.array([1024, 1024])}
+    nodes = [node("ConstantOfShape", ["s"], ["c"]), node("Add", ["c", "x"], ["y"])]
+    done = normalise(model(nodes, [info("x", [1024])], [info("y", None)], shape))
+    assert sum(t.ByteSize() for t in done.model.graph.initializer) < 1000
 
 
 def branches(condition: str) -> list[onnx.NodeProto]:

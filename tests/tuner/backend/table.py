@@ -29,9 +29,11 @@ written by `python -m tests.tuner.backend.table`.
 Every operator is rewritten, while compiling, into a small core set with static shapes; shapes, axes, pads and
 other parameters must be constants or follow from shapes. Operators without a rule of their own are expanded
 where ONNX defines them as a function. What cannot be compiled is refused at once, with every operator and
-node concerned. Node tests: how many of ONNX's own tests of the operator give the right answers through the whole
-pipeline on PoCL; the others are refused with a reason (element types that honed does not carry, sequences and
-optionals as inputs or outputs, empty tensors, results whose number depends on values).
+node concerned.
+
+Node tests: how many of ONNX's own tests of the operator give the right answers through the whole pipeline on
+PoCL; the others are refused with a reason (element types that honed does not carry, sequences and optionals
+as inputs or outputs, empty tensors, results whose number depends on values).
 
 Indices computed at run time never read or write outside a tensor: reads are clamped into range, updates out
 of range are dropped.

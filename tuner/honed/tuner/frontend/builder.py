@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
+
+from honed.runtime.errors import ModelRefused
 
 from . import fold
 from .values import Refuse, Value, numpy_dtype
@@ -67,13 +68,21 @@ def static_shape(found: onnx.TypeProto | None) -> tuple[int, ...] | None:
 class Builder:
     """The graph being built, at TARGET_OPSET. Names are unique; constants become initialisers when used."""
 
-    def __init__(self, reserved: Sequence[str], fold_limit_bytes: int, tensor_limit_bytes: int) -> None:
+    def __init__(
+        self,
+        reserved: Sequence[str],
+        *,
+        fold_limit_bytes: int,
+        tensor_limit_bytes: int,
+        constant_limit_bytes: int,
+    ) -> None:
         self.nodes: list[onnx.NodeProto] = []
         self.values: dict[str, Value] = {}
         self.scope = ""  # the source node being rewritten; names of new nodes start with it
         self._names = set(reserved)
         self._fold_limit = fold_limit_bytes
         self._tensor_limit = tensor_limit_bytes
+        self._constant_room = constant_limit_bytes
         self._small: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
 
     def unique(self, hint: str) -> str:
@@ -100,6 +109,9 @@ class Builder:
         key = (array.dtype.name, array.shape, array.tobytes() if array.nbytes <= 1024 else b"")
         if array.nbytes <= 1024 and key in self._small:
             return self._small[key]
+        self._constant_room -= array.nbytes
+        if self._constant_room < 0:
+            raise ModelRefused("the model's constants grow beyond the limit while compiling; raise the limit")
         value = Value(self.unique(hint or f"{self.scope}/constant"), array.dtype, array.shape, array)
         self.values[value.name] = value
         if array.nbytes <= 1024:
@@ -164,7 +176,8 @@ class Builder:
         if any(v.data is None for v in present):
             return None
         arrays = [v.data for v in present]
-        if math.fsum(v.size * v.dtype.itemsize for v in results) > self._fold_limit:
+        made, used = (sum(v.size * v.dtype.itemsize for v in group) for group in (results, present))
+        if made > self._fold_limit or fold.swells(made, used):
             return None
         if not fold.worth_folding(node.op_type, arrays, self._fold_limit):
             return None

@@ -36,6 +36,8 @@ _SLOW_ELEMENTS = 1 << 14  # a loop in Python over this many elements still ends 
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial"}
 )
+_SWELLING_BYTES = 1 << 20  # smaller constants may be many times larger than what they are made of
+_SWELLING_TIMES = 8
 _MATMUL_LIMIT = 1 << 32  # multiply-adds worth doing on the host
 
 
@@ -49,6 +51,11 @@ def worth_folding(op: str, arrays: Sequence[Array | None], limit_bytes: int) -> 
     if op in {"MatMul", "Gemm", "Einsum"} and len(present) >= 2:
         return present[0].size * present[1].shape[-1] <= _MATMUL_LIMIT if present[1].ndim else True
     return True
+
+
+def swells(made_bytes: int, used_bytes: int) -> bool:
+    """Whether a constant is so much larger than its parts that computing it at run time is cheaper."""
+    return made_bytes > _SWELLING_BYTES and made_bytes > _SWELLING_TIMES * used_bytes
 
 
 def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list[Any]:

@@ -29,6 +29,7 @@ class FrontendLimits:
     external_bytes: int = _PROTOBUF_LIMIT  # of all its external data
     tensor_bytes: int = 1 << 32  # of one intermediate tensor
     fold_bytes: int = 1 << 28  # of one constant computed while compiling
+    constant_bytes: int = 1 << 32  # of all constants, read and computed
 
 
 def load(path: str | Path, *, limits: FrontendLimits | None = None) -> onnx.ModelProto:

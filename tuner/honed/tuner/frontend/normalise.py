@@ -60,7 +60,12 @@ def normalise(
     found = Reasons()
     specs, notes, refused = bind_inputs(model, shapes or {}, found)
     reserved = [i.name for i in model.graph.input] + [o.name for o in model.graph.output]
-    builder = Builder(reserved, limits.fold_bytes, limits.tensor_bytes)
+    builder = Builder(
+        reserved,
+        fold_limit_bytes=limits.fold_bytes,
+        tensor_limit_bytes=limits.tensor_bytes,
+        constant_limit_bytes=limits.constant_bytes,
+    )
     scope: Scope = {name: Unknown() for name in refused}
     for spec in specs:
         if spec.name not in refused:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
+
+from honed.runtime.errors import ModelRefused
 
 from . import fold, reasons
 from .builder import Builder, infer, schema, static_shape
@@ -17,6 +20,7 @@ from .values import Array, Item, Listing, Refuse, Unknown, Value
 Scope = dict[str, Item]
 MAX_DEPTH = 32  # functions within functions, and branches within branches
 MAX_NODES = 200_000  # in the normalised graph
+MAX_STEPS = 300_000  # source nodes visited, those in functions once for each call
 # Operators whose output shape only evaluation can tell, but is bounded by their inputs' size.
 _SHAPED_BY_VALUES = frozenset({"NonZero", "Unique", "Compress", "NonMaxSuppression", "StringSplit"})
 _SEQUENCES = frozenset(
@@ -45,6 +49,7 @@ class Walker:
         self._reasons = found
         self._fold_limit = fold_limit_bytes
         self._depth = 0
+        self._steps = 0
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
         """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
@@ -89,8 +94,9 @@ class Walker:
     def _node(
         self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int], scope: Scope
     ) -> Sequence[Item]:
-        if len(self._builder.nodes) > MAX_NODES:
-            raise Refuse(f"the graph grows beyond {MAX_NODES} nodes when it is expanded")
+        self._steps += 1
+        if len(self._builder.nodes) > MAX_NODES or self._steps > MAX_STEPS:
+            raise ModelRefused(f"the model grows beyond {MAX_NODES} nodes when it is expanded; split it")
         opset = opsets.get(domain, 1)
         inputs = tuple(scope.get(name, Unknown()) if name else None for name in node.input)
         if any(isinstance(item, Unknown) for item in inputs):
@@ -132,9 +138,11 @@ class Walker:
         except Refuse:
             return None  # the rule for the operator decides
         if call.op not in _SHAPED_BY_VALUES:
-            if any(s is None for s in shapes):
-                return None
-            if sum(int(np.prod(s, dtype=np.float64)) for s in shapes if s is not None) * 8 > self._fold_limit:
+            known = [s for s in shapes if s is not None]
+            made = sum(math.prod(s) for s in known) * 8  # the widest element type
+            used = sum(a.nbytes for a in arrays if a is not None)
+            other = ("", call.op) in RULES and fold.swells(made, used)
+            if len(known) < len(shapes) or made > self._fold_limit or other:
                 return None
         node = _renamed(call)
         try:
