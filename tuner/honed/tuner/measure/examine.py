@@ -179,7 +179,8 @@ class Examination:
         self._announce("time", allowed)
         for i in self._loaded.workload.outputs:
             self._loaded.memory[i].poison_inside(session.queue, self._poison)
-        if not slow:
+        # A CPU has just compiled the candidate, its clock is up.
+        if not slow and session.profile.rules.family != "cpu":
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
         self._alone = self._alone and not session.building
         schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
