@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
+from tvm_ffi import structural_walk
 
+# Functions that cost many instructions; everything else may as well be computed again.
+_DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
-
-
-class Shape(Enum):
-    """What kind of work a function is, once everything that can be inlined is."""
-
-    CONTRACTION = "contraction"  # one reduction over products, with at most an elementwise tail
-    REDUCTION = "reduction"  # reductions along rows, and what is computed from them
-    ELEMENTWISE = "elementwise"  # no reduction
-    OPAQUE = "opaque"  # nothing the sketches understand
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +59,9 @@ def inline_elementwise(schedule: Schedule) -> None:
     """
     for block in blocks(schedule)[:-1]:
         found = info(schedule, block)
-        if (
-            found is None
-            or found.is_reduction
-            or _feeds_reduction(schedule, block)
-            and _is_dear(schedule, block)
-        ):
+        if found is None or found.is_reduction:
+            continue
+        if _feeds_reduction(schedule, block) and _is_dear(schedule, block):
             continue
         try:
             schedule.compute_inline(block)
@@ -85,24 +75,12 @@ def _feeds_reduction(schedule: Schedule, block: SBlockRV) -> bool:
 
 
 def _is_dear(schedule: Schedule, block: SBlockRV) -> bool:
-    from tvm import ir
-    from tvm_ffi import structural_walk
-
     found = False
 
     def call(node: ir.Call) -> None:
         nonlocal found
         name = str(getattr(node.op, "name", ""))
-        found = found or name.removeprefix("tirx.") in (
-            "exp",
-            "erf",
-            "tanh",
-            "pow",
-            "log",
-            "sin",
-            "cos",
-            "sigmoid",
-        )
+        found = found or name.removeprefix("tirx.") in _DEAR
 
     structural_walk(schedule.get(block).body, [(ir.Call, call)], order="post")
     return found

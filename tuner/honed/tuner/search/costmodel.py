@@ -11,11 +11,11 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xgboost
 from numpy.typing import NDArray
-from scipy.stats import spearmanr
 
 Array = NDArray[np.float32]
 
@@ -125,12 +125,24 @@ class CostModel:
 
 
 def ranking(predicted: Array, seconds: NDArray[np.float64]) -> Ranking | None:
-    """How `predicted` scores rank candidates that took `seconds` (inf: refused); None for fewer than three."""
+    """How `predicted` scores rank candidates that took `seconds` (inf: refused); None for less than three."""
     if len(seconds) < 3 or not np.isfinite(seconds).any():
         return None
     speed = np.where(np.isfinite(seconds), 1.0 / seconds, 0.0)
     equal = float(np.ptp(speed)) == 0.0 or float(np.ptp(predicted)) == 0.0
-    correlation = float("nan") if equal else float(spearmanr(predicted, speed).statistic)
+    correlation = float("nan") if equal else _spearman(predicted, speed)
     order = np.argsort(-predicted, kind="stable")
     best = int(np.flatnonzero(order == int(np.argmax(speed)))[0]) + 1
     return Ranking(correlation, best, len(seconds))
+
+
+def _spearman(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:
+    """Spearman's rank correlation: Pearson's of the ranks, equals sharing their mean rank."""
+    return float(np.corrcoef(_ranks(a), _ranks(b))[0, 1])
+
+
+def _ranks(values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    means: NDArray[np.float64] = ends - (counts - 1) / 2
+    return means[which]

@@ -1,7 +1,7 @@
 """Evolutionary search over a task's sketches: MetaSchedule's, driven from our own loop.
 
-The strategy keeps a population of traces, mutates the numbers in them and ranks them by the cost model; what it
-proposes is compiled and measured elsewhere, and comes back through `learn`.
+The strategy keeps a population of traces, mutates the numbers in them and ranks them by the cost model; what
+it proposes is compiled and measured elsewhere, and comes back through `know`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from tvm import tirx
+from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
-from tvm.ir.utils import derived_object
 from tvm.target import Target
 
 from . import traces

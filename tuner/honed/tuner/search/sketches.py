@@ -14,7 +14,6 @@ Vectors are as wide as the device profile says that loads pay: 64 bytes on a CPU
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
