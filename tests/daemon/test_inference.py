@@ -1,0 +1,138 @@
+"""ModelInfer checked against a model, without a service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from honed.daemon.inference import Plan, check
+from honed.daemon.regions import RegionTable
+from honed.runtime.errors import HonedError, InvalidArgument
+from honed.runtime.model import Tensor
+from honed.runtime.protocol import InferParams, RegionParams, parse
+from honed.runtime.regions import Region
+
+INPUTS = (
+    Tensor(name="a", dtype="float32", shape=(2, 3), buffer=0),
+    Tensor(name="mask", dtype="bool", shape=(4,), buffer=1),
+    Tensor(name="n", dtype="int64", shape=(), buffer=2),
+)
+OUTPUTS = (
+    Tensor(name="y", dtype="float16", shape=(5,), buffer=3),
+    Tensor(name="empty", dtype="float32", shape=(0, 2), buffer=4),
+)
+A = {"name": "a", "datatype": "FP32", "shape": [2, 3]}
+MASK = {"name": "mask", "datatype": "BOOL", "shape": [4]}
+N = {"name": "n", "datatype": "INT64", "shape": []}
+RAW = [bytes(24), b"\0\1\1\0", bytes(8)]
+
+
+@pytest.fixture
+def regions() -> Iterator[RegionTable]:
+    table = RegionTable(4)
+    with Region("r", 4096) as region:
+        table.add(RegionParams(name="r", offset=None, byte_size=4096), region.descriptor)
+    yield table
+    for held in table.remove(None):
+        assert held.release()
+
+
+def planned(regions: RegionTable, **changes: Any) -> Plan:
+    params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
+    return check(parse(InferParams, params), INPUTS, OUTPUTS, regions)
+
+
+def placed(entry: dict[str, Any], offset: int, size: int, name: str = "r") -> dict[str, Any]:
+    place = {
+        "shared_memory_region": name,
+        "shared_memory_offset": offset,
+        "shared_memory_byte_size": size,
+    }
+    return {**entry, "parameters": place}
+
+
+def test_a_plain_request(regions: RegionTable) -> None:
+    plan = planned(regions)
+    assert (plan.timeout, plan.priority, plan.finite, plan.regions) == (60.0, 2, False, [])
+    worker = plan.for_worker("key")
+    assert worker["inputs"][0] == ["a", "float32", [2, 3], None]
+    assert worker["outputs"] == [["y", None], ["empty", None]]
+    assert worker["raw"] == RAW
+
+
+def test_inputs_in_any_order(regions: RegionTable) -> None:
+    plan = planned(regions, inputs=[N, A, MASK], raw_input_contents=[RAW[2], RAW[0], RAW[1]])
+    assert [entry[0] for entry in plan.for_worker("k")["inputs"]] == ["n", "a", "mask"]
+
+
+def test_places_in_shared_memory(regions: RegionTable) -> None:
+    plan = planned(
+        regions,
+        inputs=[placed(A, 0, 24), MASK, N],
+        raw_input_contents=RAW[1:],
+        outputs=[placed({"name": "y"}, 4086, 10)],
+    )
+    assert len(plan.regions) == 1
+    number = plan.regions[0].number
+    worker = plan.for_worker("key")
+    assert worker["inputs"][0][3] == [number, 0, 24]
+    assert worker["outputs"] == [["y", [number, 4086, 10]]]
+    result = plan.result([], 1, 2)
+    assert result["outputs"][0]["parameters"]["shared_memory_offset"] == 4086
+
+
+def test_what_was_asked_for(regions: RegionTable) -> None:
+    plan = planned(regions, id="7", parameters={"timeout": 1500, "priority": 1, "finite": True})
+    assert (plan.id, plan.timeout, plan.priority, plan.finite) == ("7", 0.0015, 1, True)
+    assert [t.name for t, _ in planned(regions, outputs=[{"name": "empty"}]).outputs] == ["empty"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": [A, MASK]}, "'n' is missing"),
+        ({"inputs": [A, MASK, N, A]}, "twice"),
+        ({"inputs": [A, MASK, {**N, "name": "m"}]}, "no input 'm'"),
+        ({"inputs": [{**A, "datatype": "FP16"}, MASK, N]}, "takes FP32"),
+        ({"inputs": [{**A, "shape": [3, 2]}, MASK, N]}, r"takes \[2, 3\]"),
+        ({"inputs": [{**A, "shape": [2, 3, 1]}, MASK, N]}, r"takes \[2, 3\]"),
+        ({"raw_input_contents": RAW[:2]}, "no data for input 'n'"),
+        ({"raw_input_contents": None}, "no data for input 'a'"),
+        ({"raw_input_contents": [*RAW, b""]}, "1 more"),
+        ({"raw_input_contents": [bytes(23), *RAW[1:]]}, "23 bytes and should have 24"),
+        ({"raw_input_contents": [RAW[0], b"\0\1\2\0", RAW[2]]}, "BOOL"),
+        ({"outputs": [{"name": "z"}]}, "no output 'z'"),
+        ({"outputs": [{"name": "y"}, {"name": "y"}]}, "twice"),
+        ({"outputs": [placed({"name": "y"}, 4087, 10)]}, "outside region"),
+        ({"outputs": [placed({"name": "y"}, -1, 10)]}, "outside region"),
+        ({"outputs": [placed({"name": "y"}, 2**63, 10)]}, "outside region"),
+        ({"outputs": [placed({"name": "y"}, 0, 12)]}, "must be the tensor's"),
+        ({"inputs": [placed(A, 0, 24), MASK, N]}, "should have 4"),
+        ({"parameters": {"timeout": 0}}, "timeout"),
+        ({"parameters": {"timeout": 2**62}}, "timeout"),
+        ({"parameters": {"priority": 0}}, "priority"),
+        ({"parameters": {"priority": 4}}, "priority"),
+    ],
+)
+def test_what_is_wrong_is_named(regions: RegionTable, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        planned(regions, **changes)
+
+
+def test_unknown_regions(regions: RegionTable) -> None:
+    with pytest.raises(HonedError, match="there is no region 'other'"):
+        planned(regions, inputs=[placed(A, 0, 24, "other"), MASK, N], raw_input_contents=RAW[1:])
+
+
+def test_a_region_lives_as_long_as_it_is_held() -> None:
+    table = RegionTable(4)
+    with Region("r", 4096) as region:
+        table.add(RegionParams(name="r", offset=None, byte_size=4096), region.descriptor)
+    held = table.get("r")
+    held.hold()
+    (removed,) = table.remove("r")
+    assert removed is held
+    assert not held.release()
+    assert held.release()

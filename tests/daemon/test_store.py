@@ -1,0 +1,237 @@
+"""The store: what is committed stays, whatever happens in between."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from honed.daemon.store import Manifest, Store, StoredFile, describe, receive
+from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    opened = Store(tmp_path / "state")
+    opened.open()
+    return opened
+
+
+def add(store: Store, name: str, compiled: bytes, source: bytes = b"onnx") -> Manifest:
+    with store.staging() as folder:
+        files = []
+        for file_name, content in ((f"{name}.honed", compiled), (f"{name}.onnx", source)):
+            (folder / file_name).write_bytes(content)
+            files.append((describe(folder / file_name, file_name), folder / file_name))
+        manifest = Manifest(
+            name=name,
+            added=1.5,
+            compiled=files[0][0],
+            sources=(files[1][0],),
+            shapes={"x": (1, 3)},
+            precision="auto",
+        )
+        store.commit(manifest, files)
+    return manifest
+
+
+def contents(store: Store) -> dict[str, tuple[bytes, bytes]]:
+    """What a fresh start finds: compiled and source bytes by name; nothing may be damaged."""
+    models, damaged = store.open()
+    assert damaged == []
+    return {
+        name: (store.object(m.compiled).read_bytes(), store.object(m.sources[0]).read_bytes())
+        for name, m in models.items()
+    }
+
+
+def test_models_come_back(store: Store) -> None:
+    manifest = add(store, "a", b"compiled a")
+    add(store, "b", b"compiled b", b"other")
+    assert contents(store) == {"a": (b"compiled a", b"onnx"), "b": (b"compiled b", b"other")}
+    assert store.open()[0]["a"] == manifest
+
+
+def test_equal_files_are_kept_once_and_as_long_as_needed(store: Store, tmp_path: Path) -> None:
+    a, b = add(store, "a", b"same"), add(store, "b", b"same")
+    assert len(os.listdir(tmp_path / "state" / "objects")) == 2
+    store.remove("a", [b])
+    assert contents(store) == {"b": (b"same", b"onnx")}
+    store.remove("b", [])
+    assert contents(store) == {}
+    assert os.listdir(tmp_path / "state" / "objects") == []
+    assert a.compiled == dataclasses.replace(b.compiled, name="a.honed")
+
+
+def test_replacing_sweeps_what_was(store: Store, tmp_path: Path) -> None:
+    add(store, "a", b"old")
+    new = add(store, "a", b"new")
+    store.sweep([new])
+    assert contents(store) == {"a": (b"new", b"onnx")}
+    assert len(os.listdir(tmp_path / "state" / "objects")) == 2
+
+
+def test_a_start_clears_away_what_was_left(store: Store, tmp_path: Path) -> None:
+    add(store, "a", b"compiled")
+    state = tmp_path / "state"
+    (state / "objects" / ("0" * 64)).write_bytes(b"orphan")
+    (state / "staging" / "left").mkdir()
+    (state / "staging" / "left" / "file").write_bytes(b"x")
+    (state / "models" / ".b.json.123.tmp").write_bytes(b"half")
+    assert contents(store) == {"a": (b"compiled", b"onnx")}
+    assert len(os.listdir(state / "objects")) == 2
+    assert os.listdir(state / "staging") == []
+    assert os.listdir(state / "models") == ["a.json"]
+
+
+@pytest.mark.parametrize("position", [0, 40, 70, 100, -3])
+def test_a_damaged_manifest_is_set_aside(store: Store, tmp_path: Path, position: int) -> None:
+    add(store, "a", b"compiled")
+    add(store, "kept", b"other")
+    path = tmp_path / "state" / "models" / "a.json"
+    data = bytearray(path.read_bytes())
+    data[position] ^= 4
+    path.write_bytes(data)
+    models, damaged = store.open()
+    assert list(models) == ["kept"]
+    assert len(damaged) == 1
+    assert damaged[0].startswith("a.json: ")
+    assert (tmp_path / "state" / "damaged" / "a.json").read_bytes() == bytes(data)
+    assert contents(store) == {"kept": (b"other", b"onnx")}
+
+
+def test_a_manifest_under_another_name_is_damaged(store: Store, tmp_path: Path) -> None:
+    add(store, "a", b"compiled")
+    models = tmp_path / "state" / "models"
+    (models / "b.json").write_bytes((models / "a.json").read_bytes())
+    found, damaged = store.open()
+    assert list(found) == ["a"]
+    assert len(damaged) == 1
+
+
+class PowerCut(BaseException):
+    """Nothing after this moment happens."""
+
+
+CALLS = ("rename", "replace", "fsync", "unlink", "open")
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Arranges for the power to fail before the n-th file operation, and all operations after it."""
+    originals = {name: getattr(os, name) for name in CALLS}
+    left = [10**9]
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            left[0] -= 1
+            if left[0] < 0:
+                raise PowerCut
+            return originals[name](*args, **kwargs)
+
+        return call
+
+    for name in CALLS:
+        monkeypatch.setattr(os, name, counted(name))
+
+    def arrange(count: int) -> None:
+        left[0] = count
+
+    return arrange
+
+
+def survives(store: Store, cut: Callable[[int], None], change: Callable[[], object]) -> list[Any]:
+    """What a start finds after a power cut at each moment of a change."""
+    found = []
+    for moment in range(200):
+        add(store, "a", b"old")
+        add(store, "kept", b"kept")
+        cut(moment)
+        try:
+            change()
+            finished = True
+        except PowerCut:
+            finished = False
+        cut(10**9)
+        found.append(contents(store))
+        store.remove("b", [m for m in store.open()[0].values() if m.name != "b"])
+        if finished:
+            return found
+    raise AssertionError("the change does not end")
+
+
+KEPT = {"kept": (b"kept", b"onnx")}
+
+
+def test_adding_survives_a_power_cut_at_every_moment(store: Store, cut: Callable[[int], None]) -> None:
+    found = survives(store, cut, lambda: add(store, "b", b"new", b"new source"))
+    before = {**KEPT, "a": (b"old", b"onnx")}
+    after = {**before, "b": (b"new", b"new source")}
+    assert found[0] == before
+    assert found[-1] == after
+    assert all(each in (before, after) for each in found)
+    assert len(found) > 8
+
+
+def test_replacing_survives_a_power_cut_at_every_moment(store: Store, cut: Callable[[int], None]) -> None:
+    def replace() -> None:
+        add(store, "a", b"new", b"new source")
+        store.sweep(store.open()[0].values())
+
+    found = survives(store, cut, replace)
+    before, after = {**KEPT, "a": (b"old", b"onnx")}, {**KEPT, "a": (b"new", b"new source")}
+    assert found[0] == before
+    assert found[-1] == after
+    assert all(each in (before, after) for each in found)
+
+
+def test_removing_survives_a_power_cut_at_every_moment(store: Store, cut: Callable[[int], None]) -> None:
+    def remove() -> None:
+        store.remove("a", [m for m in store.open()[0].values() if m.name != "a"])
+
+    found = survives(store, cut, remove)
+    before = {**KEPT, "a": (b"old", b"onnx")}
+    assert found[0] == before
+    assert found[-1] == KEPT
+    assert all(each in (before, KEPT) for each in found)
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "given").write_bytes(b"model" * 1000)
+    descriptor = os.open(tmp_path / "given", os.O_RDONLY)
+    yield descriptor
+    os.close(descriptor)
+
+
+def test_receiving_copies_from_the_start(given: int, tmp_path: Path) -> None:
+    os.lseek(given, 100, os.SEEK_SET)
+    file, path = receive(given, "sub/m.onnx", tmp_path / "in", 10_000)
+    assert path == tmp_path / "in" / "sub" / "m.onnx"
+    assert path.read_bytes() == b"model" * 1000
+    assert file == StoredFile(name="sub/m.onnx", sha256=file.sha256, nbytes=5000)
+    assert describe(path, "sub/m.onnx") == file
+    assert os.lseek(given, 0, os.SEEK_CUR) == 100
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/m", "../m", "a/../../m", "a\0", "x" * 2000])
+def test_receiving_stays_in_its_folder(given: int, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidArgument):
+        receive(given, name, tmp_path / "in", 10_000)
+    assert not (tmp_path / "m").exists()
+
+
+def test_receiving_is_bounded(given: int, tmp_path: Path) -> None:
+    receive(given, "fits", tmp_path / "in", 5000)
+    with pytest.raises(ResourceExhausted, match="larger than"):
+        receive(given, "larger", tmp_path / "in", 4999)
+
+
+def test_a_state_folder_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(HonedError, match="cannot be used"):
+        Store(tmp_path / "state").open()
