@@ -346,10 +346,13 @@ def test_root_reads_one_of_them() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become a user without permissions")
-def test_without_permission_it_says_which_group(tmp_path: Path) -> None:
+@pytest.mark.parametrize("closed", ["journal", "journal/m", "journal/m/system.journal"])
+def test_without_permission_it_says_which_group(tmp_path: Path, closed: str) -> None:
     for name in ("journal/m/system.journal", "kmsg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch(mode=0o600)
+        (tmp_path / name).touch()
+    (tmp_path / closed).chmod(0o700 if (tmp_path / closed).is_dir() else 0o600)
+    (tmp_path / "kmsg").chmod(0o600)
     # Imports first: an ordinary user may not be able to read this checkout.
     code = """
 import os, pathlib, sys

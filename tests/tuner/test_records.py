@@ -271,6 +271,9 @@ def test_owners_are_told_apart() -> None:
     stat = Path(f"/proc/{child.pid}/stat").read_text()
     other = dataclasses.replace(mine, pid=child.pid, started=int(stat.rpartition(")")[2].split()[19]))
     assert not other.gone()
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # ended, but still in the process table
+    assert other.gone()
     child.communicate()
     assert other.gone()
 

@@ -132,23 +132,32 @@ def _check_visible(reader: Any) -> None:
     reader.seek_tail()
     if reader.get_previous():
         return
-    files = [file for folder in FOLDERS for file in _system_files(folder)]
+    files, hidden = _system_files()
     if any(os.access(file, os.R_OK) for file in files):
         if KERNEL_SEQUENCE.exists():
             return
         raise Unavailable("the journal holds no kernel record of this boot; give the service /dev/kmsg")
-    if files or any(folder.exists() and not os.access(folder, os.R_OK | os.X_OK) for folder in FOLDERS):
+    if files or hidden:
         raise PermissionDenied(
             "the journal is not readable; add the user to group systemd-journal and log in again"
         )
     raise Unavailable("there is no journal on this machine; start systemd-journald or give /dev/kmsg")
 
 
-def _system_files(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder.glob("*/system*.journal"))
-    except OSError:  # a folder that may not be listed
-        return []
+def _system_files() -> tuple[list[Path], bool]:
+    """The machine's journal files, and whether there are folders of journals that may not be looked into."""
+    files: list[Path] = []
+    hidden = False
+    for folder in FOLDERS:
+        try:
+            machines = list(folder.iterdir())
+            hidden |= any(not os.access(machine, os.R_OK | os.X_OK) for machine in machines)
+            files += (file for machine in machines for file in machine.glob("system*.journal"))
+        except FileNotFoundError:
+            continue
+        except PermissionError:
+            hidden = True
+    return files, hidden
 
 
 def _one(value: Any) -> Any:

@@ -24,7 +24,8 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             trace_sha256 TEXT NOT NULL,
             state TEXT NOT NULL CHECK (state IN ('in-flight', 'done', 'quarantined')),
             owner TEXT CHECK ((owner IS NULL) = (state <> 'in-flight')),
-            outcome TEXT CHECK (outcome IS NOT NULL OR state = 'in-flight'),
+            outcome TEXT CHECK (outcome IS NOT NULL OR state = 'in-flight')
+                CHECK (outcome <> 'right' OR state <> 'quarantined'),
             reason TEXT NOT NULL DEFAULT '',
             story TEXT,
             median_s REAL CHECK (median_s > 0 OR outcome <> 'right'),
@@ -118,13 +119,12 @@ ABANDON: Final = """UPDATE candidates SET
         state = 'quarantined', owner = NULL, outcome = 'abandoned', reason = :reason, finished_s = :now
     WHERE state = 'in-flight' AND owner = :owner RETURNING id"""
 BY_ID: Final = f"{_FROM} WHERE c.id = :id"
-BEST: Final = f"""{_FROM} WHERE c.workload = :workload AND {_HERE}
-        AND c.outcome = 'right' AND c.state <> 'quarantined'
+BEST: Final = f"""{_FROM} WHERE c.workload = :workload AND {_HERE} AND c.outcome = 'right'
     ORDER BY {_FAIR}, c.id LIMIT 1"""
 DISTIL: Final = f"""WITH ranked AS (
         SELECT c.id, ROW_NUMBER() OVER (PARTITION BY c.workload ORDER BY {_FAIR}, c.id) AS place
         FROM candidates c JOIN devices d ON d.id = c.device
-        WHERE {_HERE} AND c.outcome = 'right' AND c.state <> 'quarantined')
+        WHERE {_HERE} AND c.outcome = 'right')
     {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY c.workload"""
 OF_WORKLOAD: Final = f"{_FROM} WHERE c.workload = :workload AND {_HERE} ORDER BY c.id"
 TRACES: Final = """SELECT c.trace_sha256 FROM candidates c JOIN devices d ON d.id = c.device
