@@ -64,7 +64,7 @@ def test_refusals_say_what_would_help() -> None:
 def test_which_methods_need_which_right() -> None:
     free = {name for name, method in METHODS.items() if method.right is Right.ANYONE}
     assert free == {"ServerLive", "ServerReady", "ServerMetadata"}
-    for name in ("RepositoryModelLoad", "RepositoryModelUnload"):
+    for name in ("ModelExport", "RepositoryModelLoad", "RepositoryModelUnload"):
         assert METHODS[name].right is Right.CHANGE
     for name in ("ModelInfer", "ModelMetadata", "RepositoryIndex", "SystemSharedMemoryRegister"):
         assert METHODS[name].right is Right.INFER

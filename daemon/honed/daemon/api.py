@@ -16,6 +16,7 @@ from honed.runtime.protocol import (
     EXTENSIONS,
     METHODS,
     VERSION,
+    ExportParams,
     InferParams,
     LoadParams,
     ModelParams,
@@ -29,7 +30,7 @@ from honed.runtime.protocol import (
 )
 
 from . import inference, models
-from .connection import Connection
+from .connection import Connection, WithDescriptors
 from .dispatch import Dispatcher
 from .jobs import Jobs
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, Limits
@@ -86,7 +87,9 @@ class Api:
         self._started = time.monotonic()
         self.stopping = False
 
-    async def answer(self, call: Call, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    async def answer(
+        self, call: Call, method: str, params: dict[str, Any]
+    ) -> dict[str, Any] | WithDescriptors:
         """The result of a method."""
         known = METHODS.get(method)
         if known is None:
@@ -160,6 +163,16 @@ class Api:
         entry, _ = self._registry.compiled(params.name)
         return await self._dispatcher.profile(call.connection.number, entry, runs)
 
+    async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors:
+        manifest, descriptors = self._jobs.export(params.name)
+        result = {
+            "files": [file.name for file in (manifest.compiled, *manifest.sources)],
+            "shapes": {name: list(shape) for name, shape in manifest.shapes.items()},
+            "precision": manifest.precision,
+            "sha256": manifest.compiled.sha256,
+        }
+        return WithDescriptors(result, descriptors)
+
     async def _model_infer(self, call: Call, params: InferParams) -> dict[str, Any]:
         check_version(params.model_version)
         entry, model = self._registry.compiled(params.model_name)
@@ -201,7 +214,7 @@ class Api:
         await self._jobs.remove(params.model_name)
         return {}
 
-    _METHODS: dict[str, Callable[..., Awaitable[dict[str, Any]]]] = {
+    _METHODS: dict[str, Callable[..., Awaitable[dict[str, Any] | WithDescriptors]]] = {
         "ServerLive": _server_live,
         "ServerReady": _server_ready,
         "ServerMetadata": _server_metadata,
@@ -211,6 +224,7 @@ class Api:
         "ModelStatistics": _model_statistics,
         "ModelShow": _model_show,
         "ModelProfile": _model_profile,
+        "ModelExport": _model_export,
         "ModelInfer": _model_infer,
         "SystemSharedMemoryRegister": _region_register,
         "SystemSharedMemoryStatus": _region_status,

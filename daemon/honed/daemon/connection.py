@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 from honed.runtime import wire
+from honed.runtime.arrivals import Arrivals, close_all
 from honed.runtime.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -47,6 +48,22 @@ class Handler(Protocol):
         """The connection is gone; its requests are cancelled."""
 
 
+@dataclass(frozen=True, slots=True)
+class WithDescriptors:
+    """A result that open descriptors go along with; the connection closes them when they are sent."""
+
+    result: dict[str, Any]
+    descriptors: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What of a message is still to be sent; its descriptors go with the first byte."""
+
+    rest: memoryview
+    descriptors: tuple[int, ...] = ()
+
+
 class Connection:
     """A connected client."""
 
@@ -73,12 +90,12 @@ class Connection:
             max_bytes=limits.max_message_bytes, max_depth=MAX_MESSAGE_DEPTH, max_values=MAX_MESSAGE_VALUES
         )
         self._decoder = wire.Decoder(self._frame_limits)
-        self._received = 0  # bytes since the connection began
-        self._descriptors: deque[tuple[int, list[int]]] = deque()  # with the byte they came with
+        self._arrivals = Arrivals()
         self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
         self._sizes: dict[int, int] = {}  # their bytes
-        self._unsent: deque[memoryview] = deque()
+        self._unsent: deque[_Frame] = deque()
         self._unsent_bytes = 0
+        self._unsent_descriptors = 0
         self._held = 0  # bytes accounted to the peer's user
         self._reading = False
         self._ending = False  # nothing is read any more; closes when all is sent
@@ -128,8 +145,9 @@ class Connection:
         self._write_timer.stop()
         for task in self._tasks.values():
             task.cancel()
-        while self._descriptors:
-            _close_all(self._descriptors.popleft()[1])
+        self._arrivals.close()
+        for frame in self._unsent:
+            close_all(frame.descriptors)
         self._unsent.clear()
         self._usage.change(self.peer.uid, -self._held)
         self._held = 0
@@ -155,14 +173,12 @@ class Connection:
             return
         if not data or self._ending:
             # Data that comes after the end is read and dropped, so that the client can read why.
-            _close_all(descriptors)
+            close_all(descriptors)
             if not data:
                 self.close()
             return
-        self._received += len(data)
-        if descriptors:
-            self._descriptors.append((self._received, descriptors))
-        if flags & socket.MSG_CTRUNC or sum(len(d) for _, d in self._descriptors) > MAX_PENDING_DESCRIPTORS:
+        self._arrivals.note(len(data), descriptors)
+        if flags & socket.MSG_CTRUNC or len(self._arrivals) > MAX_PENDING_DESCRIPTORS:
             self.end(ResourceExhausted("too many descriptors came with one message; send at most 32"))
             return
         self._decoder.feed(data)
@@ -188,18 +204,21 @@ class Connection:
         else:
             self._frame_timer.start()
         if not self._decoder.buffered:
-            while self._descriptors:  # the messages they came with are done
-                _close_all(self._descriptors.popleft()[1])
+            self._arrivals.close()  # the messages they came with are done
         self._account()
 
     def _congested(self) -> bool:
-        return len(self._tasks) >= self._limits.max_unanswered or self._unsent_bytes > _MAX_UNSENT
+        return (
+            len(self._tasks) >= self._limits.max_unanswered
+            or self._unsent_bytes > _MAX_UNSENT
+            or self._unsent_descriptors > MAX_PENDING_DESCRIPTORS
+        )
 
     def _handle(self, message: wire.Message) -> None:
-        descriptors = self._take_descriptors()
+        descriptors = self._arrivals.take(self._decoder.buffered)
         match message:
             case wire.Request(msgid=msgid) if msgid in self._tasks:
-                _close_all(descriptors)
+                close_all(descriptors)
                 self.end(
                     InvalidArgument(f"message number {msgid} is used by an unanswered request; use another")
                 )
@@ -209,25 +228,17 @@ class Connection:
                 task = self._tasks[msgid] = self._loop.create_task(work)
                 task.add_done_callback(partial(self._finished, message, descriptors))
             case wire.Notification(method="Cancel", params=params):
-                _close_all(descriptors)
+                close_all(descriptors)
                 self.cancel(params.get("msgid"))
             case _:
-                _close_all(descriptors)
+                close_all(descriptors)
                 self.end(
                     InvalidArgument("clients send requests and Cancel notifications only; send one of these")
                 )
 
-    def _take_descriptors(self) -> list[int]:
-        """Those that came with the message just decoded."""
-        end = self._received - self._decoder.buffered
-        taken: list[int] = []
-        while self._descriptors and self._descriptors[0][0] <= end:
-            taken += self._descriptors.popleft()[1]
-        return taken
-
     def _finished(self, request: wire.Request, descriptors: list[int], task: asyncio.Task[Any]) -> None:
         """Answer a request whose work has ended."""
-        _close_all(descriptors)
+        close_all(descriptors)
         del self._tasks[request.msgid], self._sizes[request.msgid]
         failure = None if task.cancelled() else task.exception()
         error: HonedError | None = None
@@ -238,38 +249,49 @@ class Connection:
         elif failure is not None:  # a bug in one method must not end the service
             _log.error("%s failed", request.method, exc_info=failure)
             error = ServiceFault(f"the service failed in {request.method} ({failure!r}); its log says more")
-        result = task.result() if error is None else None
+        done = task.result() if error is None else None
+        result, attached = (
+            (done.result, done.descriptors) if isinstance(done, WithDescriptors) else (done, ())
+        )
         plain = None if error is None else error_to_map(error)
-        self._send(wire.Response(msgid=request.msgid, error=plain, result=result))
+        self._send(wire.Response(msgid=request.msgid, error=plain, result=result), attached)
         if not self.closed and not self._ending:
             self._process()
 
-    def _send(self, message: wire.Message) -> None:
+    def _send(self, message: wire.Message, descriptors: tuple[int, ...] = ()) -> None:
         if self.closed or self._ending:
+            close_all(descriptors)
             return
         try:
             frame = wire.encode(message, wire.FrameLimits(max_bytes=2 * self._limits.max_message_bytes))
         except ResourceExhausted as error:
+            close_all(descriptors)
             assert isinstance(message, wire.Response)
             self._send(wire.Response(msgid=message.msgid, error=error_to_map(error), result=None))
             return
-        self._queue(frame)
+        self._queue(frame, descriptors)
 
-    def _queue(self, frame: bytes) -> None:
-        self._unsent.append(memoryview(frame))
+    def _queue(self, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        self._unsent.append(_Frame(memoryview(frame), descriptors))
         self._unsent_bytes += len(frame)
+        self._unsent_descriptors += len(descriptors)
         self._write()
 
     def _write(self) -> None:
         progress = False
         try:
             while self._unsent:
-                sent = self._socket.send(self._unsent[0])
+                frame = self._unsent[0]
+                if frame.descriptors:
+                    sent = socket.send_fds(self._socket, [frame.rest], frame.descriptors)
+                    close_all(frame.descriptors)
+                    self._unsent_descriptors -= len(frame.descriptors)
+                else:
+                    sent = self._socket.send(frame.rest)
                 progress = True
                 self._unsent_bytes -= sent
-                rest = self._unsent[0][sent:]
-                if rest:
-                    self._unsent[0] = rest
+                if sent < len(frame.rest):
+                    self._unsent[0] = _Frame(frame.rest[sent:])
                 else:
                     self._unsent.popleft()
         except BlockingIOError:
@@ -367,9 +389,3 @@ def _size(request: wire.Request) -> int:
     if not isinstance(contents, list):
         return 0
     return sum(len(content) for content in contents if isinstance(content, bytes))
-
-
-def _close_all(descriptors: list[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-    descriptors.clear()

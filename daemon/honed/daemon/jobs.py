@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
@@ -126,6 +127,15 @@ class Jobs:
             staged = await in_thread(self._stage_again, manifest, folder)
             await self._make(job, staged, added=manifest.added)
 
+    def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
+        """What a name stands for, and read-only descriptors of its compiled file and sources; the caller's.
+
+        Does not leave the event loop, so that no change to the models comes in between. Raises NotFound,
+        and Unavailable for a model whose file was damaged.
+        """
+        entry, _ = self._registry.compiled(name)
+        return entry.manifest, self._store.open_files(entry.manifest)
+
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound."""
         self._check_idle(self._registry.get(name).name)
@@ -224,6 +234,9 @@ class Jobs:
             shapes=staged.shapes,
             precision=staged.precision,
         )
+        replaced = self._registry.find(job.name)
+        if not staged.sources and replaced is not None and _same_but_schedules(model, replaced):
+            manifest = dataclasses.replace(replaced.manifest, added=manifest.added, compiled=file)
         entry = Entry(manifest=manifest, compiled=model)
         try:
             await to_its_end(self._commit(entry, [(file, compiled), *staged.sources]))
@@ -312,6 +325,17 @@ def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions)
             raise InvalidArgument(
                 f"the shape of {name[:80]!r} is {list(shape)[:9]}; give sizes of at least 1"
             )
+
+
+def _same_but_schedules(model: CompiledModel, replaced: Entry) -> bool:
+    """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
+    manifest, before = replaced.manifest, replaced.compiled
+    if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
+        return False
+    shapes = {tensor.name: tensor.shape for tensor in model.inputs}
+    return all(shapes.get(name) == shape for name, shape in manifest.shapes.items()) and (
+        before is None or before.source.precision == model.source.precision
+    )
 
 
 def _is_compiled(path: Path) -> bool:

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from honed.runtime import strict
+from honed.runtime.arrivals import close_all
 from honed.runtime.errors import HonedError, InvalidArgument, PermissionDenied, ResourceExhausted
 from honed.runtime.files import replacing, sync_folder
 from honed.runtime.protocol import NAME
@@ -81,6 +82,21 @@ class Store:
     def object(self, file: StoredFile) -> Path:
         """Where the bytes of a stored file are."""
         return self._objects / file.sha256
+
+    def open_files(self, manifest: Manifest) -> tuple[int, ...]:
+        """Read-only descriptors of the model's compiled file and its sources, in this order; the caller's.
+
+        Raises PermissionDenied where one cannot be opened.
+        """
+        opened: list[int] = []
+        try:
+            for file in (manifest.compiled, *manifest.sources):
+                with _explained(self.object(file)):
+                    opened.append(os.open(self.object(file), os.O_RDONLY | os.O_CLOEXEC))
+        except BaseException:
+            close_all(opened)
+            raise
+        return tuple(opened)
 
     @contextmanager
     def staging(self) -> Iterator[Path]:

@@ -14,8 +14,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from . import calls
 from .aiolink import AsyncLink
+from .arrivals import close_all
 from .calls import Outputs, Progress
 from .errors import DeadlineExceeded, Unavailable
+from .exported import Exported, exported
 from .protocol import MissingFiles
 from .regions import Region
 
@@ -86,6 +88,10 @@ class AsyncClient:
     async def show(self, model: str) -> dict[str, Any]:
         """Where `model` comes from, how it was proven right, and its kernels."""
         return await self._call("ModelShow", {"name": model})
+
+    async def export(self, model: str) -> Exported:
+        """The files of `model`; as `Client.export`."""
+        return exported(*await self._exchange("ModelExport", {"name": model}))
 
     async def profile(self, model: str, runs: int = 5) -> dict[str, Any]:
         """Time per kernel of `model`, mean of `runs` inferences."""
@@ -167,12 +173,27 @@ class AsyncClient:
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> dict[str, Any]:
+        result, unwanted = await self._exchange(
+            method, params, timeout=timeout, descriptors=descriptors, progress=progress
+        )
+        close_all(unwanted)
+        return result
+
+    async def _exchange(
+        self,
+        method: str,
+        params: dict[str, Any],
+        *,
+        timeout: float | None = -1.0,
+        descriptors: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> tuple[dict[str, Any], list[int]]:
+        """As `_call`, with the descriptors that came along, which are the caller's."""
         limit = self.timeout if timeout == -1.0 else timeout
         link = await self._connected()
         try:
             async with asyncio.timeout(limit):
-                result: dict[str, Any] = await link.call(method, params, descriptors, progress)
-                return result
+                return await link.exchange(method, params, descriptors, progress)
         except TimeoutError as error:
             raise DeadlineExceeded("the service did not answer in time; give a longer timeout") from error
 

@@ -9,11 +9,13 @@ from contextlib import suppress
 from typing import Any
 
 from . import calls, wire
+from .arrivals import Arrivals, close_all
 from .calls import Progress
 from .errors import HonedError
 from .protocol import error_from_map
 
 _CHUNK = 128 << 10  # bytes read at once
+_MAX_DESCRIPTORS = 64  # of one answer
 
 
 class AsyncLink:
@@ -32,8 +34,9 @@ class AsyncLink:
         self._limits = limits or wire.FrameLimits(max_bytes=1 << 30)
         self._lost = lost
         self._decoder = wire.Decoder(self._limits)
+        self._arrivals = Arrivals()
         self._sending = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._waiting: dict[int, asyncio.Future[tuple[Any, list[int]]]] = {}
         self._progress: dict[int, Progress] = {}
         self._room: asyncio.Future[None] | None = None  # of who waits to send more
         self._next_msgid = 0
@@ -63,9 +66,21 @@ class AsyncLink:
         progress: Progress | None = None,
     ) -> Any:
         """The result of a call; raises its error. Cancelling the awaiting task cancels the request."""
+        result, unwanted = await self.exchange(method, params, descriptors, progress)
+        close_all(unwanted)
+        return result
+
+    async def exchange(
+        self,
+        method: str,
+        params: dict[str, Any],
+        descriptors: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> tuple[Any, list[int]]:
+        """As `call`, with the descriptors that came along, which are the caller's."""
         self._next_msgid = msgid = (self._next_msgid + 1) & wire.MAX_MSGID
         frame = wire.encode(wire.Request(msgid=msgid, method=method, params=params), self._limits)
-        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[tuple[Any, list[int]]] = asyncio.get_running_loop().create_future()
         self._waiting[msgid] = answer
         if progress is not None:
             self._progress[msgid] = progress
@@ -73,6 +88,8 @@ class AsyncLink:
             await self._send(frame, descriptors)
             return await answer
         except asyncio.CancelledError:
+            if answer.done() and not answer.cancelled() and answer.exception() is None:
+                close_all(answer.result()[1])  # it came just before
             self._cancel(msgid)
             raise
         finally:
@@ -99,6 +116,7 @@ class AsyncLink:
         asyncio.get_running_loop().remove_reader(self._socket)
         asyncio.get_running_loop().remove_writer(self._socket)
         self._socket.close()
+        self._arrivals.close()
         if self._room is not None and not self._room.done():
             self._room.set_result(None)
         for answer in self._waiting.values():
@@ -151,12 +169,15 @@ class AsyncLink:
 
     def _readable(self) -> None:
         try:
-            data = self._socket.recv(_CHUNK)
+            data, descriptors, _, _ = sockets.recv_fds(
+                self._socket, _CHUNK, _MAX_DESCRIPTORS, sockets.MSG_CMSG_CLOEXEC
+            )
+            self._arrivals.note(len(data), descriptors)
             if not data:
                 raise ConnectionResetError
             self._decoder.feed(data)
             while self.broken is None and (message := self._decoder.next_message()) is not None:
-                self._deliver(message)
+                self._deliver(message, self._arrivals.take(self._decoder.buffered))
         except BlockingIOError:
             return
         except OSError:
@@ -164,14 +185,15 @@ class AsyncLink:
         except wire.PeerFault as fault:
             self.fail(fault.error)
 
-    def _deliver(self, message: wire.Message) -> None:
+    def _deliver(self, message: wire.Message, descriptors: list[int]) -> None:
         match message:
             case wire.Response(msgid=msgid, error=error, result=result):
                 answer = self._waiting.get(msgid)
                 if answer is None or answer.done():
-                    return
-                if error is None:
-                    answer.set_result(result)
+                    pass  # it was cancelled meanwhile
+                elif error is None:
+                    answer.set_result((result, descriptors))
+                    descriptors = []
                 else:
                     answer.set_exception(error_from_map(error))
             case wire.Notification(method="Progress", params=params):
@@ -180,3 +202,4 @@ class AsyncLink:
                     progress(params)
             case wire.Notification(method="Error", params=params):
                 self.fail(error_from_map(params))
+        close_all(descriptors)

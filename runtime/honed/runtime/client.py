@@ -21,8 +21,10 @@ from typing import Any
 from numpy.typing import ArrayLike, NDArray
 
 from . import calls
+from .arrivals import close_all
 from .calls import Outputs, Progress
 from .errors import InvalidArgument, Unavailable
+from .exported import Exported, exported
 from .link import Link
 from .protocol import MissingFiles
 from .regions import Region
@@ -104,6 +106,10 @@ class Client:
     def show(self, model: str) -> dict[str, Any]:
         """Where `model` comes from, how it was proven right, and its kernels."""
         return self._call("ModelShow", {"name": model})
+
+    def export(self, model: str) -> Exported:
+        """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
+        return exported(*self._exchange("ModelExport", {"name": model}))
 
     def profile(self, model: str, runs: int = 5) -> dict[str, Any]:
         """Time per kernel of `model`, mean of `runs` inferences."""
@@ -193,6 +199,22 @@ class Client:
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Call a method and return its result; `timeout` -1: the client's own, None: none."""
+        result, unwanted = self._exchange(
+            method, params, timeout=timeout, descriptors=descriptors, progress=progress
+        )
+        close_all(unwanted)
+        return result
+
+    def _exchange(
+        self,
+        method: str,
+        params: dict[str, Any],
+        *,
+        timeout: float | None = -1.0,
+        descriptors: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> tuple[dict[str, Any], list[int]]:
+        """As `_call`, with the descriptors that came along, which are the caller's."""
         limit = self.timeout if timeout == -1.0 else timeout
         deadline = None if limit is None else time.monotonic() + limit
         link = self._connected()
@@ -206,7 +228,7 @@ class Client:
         while True:
             news = link.wait(waiting, deadline)
             if isinstance(news, Response):
-                return _result(news)
+                return _result(news), waiting.descriptors
             if progress is not None:
                 progress(news)
 

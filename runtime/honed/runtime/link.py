@@ -11,21 +11,24 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import calls, wire
+from .arrivals import Arrivals, close_all
 from .errors import DeadlineExceeded, HonedError
 from .protocol import error_from_map
 
 _CHUNK = 256 << 10  # bytes read at once
+_MAX_DESCRIPTORS = 64  # of one answer
 
 
 class Waiting:
     """An unanswered request."""
 
-    __slots__ = ("error", "msgid", "news", "response")
+    __slots__ = ("descriptors", "error", "msgid", "news", "response")
 
     def __init__(self, msgid: int) -> None:
         self.msgid = msgid
         self.news: deque[dict[str, Any]] = deque()  # progress not yet shown
         self.response: wire.Response | None = None
+        self.descriptors: list[int] = []  # that came with the response; whoever takes it closes them
         self.error: HonedError | None = None
 
     @property
@@ -47,6 +50,7 @@ class Link:
             self._socket.close()
             raise calls.cannot_connect(path, error) from error
         self._decoder = wire.Decoder(wire.FrameLimits(max_bytes=1 << 30))
+        self._arrivals = Arrivals()  # of whoever reads
         self._sending = threading.Lock()
         self._changed = threading.Condition()
         self._reading = False
@@ -128,8 +132,8 @@ class Link:
         try:
             timeout = _left(deadline)
             try:
-                for message in self._receive(timeout):
-                    self._deliver(message)
+                for message, descriptors in self._receive(timeout):
+                    self._deliver(message, descriptors)
             except OSError:
                 self._fail(calls.connection_lost())
             except wire.PeerFault as fault:
@@ -141,29 +145,35 @@ class Link:
         finally:
             with self._changed:
                 self._reading = False
+                if self._broken is not None:
+                    self._arrivals.close()
                 self._changed.notify_all()
 
-    def _receive(self, timeout: float | None) -> list[wire.Message]:
+    def _receive(self, timeout: float | None) -> list[tuple[wire.Message, list[int]]]:
         poller = select.poll()
         poller.register(self._socket, select.POLLIN)
         if not poller.poll(None if timeout is None else timeout * 1000):
             return []
-        data = self._socket.recv(_CHUNK)
+        data, descriptors, _, _ = socket.recv_fds(
+            self._socket, _CHUNK, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+        )
+        self._arrivals.note(len(data), descriptors)
         if not data:
             raise ConnectionResetError
         self._decoder.feed(data)
         messages = []
         while (message := self._decoder.next_message()) is not None:
-            messages.append(message)
+            messages.append((message, self._arrivals.take(self._decoder.buffered)))
         return messages
 
-    def _deliver(self, message: wire.Message) -> None:
+    def _deliver(self, message: wire.Message, descriptors: list[int]) -> None:
         match message:
             case wire.Response():
                 with self._changed:
                     waiting = self._waiting.get(message.msgid)
                     if waiting is not None:  # None: it was cancelled meanwhile
-                        waiting.response = message
+                        waiting.response, waiting.descriptors = message, descriptors
+                        descriptors = []
                     self._changed.notify_all()
             case wire.Notification(method="Progress", params=params):
                 with self._changed:
@@ -173,6 +183,7 @@ class Link:
                     self._changed.notify_all()
             case wire.Notification(method="Error", params=params):
                 self._fail(error_from_map(params))
+        close_all(descriptors)
 
     def _fail(self, error: HonedError) -> None:
         with self._changed:
@@ -180,10 +191,14 @@ class Link:
             for waiting in self._waiting.values():
                 waiting.error = waiting.error or self._broken
             self._waiting.clear()
+            if not self._reading:
+                self._arrivals.close()
             self._changed.notify_all()
 
     def _cancel(self, waiting: Waiting) -> None:
         with self._changed:
+            close_all(waiting.descriptors)
+            waiting.descriptors = []
             if self._waiting.pop(waiting.msgid, None) is None or self._broken is not None:
                 return
         frame = wire.encode(wire.Notification(method="Cancel", params={"msgid": waiting.msgid}))

@@ -139,6 +139,13 @@ class LoadParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportParams:
+    """Parameters of ModelExport."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadParams:
     """Parameters of RepositoryModelUnload."""
 
@@ -185,6 +192,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "ModelStatistics": Method(ModelParams, Right.INFER),
     "ModelShow": Method(ModelParams, Right.INFER),
     "ModelProfile": Method(ProfileParams, Right.INFER),
+    "ModelExport": Method(ExportParams, Right.CHANGE),
     "ModelInfer": Method(InferParams, Right.INFER),
     "SystemSharedMemoryRegister": Method(RegionParams, Right.INFER),
     "SystemSharedMemoryStatus": Method(RegionName, Right.INFER),

@@ -1,0 +1,85 @@
+"""A model's files as the service gave them away: open, and in the caller's hands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from .arrivals import close_all
+from .protocol import ServiceFault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """Open files, read-only, whose positions nobody shares; close it, or use it as a context manager.
+
+    sha256: of the compiled file.
+    sources: what it was compiled from, by the names it was added under, the model file first; empty for a
+        model that was added compiled.
+    shapes, precision: as they were asked for.
+    """
+
+    compiled: BinaryIO
+    sources: Mapping[str, BinaryIO]
+    sha256: str
+    shapes: Mapping[str, tuple[int, ...]]
+    precision: str
+
+    def save_sources(self, folder: Path) -> Path:
+        """Copy the sources into `folder` under their names and give the model file's path.
+
+        Raises ServiceFault for a name that leads out of the folder, and OSError.
+        """
+        for name, source in self.sources.items():
+            path = folder / _inside(name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            source.seek(0)
+            with path.open("xb") as target:
+                shutil.copyfileobj(source, target, 1 << 20)
+        return folder / next(iter(self.sources))
+
+    def close(self) -> None:
+        """Close every file; may be called again."""
+        for file in (self.compiled, *self.sources.values()):
+            file.close()
+
+    def __enter__(self) -> Exported:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
+    """The result of ModelExport with its descriptors; for nonsense closes them and raises ServiceFault."""
+    try:
+        names = [str(name) for name in result["files"]]
+        shapes = {name: tuple(shape) for name, shape in result["shapes"].items()}
+        precision, sha256 = str(result["precision"]), str(result["sha256"])
+        if not names or len(set(names[1:])) != len(names) - 1 or len(names) != len(descriptors):
+            raise ValueError(f"{len(descriptors)} descriptors came for files {names}")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        close_all(descriptors)
+        raise ServiceFault(f"the service's answer makes no sense ({error!r}); compare versions") from error
+    compiled, *sources = (os.fdopen(descriptor, "rb") for descriptor in descriptors)
+    return Exported(
+        compiled=compiled,
+        sources=dict(zip(names[1:], sources, strict=True)),
+        sha256=sha256,
+        shapes=shapes,
+        precision=precision,
+    )
+
+
+def _inside(name: str) -> PurePosixPath:
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts:
+        raise ServiceFault(f"the service names a file {name[:80]!r} that leads elsewhere; compare versions")
+    return path

@@ -1,0 +1,74 @@
+"""A stand-in for the compiler and tuner, for tests of what surrounds them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from honed.runtime import modelfile
+from tests.runtime.builder import Builder
+
+# "Compiles" a source by looking up a compiled file that was made for it.
+_COMPILE = """
+import hashlib, json, os, pathlib, shutil, signal, sys, threading, time
+
+def say(**event): print(json.dumps(event), flush=True)
+
+def option(name):
+    for i, argument in enumerate(sys.argv):
+        if argument == name: return sys.argv[i + 1]
+        if argument.startswith(name + "="): return argument.partition("=")[2]
+    return None
+
+if sys.argv[1] == "compile":
+    source = pathlib.Path(sys.argv[2]).read_bytes()
+    key = hashlib.sha256(source).hexdigest()
+    shutil.copy(pathlib.Path(__file__).with_name(key), option("-o"))
+    say(event="done")
+    sys.exit(0)
+"""
+
+
+class StubTuner:
+    """A package `honed.tuner` of our own making, found before the real one under `environment`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._package = folder / "stub" / "honed" / "tuner"
+        self._package.mkdir(parents=True)
+        (self._package / "__init__.py").touch()
+        self.behave("")
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """For the processes that should find it."""
+        return {"PYTHONPATH": os.pathsep.join((str(self._package.parents[1]), *_python_path()))}
+
+    def behave(self, code: str) -> None:
+        """What it does when it is started for anything but compiling; `say(**event)` writes an event."""
+        (self._package / "__main__.py").write_text(f"{_COMPILE}\n{code}\n")
+
+    def knows(self, source: Path, builder: Builder) -> None:
+        """Make it compile `source` to the model of `builder`."""
+        write_from(source, builder, self._package / _sha256(source))
+
+
+def write_from(source: Path, builder: Builder, target: Path, *, precision: str = "fp32") -> Path:
+    """A compiled file that says it was made from `source`."""
+    model = builder.build()
+    made_from = dataclasses.replace(
+        model.source, sha256=_sha256(source), filename=source.name, precision=precision
+    )
+    modelfile.write(target, dataclasses.replace(model, source=made_from), builder.constants)
+    return target
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _python_path() -> tuple[str, ...]:
+    kept = os.environ.get("PYTHONPATH")
+    return (kept,) if kept else ()
