@@ -121,6 +121,13 @@ def test_shape_arithmetic_is_folded_away() -> None:
     assert done.outputs[0].shape == (2, 12)
 
 
+def test_folded_integer_division_truncates() -> None:
+    constants = {"a": np.array([-7, 7, -8]), "b": np.array([2, -2, 4])}
+    nodes = [node("Div", ["a", "b"], ["q"]), node("Add", ["q", "x"], ["y"])]
+    done = normalise(model(nodes, [info("x", [3], INT64)], [info("y", None, INT64)], constants))
+    assert evaluate(done.model, {"x": np.zeros(3, np.int64)})[0].tolist() == [-3, -3, -2]
+
+
 def test_every_kind_of_constant_node() -> None:
     nodes = [
         node("Constant", [], ["a"], value_float=2.0),

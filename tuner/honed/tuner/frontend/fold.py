@@ -63,6 +63,9 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
 
     Raises Refuse where the reference evaluator cannot evaluate it.
     """
+    arrays = list(inputs.values())
+    if node.op_type == "Div" and len(arrays) == 2 and arrays[0].dtype.kind in "iu":
+        return [_truncated(inputs[node.input[0]], inputs[node.input[1]])]
     value_infos = [
         helper.make_tensor_value_info(name, elem_type(array.dtype), array.shape)
         for name, array in inputs.items()
@@ -79,3 +82,12 @@ def evaluate(node: onnx.NodeProto, opset: int, inputs: dict[str, Array]) -> list
         raise Refuse(f"its constant value cannot be computed: {type(error).__name__}: {error}") from error
     by_name = dict(zip(present, results, strict=True))
     return [by_name.get(name) for name in node.output]
+
+
+def _truncated(x: Array, y: Array) -> Array:
+    """Integer division towards zero, as ONNX defines it; its evaluator rounds down."""
+    if not y.all():
+        raise Refuse("it divides integers by a constant 0")
+    quotient = np.floor_divide(x, y)
+    inexact = quotient * y != x
+    return np.where(inexact & ((x < 0) != (y < 0)), quotient + 1, quotient).astype(x.dtype)

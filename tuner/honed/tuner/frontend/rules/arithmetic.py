@@ -97,7 +97,7 @@ def power(b: Builder, c: Call) -> Value:
 
 @rule("Mod")
 def modulo(b: Builder, c: Call) -> Value:
-    """Integers keep Mod; floating point fmod(x, y) = x - trunc(x / y) * y."""
+    """Itself: the divisor's sign for integers, the dividend's with fmod."""
     x, y = c.x(0), c.x(1)
     if not x.is_float:
         # Narrow integers are computed in 32 bits: OpenCL's select has no form for mixed widths.
@@ -105,9 +105,7 @@ def modulo(b: Builder, c: Call) -> Value:
         wide = [v if elem_type(v.dtype) == to else b("Cast", v, to=to) for v in (x, y)]
         result = b("Mod", *wide, fmod=c.integer("fmod"))
         return result if result.dtype == x.dtype else b("Cast", result, to=elem_type(x.dtype))
-    ratio = b("Div", x, y)
-    whole = b("Where", b("Less", ratio, b.like(0, ratio)), b("Ceil", ratio), b("Floor", ratio))
-    return b("Sub", x, b("Mul", whole, y))
+    return b("Mod", x, y, fmod=1)
 
 
 @rule("BitShift")
