@@ -87,6 +87,10 @@ class Unavailable(HonedError):
     code = "UNAVAILABLE"
 
 
+class Internal(HonedError):
+    """Something of honed's own broke; the sentence says what to report."""
+
+
 class DeviceError(HonedError):
     """No usable OpenCL device, or the device failed while running."""
 

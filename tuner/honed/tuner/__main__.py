@@ -1,4 +1,4 @@
-"""The compiling child: `python -m honed.tuner compile | demo`, JSON lines on standard output."""
+"""The compiling child: `python -m honed.tuner compile | tune | tasks | demo`; JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
+
+from .shapes import parse_shapes
+from .tune import command as tuning
 
 Emit = Callable[[dict[str, Any]], None]
 
@@ -61,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--precision", choices=("auto", "fp32", "fp16"), default="auto")
     compile_.add_argument("--profile", type=Path, help="compile for the device of this profile file")
     compile_.add_argument("--device", help="compile for, and compare on, this OpenCL device")
+    compile_.add_argument("--records", type=Path, help="use the best schedules of this file of records")
     compile_.add_argument("--name", help="the file's name as the user knows it")
+    tuning.add_commands(commands, [limits])
     demo = commands.add_parser("demo", parents=[limits], help="write a demo model")
     demo.set_defaults(run=_demo)
     demo.add_argument("model", choices=("lightglue",))
@@ -99,9 +104,10 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
         output=arguments.output,
         profile=profile,
         device=device,
-        shapes=dict(map(_shape, arguments.shape)),
+        shapes=parse_shapes(arguments.shape),
         precision=arguments.precision,
         filename=arguments.name or arguments.file.name,
+        records=arguments.records,
     )
     started = time.monotonic()
 
@@ -127,16 +133,6 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
             "tolerance": dict(zip((o.name for o in model.outputs), proof.probes[0].tolerance, strict=True)),
         },
     })  # fmt: skip
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, equals, extents = text.rpartition("=")
-    try:
-        if not equals or not name:
-            raise ValueError
-        return name, tuple(int(extent) for extent in extents.split(",") if extent.strip())
-    except ValueError:
-        raise InvalidArgument(f"--shape {text!r} is not of the form INPUT=1,3,224,224") from None
 
 
 def _demo(arguments: argparse.Namespace, emit: Emit) -> None:

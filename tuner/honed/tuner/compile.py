@@ -23,8 +23,9 @@ from . import frontend
 from .assemble import Expected, assemble
 from .bind import bind_shapes
 from .frontend import Normalised, Precision
-from .lower.module import LoweredModel, lower_module
+from .lower.module import Choose, LoweredModel, lower_module
 from .prove import locate, probes, reference
+from .tuned import best_schedules
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
@@ -51,6 +52,7 @@ class Request:
     shapes: Mapping[str, tuple[int, ...]]
     precision: Precision
     filename: str  # as the user knows it
+    records: Path | None = None  # recorded schedules to compile with
 
 
 def compile_file(request: Request, report: Report) -> CompiledModel:
@@ -64,7 +66,8 @@ def compile_file(request: Request, report: Report) -> CompiledModel:
     stage("check", 0.0, f"read {request.filename}")
     original = frontend.load(request.path)
     sha256 = _sha256(request.path)
-    normalised, lowered = _lower(original, request.profile, request.shapes, request.precision, stage)
+    choose = best_schedules(request.records, request.profile.identity) if request.records else _default
+    normalised, lowered = _lower(original, request.profile, request.shapes, request.precision, stage, choose)
     stage("prove", 0.0, "evaluate the reference")
     bound = bind_shapes(original, {i.name: i.shape for i in normalised.inputs})
     expected, notes = _expect(bound, normalised)
@@ -93,7 +96,7 @@ def run_model(
 ) -> dict[str, np.ndarray]:
     """Compile a model of static shapes with default schedules and run it once, unproven; raises as above."""
     quiet = _Stages(lambda _stage, _done, _text: None)
-    normalised, lowered = _lower(model, device.profile, {}, precision, quiet)
+    normalised, lowered = _lower(model, device.profile, {}, precision, quiet, _default)
     source = Source(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
         filename="(in memory)",
@@ -105,6 +108,10 @@ def run_model(
     compiled, constants = assemble(source, device.profile, normalised, lowered, None)
     with _opened(compiled, constants, device) as executor:
         return executor.run(inputs)
+
+
+def _default(_task: str, _func: object) -> None:
+    """Choose default schedules."""
 
 
 class _Stages:
@@ -129,6 +136,7 @@ def _lower(
     shapes: Mapping[str, tuple[int, ...]],
     precision: Precision,
     stage: _Stages,
+    choose: Choose,
 ) -> tuple[Normalised, LoweredModel]:
     stage("normalise", 0.0, "normalise the graph and fold constants")
     normalised = frontend.normalise(
@@ -136,7 +144,7 @@ def _lower(
     )
     stage("import", 0.0, "import into the compiler")
     module = frontend.import_relax(normalised)
-    return normalised, lower_module(module, profile, lambda done, text: stage("lower", done, text))
+    return normalised, lower_module(module, profile, lambda done, text: stage("lower", done, text), choose)
 
 
 def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, tuple[str, ...]]:

@@ -1,8 +1,8 @@
 """Shortens vectors of equal elements in generated OpenCL C.
 
-TVM writes the broadcast of a scalar as `((float16)(a, a, ..., a))` with every element spelled out: most of the
-source of a vectorised kernel, and of the time a driver's compiler takes for it. `((float16)(a))` means the same
-(OpenCL C 3.0, 6.2.2: a scalar is widened to the vector).
+TVM writes the broadcast of a scalar as `((float16)(a, a, ..., a))` with every element spelled out: most of
+the source of a vectorised kernel, and of the time a driver's compiler takes for it. `((float16)(a))` means
+the same (OpenCL C 3.0, 6.2.2: a scalar is widened to the vector).
 """
 
 from __future__ import annotations

@@ -17,13 +17,16 @@ from honed.runtime.profile import DeviceProfile
 from .cost import function_flops
 from .graph import read_program
 from .legalize import legalize
-from .opencl import Lowered, LoweringFailed
+from .opencl import Lowered, LoweringFailed, lower_function
 from .plan import Plan, plan
 from .program import Function, FunctionCall, KernelLaunch, Program
 from .schedule import SERIAL, default_kernels
 from .target import target_for
 
 Progress = Callable[[float, str], None]
+# Given a task and its function: the name of a schedule and the function scheduled by it, or None for the
+# default. May raise LoweringFailed.
+Choose = Callable[[str, tirx.PrimFunc], tuple[str, tirx.PrimFunc] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +43,12 @@ class LoweredModel:
 
 
 def lower_module(
-    module: IRModule, profile: DeviceProfile, progress: Progress = lambda _fraction, _text: None
+    module: IRModule,
+    profile: DeviceProfile,
+    progress: Progress = lambda _fraction, _text: None,
+    choose: Choose = lambda _task, _func: None,
 ) -> LoweredModel:
-    """Lower the `main` of a Relax module with default schedules.
+    """Lower the `main` of a Relax module with the schedules chosen, else with default ones.
 
     `progress` is called with the share done (0 to 1) and what is being done. Raises ModelRefused with every
     function that cannot be lowered.
@@ -58,32 +64,49 @@ def lower_module(
     for n, name in enumerate(names):
         progress(0.3 + 0.7 * n / len(names), f"kernel {n + 1} of {len(names)}: {name}")
         try:
-            functions[name], passed_over = _lower(legal[name], name, target, profile)
+            functions[name], told = _lower(legal[name], name, target, profile, choose)
+            notes += told
         except LoweringFailed as error:
             failed.append(f"{name}: {error}")
-            continue
-        if functions[name].schedule == SERIAL:
-            why = "; ".join(passed_over)
-            notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
     if failed:
         raise ModelRefused("some functions of the model cannot be turned into OpenCL kernels", tuple(failed))
     return LoweredModel(program=program, functions=functions, notes=tuple(notes))
 
 
 def _lower(
-    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile, choose: Choose
 ) -> tuple[Function, list[str]]:
-    rule, lowered, passed_over = default_kernels(func, name, target, profile)
+    """A function's kernels, and what the user should know about how they came to be."""
+    task = task_key(func)
+    notes: list[str] = []
+    found: tuple[str, Lowered] | None = None
+    try:
+        chosen = choose(task, func)
+        if chosen is not None:
+            found = chosen[0], lower_function(chosen[1], name, target, profile)
+    except LoweringFailed as failed:
+        notes.append(f"{name} keeps its default schedule, the recorded one cannot be used: {failed}")
+    if found is None:
+        rule, lowered, passed_over = default_kernels(func, name, target, profile)
+        found = rule, lowered
+        if rule == SERIAL:
+            why = "; ".join(passed_over)
+            notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
     function = Function(
         name=name,
-        task=f"{structural_hash(func) & 0xFFFFFFFFFFFFFFFF:016x}",
-        schedule=rule,
-        source=lowered.source,
-        parameters=lowered.parameters,
-        inner=lowered.inner,
-        launches=_share_flops(lowered, function_flops(func)),
+        task=task,
+        schedule=found[0],
+        source=found[1].source,
+        parameters=found[1].parameters,
+        inner=found[1].inner,
+        launches=_share_flops(found[1], function_flops(func)),
     )
-    return function, passed_over
+    return function, notes
+
+
+def task_key(func: tirx.PrimFunc) -> str:
+    """What names a workload in every model: the structural hash of its unscheduled function."""
+    return f"{structural_hash(func) & 0xFFFFFFFFFFFFFFFF:016x}"
 
 
 def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:

@@ -55,14 +55,14 @@ def _rules(
 ) -> Iterator[tuple[str, Callable[[], dlight.ScheduleRule]]]:
     yield "matmul", dlight.gpu.Matmul
     # On a CPU a work-group is one thread of the processor: cooperating only adds barriers.
-    if profile.rules.family != "cpu" and _longest_reduction(func) >= _LEAST_COOPERATIVE:
+    if profile.rules.family != "cpu" and longest_reduction(func) >= _LEAST_COOPERATIVE:
         yield "gemv", dlight.gpu.GEMV
         yield "reduction", dlight.gpu.Reduction
         yield "general-reduction", dlight.gpu.GeneralReduction
     yield "fallback", dlight.gpu.Fallback
 
 
-def _longest_reduction(func: tirx.PrimFunc) -> int:
+def longest_reduction(func: tirx.PrimFunc) -> int:
     """Elements reduced into one, in the function's longest reduction."""
     longest = 0
 

@@ -1,0 +1,17 @@
+"""What figures are kept under: the device and the version of what made the kernels."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from honed.runtime.profile import DeviceIdentity
+
+from .records import Setup
+
+# Raised when the same trace would give another kernel than before.
+_LOWERING = 1
+
+
+def setup_for(identity: DeviceIdentity) -> Setup:
+    """The setup of this installation on a device."""
+    return Setup(device=identity, compiler=f"tvm {version('apache-tvm')}, lowering {_LOWERING}")

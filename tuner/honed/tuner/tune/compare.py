@@ -1,0 +1,98 @@
+"""Times two versions of a model side by side: `python -m honed.tuner.tune.compare OLD NEW`.
+
+They run in turns in one process on one device, so that heat, clocks and other load hit both alike. The new
+one must answer its probes right first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from honed.runtime import devices, proof
+from honed.runtime.errors import DeviceError, HonedError
+from honed.runtime.executor import Executor, load
+
+_SECONDS = 6.0
+_LEAST, _MOST = 5, 200  # runs of each
+_DEADLINE = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Median seconds of one inference of each, host time; `wrong` says what the new one answered wrong."""
+
+    old: float
+    new: float
+    runs: int
+    wrong: str
+
+
+def compare(old: Path, new: Path, spec: str) -> Comparison:
+    """Compare in a child process. Raises DeviceError where one of them cannot be run."""
+    command = [sys.executable, "-P", "-m", "honed.tuner.tune.compare", str(old), str(new), "--device", spec]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise DeviceError(f"comparing the two versions took more than {_DEADLINE:g} s") from error
+    lines = done.stdout.splitlines()
+    answer = json.loads(lines[-1]) if lines else {}
+    if "runs" in answer:
+        return Comparison(**answer)
+    last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
+    raise DeviceError(answer.get("failed") or f"comparing the two versions failed: {last}")
+
+
+def main() -> int:
+    """Print one JSON line."""
+    parser = argparse.ArgumentParser(prog="honed.tuner.tune.compare")
+    parser.add_argument("old")
+    parser.add_argument("new")
+    parser.add_argument("--device")
+    options = parser.parse_args()
+    try:
+        device = devices.select(options.device)
+        with load(options.old, device) as old, load(options.new, device) as new:
+            wrong = next((str(d) for d in proof.check_probes(new) if not d.right), "")
+            print(json.dumps(_timed(old, new, wrong)))
+    except HonedError as error:
+        print(json.dumps({"failed": str(error)}))
+        return 1
+    return 0
+
+
+def _timed(old: Executor, new: Executor, wrong: str) -> dict[str, float | int | str]:
+    inputs = _inputs(new)
+    times: tuple[list[float], list[float]] = ([], [])
+    for executor in (old, new):
+        executor.run(inputs)
+    end = time.monotonic() + _SECONDS
+    while len(times[0]) < _LEAST or (time.monotonic() < end and len(times[0]) < _MOST):
+        for executor, taken in zip((old, new), times, strict=True):
+            began = time.perf_counter()
+            executor.run(inputs)
+            taken.append(time.perf_counter() - began)
+    return {"old": median(times[0]), "new": median(times[1]), "runs": len(times[0]), "wrong": wrong}
+
+
+def _inputs(executor: Executor) -> dict[str, np.ndarray]:
+    model = executor.model
+    if model.proof is None or not model.proof.probes:
+        return {t.name: np.zeros(t.shape, t.dtype) for t in model.inputs}
+    probe = model.proof.probes[0]
+    return {
+        tensor.name: executor.file.constant(buffer)
+        for tensor, buffer in zip(model.inputs, probe.inputs, strict=True)
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Tuning tasks out of a model: what the searching child does first."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import tirx
+
+from honed.runtime.profile import DeviceProfile
+from honed.tuner import frontend
+from honed.tuner.lower.cost import function_flops
+from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.legalize import legalize
+from honed.tuner.lower.module import task_key
+from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
+from honed.tuner.lower.schedule import fresh, longest_reduction
+from honed.tuner.lower.target import target_for
+
+from .task import Task
+
+SETS = 3  # of inputs, each of another distribution
+SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Extracted:
+    """A task with its function; `outputs` is how many of its last parameters are outputs."""
+
+    task: Task
+    func: tirx.PrimFunc
+    outputs: int
+
+
+def extract(
+    path: Path, shapes: Mapping[str, tuple[int, ...]], precision: frontend.Precision, profile: DeviceProfile
+) -> tuple[list[Extracted], list[Task]]:
+    """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling."""
+    limits = profile.limits
+    normalised = frontend.normalise(
+        frontend.load(path), shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
+    )
+    legal = legalize(frontend.import_relax(normalised), target_for(profile))
+    program = read_program(legal)
+    weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))
+    outputs = {call.function: len(call.outputs) for call in program.calls if isinstance(call, FunctionCall)}
+    found: dict[str, Extracted] = {}
+    for name, weight in weights.items():
+        func = legal[name]
+        key = task_key(func)
+        if key in found:
+            weight += found[key].task.weight
+        found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
+    hosts = Counter(call.function for call in program.calls if isinstance(call, HostFunctionCall))
+    opaque = [
+        Task(
+            key=f"host:{name}",
+            name=name,
+            weight=weight,
+            flops=0,
+            bytes=0,
+            dtype="",
+            opaque="opaque: its loops depend on the data, it runs on the host",
+        )
+        for name, weight in hosts.items()
+    ]
+    return list(found.values()), opaque
+
+
+def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
+    values = parameters(func)
+    floats = [v.dtype for v in values if v.dtype.startswith("float")]
+    return Task(
+        key=key,
+        name=name,
+        weight=weight,
+        flops=function_flops(func),
+        bytes=sum(v.nbytes for v in values),
+        dtype=floats[-1] if floats else values[-1].dtype,
+        opaque="",
+    )
+
+
+def parameters(func: tirx.PrimFunc) -> tuple[Value, ...]:
+    """A function's parameters as values."""
+    return tuple(
+        Value(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
+    )
+
+
+def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
+    """How far each output may be off, of its largest reference value.
+
+    Sums of n terms in two orders differ by about u sqrt(n) of the largest partial sum, with u the unit
+    roundoff (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); 32 times that leaves room for what follows the
+    sum, and stays far below what a wrong kernel does. Integers and booleans must be equal.
+    """
+    terms = math.sqrt(max(1, longest_reduction(func)))
+    allowed = {
+        "float64": 1e-9,
+        "float32": max(1e-5, 32 * SINGLE_ROUNDOFF * terms),
+        "float16": min(0.05, 8 * HALF_ROUNDOFF * terms),
+    }
+    return tuple(allowed.get(v.dtype, 0.0) for v in parameters(func)[-outputs:])
+
+
+def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> None:
+    """Draw inputs and compute outputs with TVM's CPU code of the unscheduled function; writes S.P.npy."""
+    values = parameters(func)
+    module = tvm.compile(tvm.IRModule({"main": _public(func)}), target="llvm")
+    run = module["main"]
+    for n in range(SETS):
+        rng = np.random.default_rng([seed, n])
+        arrays = [_draw(rng, v, n, values) for v in values[:-outputs]]
+        arrays += [np.zeros(v.shape, v.dtype) for v in values[-outputs:]]
+        tensors = [tvm.runtime.tensor(a) for a in arrays]
+        run(*tensors)
+        for p, tensor in enumerate(tensors):
+            np.save(folder / f"{n}.{p}.npy", tensor.numpy())
+
+
+def _public(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    return fresh(func).with_attr("global_symbol", "main")
+
+
+def _draw(rng: np.random.Generator, value: Value, n: int, values: tuple[Value, ...]) -> np.ndarray:
+    """Floats of one of three distributions; integers that are indices into every axis they could index."""
+    if value.dtype == "bool":
+        return rng.integers(0, 2, value.shape).astype(bool)
+    if not value.dtype.startswith("float"):
+        room = min((min(v.shape) for v in values if v.shape and v is not value), default=2)
+        return rng.integers(0, max(1, min(room, 100)), value.shape).astype(value.dtype)
+    if n == 1:
+        return rng.uniform(0.1, 1.0, value.shape).astype(value.dtype)
+    drawn = rng.standard_normal(value.shape)
+    if n == 2:
+        drawn *= rng.random(value.shape) < 0.7
+    return drawn.astype(value.dtype)

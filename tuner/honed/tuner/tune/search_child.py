@@ -1,0 +1,178 @@
+"""The parent's hold on the searching child: operations as methods, its death as an exception."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from honed.runtime.errors import Internal, ModelRefused
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.strict import from_plain, to_plain
+from honed.tuner.measure import codec
+from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.measure.process import Child, Ended
+
+from .task import Task
+
+COMMAND = (sys.executable, "-P", "-m", "honed.tuner.tune.searcher")
+_START_SECONDS = 120.0
+_EXTRACT_SECONDS = 600.0
+_LOAD_SECONDS = 180.0
+_PROPOSE_SECONDS = 90.0
+
+
+class SearchBroke(Exception):
+    """The search of a task failed, crashed or hung; the text says how. Another task may be taken up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A proposed candidate; `candidate` is None where lowering refused it, and `refused` says why."""
+
+    id: str
+    trace: str
+    score: float | None
+    candidate: Candidate | None
+    refused: str
+
+
+class SearchChild:
+    """A context manager around the child, started again whenever it ends. Not for several threads."""
+
+    def __init__(
+        self,
+        profile: DeviceProfile,
+        cost_model: Path,
+        seed: int,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._profile = profile
+        self._cost_model = cost_model
+        self._seed = seed
+        self._command = tuple(command)
+        self._folder = tempfile.TemporaryDirectory(prefix="honed-search-")
+        self._child: Child | None = None
+        self._loaded = ""
+
+    def __enter__(self) -> SearchChild:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the child and remove its files."""
+        self._stop()
+        self._folder.cleanup()
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        return self._child.pid if self._child else None
+
+    def extract(
+        self, path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str
+    ) -> tuple[list[tuple[Task, int]], list[Task]]:
+        """The model's tasks, each with its number of outputs, and what cannot be tuned.
+
+        Raises ModelRefused as compiling does, Internal where the child breaks.
+        """
+        message = {
+            "do": "extract",
+            "path": str(path.absolute()),
+            "shapes": {name: list(shape) for name, shape in shapes.items()},
+            "precision": precision,
+        }
+        try:
+            answer = self._ask(message, _EXTRACT_SECONDS)
+        except SearchBroke as broke:
+            raise Internal(f"the compiler broke while it extracted the model's tasks: {broke}") from broke
+        tasks = []
+        for plain in answer["tasks"]:
+            outputs = int(plain.pop("outputs"))
+            tasks.append((from_plain(Task, plain, where="task"), outputs))
+        return tasks, [from_plain(Task, plain, where="task") for plain in answer["opaque"]]
+
+    def load(self, task: Task, outputs: int) -> Workload:
+        """Take up a task. Raises SearchBroke, as all below do."""
+        message = {
+            "do": "load",
+            "task": task.key,
+            "outputs": outputs,
+            "flops": task.flops,
+            "bytes": task.bytes,
+        }
+        workload = codec.workload_from_plain(self._ask(message, _LOAD_SECONDS)["workload"])
+        self._loaded = task.key
+        return workload
+
+    def default(self) -> Candidate:
+        """The loaded task's default schedule."""
+        return codec.candidate_from_plain(self._ask({"do": "default"}, _PROPOSE_SECONDS)["candidate"])
+
+    def propose(self, known: Sequence[tuple[str, float | None]], round_: int) -> list[Entry]:
+        """A batch for the loaded task; `known` are traces with their seconds (None: refused)."""
+        message = {"do": "propose", "known": [list(k) for k in known], "round": round_}
+        answer = self._ask(message, _PROPOSE_SECONDS)
+        if answer["why"]:
+            raise SearchBroke(str(answer["why"]))
+        return [_entry(plain) for plain in answer["candidates"]]
+
+    def learn(self, results: Mapping[str, float | None]) -> dict[str, Any] | None:
+        """Tell what a batch took; gives how well it had been ranked, where that can be said."""
+        ranking: dict[str, Any] | None = self._ask(
+            {"do": "learn", "results": dict(results)}, _PROPOSE_SECONDS
+        )["ranking"]
+        return ranking
+
+    def _ask(self, message: Mapping[str, object], seconds: float) -> codec.Message:
+        try:
+            if self._child is None:
+                self._start()
+            assert self._child is not None
+            answer = self._child.ask(message, seconds)
+        except Ended as ended:
+            self._child, self._loaded = None, ""
+            raise SearchBroke(f"the compiler ended: {ended}") from ended
+        if "refused" in answer:
+            raise ModelRefused(str(answer["refused"]), tuple(answer["reasons"]))
+        if "failed" in answer:
+            raise SearchBroke(str(answer["failed"]))
+        return answer
+
+    def _start(self) -> None:
+        folder = Path(self._folder.name)
+        self._child = Child(folder / "search.log", self._command)
+        self._child.ask(
+            {
+                "do": "start",
+                "profile": to_plain(self._profile),
+                "folder": str(folder),
+                "cost_model": str(self._cost_model),
+                "seed": self._seed,
+            },
+            _START_SECONDS,
+        )
+
+    def _stop(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+
+def _entry(plain: Mapping[str, Any]) -> Entry:
+    candidate = plain.get("candidate")
+    return Entry(
+        str(plain["id"]),
+        str(plain["trace"]),
+        plain["score"],
+        None if candidate is None else codec.candidate_from_plain(candidate),
+        str(plain.get("refused", "")),
+    )

@@ -1,0 +1,161 @@
+"""A model's tuning tasks and what is known about each. No I/O, no clocks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from honed.runtime.profile import DevicePeaks
+
+# A task below this share of the model's time could be free and nobody would notice.
+SMALL = 0.002
+# Within this factor of what the device's peaks allow, a better schedule has nothing left to win.
+AT_ROOFLINE = 1.15
+
+
+class Stage(StrEnum):
+    """Where a task stands."""
+
+    TUNING = "tuning"
+    TUNED = "tuned"  # its search ended: nothing more is expected of it
+    SKIPPED = "skipped"  # not tuned for a stated reason
+    LOST = "lost"  # its search broke for a stated reason; what was found before counts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One workload of a model. `weight` is how often one inference runs it."""
+
+    key: str
+    name: str
+    weight: int
+    flops: int
+    bytes: int
+    dtype: str  # that its arithmetic is done in
+    opaque: str  # why it cannot be tuned; empty where it can
+
+    def roofline(self, peaks: DevicePeaks) -> float:
+        """The least seconds that the device's measured peaks and its cost of a launch allow."""
+        peak = peaks.fp16_gflops if self.dtype == "float16" and peaks.fp16_gflops else peaks.fp32_gflops
+        work = max(self.flops / (peak * 1e9), self.bytes / (peaks.bandwidth_gbs * 1e9))
+        return work + peaks.launch_us * 1e-6
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """What tuning has found out about one task so far; seconds throughout."""
+
+    task: Task
+    roofline: float
+    stage: Stage = Stage.TUNING
+    reason: str = ""
+    default: float | None = None
+    best: float | None = None
+    best_trace: str | None = None  # None: the default schedule is the best known
+    trials: int = 0
+    rounds: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    rate: float = 0.5  # share of the time that a round is expected to take off
+    round_seconds: float = 10.0
+
+    @property
+    def cost(self) -> float:
+        """What it takes of one inference."""
+        return self.task.weight * (self.best or 0.0)
+
+    @property
+    def expected_gain(self) -> float:
+        """Seconds of one inference that the next round is expected to win, per second spent on it."""
+        if self.stage is not Stage.TUNING or self.best is None:
+            return 0.0
+        reachable = max(self.roofline, self.best * (1 - self.rate))
+        return self.task.weight * max(self.best - reachable, 0.0) / max(self.round_seconds, 0.1)
+
+    def skip(self, reason: str) -> None:
+        """Leave it alone."""
+        self.stage, self.reason = Stage.SKIPPED, reason
+
+    def lose(self, reason: str) -> None:
+        """Its search broke."""
+        self.stage, self.reason = Stage.LOST, reason
+
+    def found(self, seconds: float, trace: str | None) -> None:
+        """A right candidate took `seconds`."""
+        if self.best is None or seconds < self.best:
+            self.best, self.best_trace = seconds, trace
+
+    def end_round(self, before: float | None, seconds: float) -> None:
+        """Learn from a round that began at `before` how much the next may bring."""
+        self.rounds += 1
+        self.round_seconds = seconds if self.rounds == 1 else 0.5 * (self.round_seconds + seconds)
+        won = 0.0 if not before or self.best is None else max(0.0, 1 - self.best / before)
+        self.rate = 0.5 * self.rate + 0.5 * won
+
+    def row(self) -> dict[str, Any]:
+        """What a table shows of it; times in microseconds."""
+        best = self.best
+        return {
+            "task": self.task.key,
+            "name": self.task.name,
+            "weight": self.task.weight,
+            "flops": self.task.flops,
+            "bytes": self.task.bytes,
+            "roofline_us": self.roofline * 1e6,
+            "default_us": None if self.default is None else self.default * 1e6,
+            "best_us": None if best is None else best * 1e6,
+            "gflops": None if not best else self.task.flops / best / 1e9,
+            "roofline_share": None if not best else min(1.0, self.roofline / best),
+            "trials": self.trials,
+            "failures": dict(self.failures),
+            "state": str(self.stage),
+            "reason": self.reason,
+        }
+
+
+def judge(tasks: list[Progress]) -> None:
+    """Skip what is not worth tuning, once every default schedule has been timed."""
+    whole = sum(p.cost for p in tasks)
+    for p in tasks:
+        if p.stage is not Stage.TUNING:
+            continue
+        if p.best is None:
+            continue
+        if p.cost < SMALL * whole:
+            p.skip(f"too small to matter: {100 * p.cost / whole:.2g} % of the model's time")
+        elif p.best <= AT_ROOFLINE * p.roofline:
+            p.skip("already at its roofline")
+
+
+def latency(tasks: list[Progress]) -> dict[str, float]:
+    """The model's estimated latency with default schedules and now, in microseconds."""
+    before = sum(p.task.weight * (p.default if p.default is not None else p.best or 0.0) for p in tasks)
+    return {"before_us": before * 1e6, "now_us": sum(p.cost for p in tasks) * 1e6}
+
+
+# A round that is expected to win less than this share of the model's time, per round, is not worth it.
+WORTH = 0.002
+
+
+def next_task(tasks: list[Progress]) -> Progress | None:
+    """The task whose next round is expected to win most per second; None where none is worth it."""
+    candidates = [p for p in tasks if p.expected_gain > 0]
+    if not candidates:
+        return None
+    best = max(candidates, key=lambda p: p.expected_gain)
+    whole = sum(p.cost for p in tasks)
+    if best.expected_gain * best.round_seconds < WORTH * whole and not math.isclose(whole, 0.0):
+        return None
+    return best
+
+
+def finish(tasks: list[Progress]) -> None:
+    """Call tuned what was tried."""
+    for p in tasks:
+        if p.stage is Stage.TUNING:
+            if p.rounds:
+                p.stage = Stage.TUNED
+            else:
+                p.skip("the time or trials allowed ended before its turn")

@@ -1,0 +1,30 @@
+"""Recorded schedules, for compiling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tvm import tirx
+
+from honed.runtime.profile import DeviceIdentity
+
+from .lower.module import Choose
+from .lower.schedule import narrow_indices
+from .records import Records
+from .search import traces
+from .setup import setup_for
+
+
+def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
+    """Chooses the fastest right schedule recorded for a task on this device, driver and compiler."""
+    with Records.open(path) as records:
+        best = {c.workload: c for c in records.distil(setup_for(identity))}
+
+    def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
+        found = best.get(task)
+        if found is None:
+            return None
+        schedule = traces.apply(found.trace, narrow_indices(func))
+        return f"record:{found.trace_sha256[:12]}", schedule.mod["main"]
+
+    return choose
