@@ -47,15 +47,16 @@ def main() -> None:
         with Measurer(device.spec, profile) as measurer:
             for name, workload, source, groups in cases:
                 measurer.load(workload)
-                rows = []
+                rows, timing = [], None
                 for number in range(options.n):
                     made = honest.candidate(workload, f"{source}// {number}\n", groups=groups)
                     verdict = measurer.measure(made)
-                    if verdict.timing is None:
+                    timing = verdict.timing
+                    if timing is None:
                         raise SystemExit(f"{name}: {verdict.reason}")
                     spent = [measurer.spent.get(phase, 0.0) for phase in _PHASES]
                     rows.append([*spent, verdict.seconds, verdict.seconds - spent[0] - spent[1]])
-                timing = verdict.timing
+                assert timing is not None
                 half = max(timing.high - timing.median, timing.median - timing.low) / timing.median
                 medians = [statistics.median(column) * 1e3 for column in zip(*rows, strict=True)]
                 print(

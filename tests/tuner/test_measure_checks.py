@@ -51,7 +51,7 @@ def run(*seconds: float, wall: float, status: int = 0) -> Finished:
 
 
 def outcome(refusal: Refusal | None) -> Outcome | None:
-    return refusal and refusal.outcome
+    return None if refusal is None else refusal.outcome
 
 
 def test_completed_needs_the_status_and_start_before_end() -> None:

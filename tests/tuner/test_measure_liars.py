@@ -143,6 +143,14 @@ def test_reports_end_before_start(judge: Judge) -> None:
     assert "START" in found.reason
 
 
+def test_its_clock_counts_something_else(judge: Judge) -> None:
+    command = (sys.executable, "-m", "tests.tuner.liars.slow_clock")
+    assert judge(kinds.LONG, NONE, command=command).outcome is Outcome.RIGHT
+    found = judge(kinds.LONG, only("wall"), command=command)
+    assert found.outcome is Outcome.RUN
+    assert "the host waited" in found.reason
+
+
 def test_claims_ten_times_the_peak(judge: Judge, profile: DeviceProfile, workload: Workload) -> None:
     """A kernel that returns at once, for work that would take the device 10 times as long as it took."""
     assert profile.peaks is not None

@@ -79,15 +79,15 @@ def test_a_right_candidate_is_timed(measurer: Measurer, workload: Workload, tmp_
     measurer.load(workload)
 
 
-def test_twice_the_work_takes_about_twice_as_long(measurer: Measurer, tmp_path: Path) -> None:
+def test_more_work_takes_longer(measurer: Measurer, tmp_path: Path) -> None:
     times = []
-    for k in (128, 512):
+    for k in (32, 1024):
         task = honest.dense(tmp_path / f"{k}", 64, 128, k)
         measurer.load(task)
         found = measurer.measure(honest.candidate(task, honest.dense_source(128, k), groups=128))
         assert found.timing is not None, found
         times.append(found.timing.median)
-    assert 2 < times[1] / times[0] < 8
+    assert times[1] > 4 * times[0], "32 times the work"
 
 
 def test_several_launches_with_memory_between_them(measurer: Measurer, workload: Workload) -> None:
@@ -160,16 +160,14 @@ def test_a_slow_candidate_is_timed_few_times(measurer: Measurer, workload: Workl
 def test_a_candidate_is_noted_before_it_is_run(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
-    noted: list[tuple[str, int | None]] = []
-    with Measurer(
-        device.spec, profile, LIMITS, begin=lambda c: noted.append((c.id, measurer.children))
-    ) as measurer:
+    noted: list[str] = []
+    with Measurer(device.spec, profile, LIMITS, begin=lambda c: noted.append(c.id)) as measurer:
         measurer.load(workload)
         made = scale(workload)
         measurer.measure(made)
         measurer.measure(made)
         measurer.measure(honest.candidate(workload, kinds.DIVERGENT_BARRIER, groups=N // 64))
-    assert noted == [(made.id, 1)], "and one that never reaches the child is not"
+    assert noted == [made.id], "and one that never reaches the child is not"
 
 
 def test_what_is_prepared_is_built_beside_and_blamed_alone(

@@ -1,5 +1,5 @@
-"""A measuring child whose driver reports END before START: the one fake among the liars, as no driver
-at hand does that on request. Everything but the reading of events is the real child.
+"""A measuring child whose driver reports END before START: faked, as no driver at hand does that on
+request. Everything but the reading of events is the real child.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from .bound import Bound, Reader
 from .candidate import Timing
-from .checks import Finished, Refusal, completed, wall_above, wall_below
+from .checks import Finished, Refusal, completed, wall_above
 from .limits import Checks, Limits
 from .median import LEAST, interval
 from .probes import Yardstick
@@ -73,7 +73,7 @@ class Turns:
         self._read = read
         self.runs: list[float] = []  # seconds of one run
         self.yardsticks: list[float] = []  # seconds
-        self.finishes: list[Finished] = []
+        self.last = Finished((), 0.0)  # the last wait
 
     def take(self, schedule: Schedule) -> None:
         """One more group of samples."""
@@ -91,23 +91,22 @@ class Turns:
             measured = self._read(mark)
             self.yardsticks.append(Finished((measured,), wall).seconds)
             everything += [measured, *launched]
-        self.finishes.append(Finished(tuple(everything), wall))
+        self.last = Finished(tuple(everything), wall)
 
 
 def time_candidate(
-    turns: Turns, schedule: Schedule, limits: Limits, checks: Checks, *, slow: bool, alone: bool
+    turns: Turns, schedule: Schedule, limits: Limits, checks: Checks, *, slow: bool
 ) -> Timing | Refusal:
     """Measure until the median is known within `limits.precision`, or a cap is met.
 
-    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before; what the
-    host's clock says of delays only where the process does nothing else (`alone`).
+    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before.
     """
     if slow:
         schedule = Schedule(runs=schedule.runs, group=min(schedule.group, limits.few_repeats))
     began = time.perf_counter()
     while True:
         turns.take(schedule)
-        refusal = _refusal(turns.finishes, checks, alone)
+        refusal = _refusal(turns.last, checks)
         if refusal is not None:
             return refusal
         if _enough(turns.runs, limits, time.perf_counter() - began, slow):
@@ -122,13 +121,8 @@ def time_candidate(
     )
 
 
-def _refusal(finishes: list[Finished], checks: Checks, alone: bool) -> Refusal | None:
-    refusal = completed(finishes[-1]) if checks.completed else None
-    if refusal is None and checks.wall:
-        refusal = wall_above(finishes[-1])
-        if refusal is None and alone and len(finishes) > 1:
-            refusal = wall_below(finishes)
-    return refusal
+def _refusal(last: Finished, checks: Checks) -> Refusal | None:
+    return (completed(last) if checks.completed else None) or (wall_above(last) if checks.wall else None)
 
 
 def _enough(runs: list[float], limits: Limits, elapsed: float, slow: bool) -> bool:
