@@ -264,10 +264,9 @@ class Connection:
             return
         try:
             frame = wire.encode(message, wire.FrameLimits(max_bytes=2 * self._limits.max_message_bytes))
-        except ResourceExhausted as error:
+        except (ResourceExhausted, wire.OwnFault) as error:
             close_all(descriptors)
-            assert isinstance(message, wire.Response)
-            self._send(wire.Response(msgid=message.msgid, error=error_to_map(error), result=None))
+            self._send(_instead(message, error))
             return
         self._queue(frame, descriptors)
 
@@ -375,6 +374,15 @@ class _Timer:
     def _fire(self) -> None:
         self._handle = None
         self._callback()
+
+
+def _instead(message: wire.Message, error: ResourceExhausted | wire.OwnFault) -> wire.Message:
+    """The answer where the one meant cannot be sent: it is too large, or no message because of a bug here."""
+    _log.error("an answer cannot be sent: %s", error)
+    plain = error_to_map(error if isinstance(error, HonedError) else ServiceFault(str(error)))
+    if isinstance(message, wire.Response):
+        return wire.Response(msgid=message.msgid, error=plain, result=None)
+    return wire.Notification(method="Error", params=plain)
 
 
 def _last_words(error: HonedError, msgid: int | None) -> wire.Message:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from honed.runtime import modelfile
@@ -148,6 +149,7 @@ async def _run(
             *(_restore(jobs, manifest) for manifest, _ in broken),
         ):
             task = asyncio.ensure_future(work)
+            task.add_done_callback(partial(_stop_if_failed, stop))
             running.push_async_callback(_end, task)
         clients.start_accepting()
         _log.info("listening at %s with %d models", places.socket, len(models))
@@ -194,6 +196,13 @@ async def _keep_watchdog(systemd: Systemd) -> None:
     while systemd.watchdog_seconds:
         systemd.tell("WATCHDOG=1")
         await asyncio.sleep(systemd.watchdog_seconds / 2)
+
+
+def _stop_if_failed(stop: asyncio.Event, task: asyncio.Task[None]) -> None:
+    """A part that fails in a way nobody foresaw ends the service, so that it is noticed and started again."""
+    if not task.cancelled() and task.exception() is not None:
+        _log.critical("the service cannot go on: %r", task.exception())
+        stop.set()
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -72,8 +72,11 @@ class Supervisor:
         failures = 0  # in a row
         while True:
             begun = time.monotonic()
+            was_ready = False
             try:
                 was_ready = await self._live_once()
+            except (OSError, HonedError) as error:
+                self._ended(str(error))
             finally:
                 await self._end()
             failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
@@ -136,15 +139,11 @@ class Supervisor:
         return WorkerLost(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
     async def _live_once(self) -> bool:
-        """Start a worker and wait for its end; gives whether it became ready."""
+        """Start a worker and wait for its end: True. Raises where it did not become ready."""
         self.starts += 1
         process, link = await self._spawn()
         self._process, self._link = process, link
-        try:
-            hello = await self.call("Hello", {}, seconds=self._limits.load_seconds)
-        except HonedError as error:
-            self._ended(str(error))
-            return False
+        hello = await self.call("Hello", {}, seconds=self._limits.load_seconds)
         self.spec = str(hello["spec"])
         self.profile = from_dict(hello["profile"])
         self._state, self.reason = "ready", ""
