@@ -148,6 +148,15 @@ class ModelVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How fast a model was thought to be at one moment of a tuning run, as the sum of its tasks' times."""
+
+    trials: int  # since the previous moment
+    latency_s: float
+    created_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
     """What was learned about a device."""
 

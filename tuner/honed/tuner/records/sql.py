@@ -71,6 +71,16 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (device, compiler)
         ) STRICT""",
     ),
+    (
+        """CREATE TABLE progress (
+            id INTEGER PRIMARY KEY,
+            model TEXT NOT NULL,
+            trials INTEGER NOT NULL,
+            latency_s REAL NOT NULL,
+            created_s REAL NOT NULL
+        ) STRICT""",
+        "CREATE INDEX progress_of ON progress (model, id)",
+    ),
 )
 
 _COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
@@ -81,6 +91,10 @@ _FAIR: Final = "c.median_s / COALESCE(c.yardstick_ratio, 1.0)"
 _HERE: Final = "d.key = :device AND c.driver = :driver AND c.compiler = :compiler"
 
 ADD_DEVICE: Final = "INSERT INTO devices (key, identity) VALUES (:key, :identity) ON CONFLICT DO NOTHING"
+
+SETUPS: Final = """SELECT d.identity, c.driver, c.compiler
+    FROM candidates c JOIN devices d ON d.id = c.device
+    GROUP BY d.id, c.driver, c.compiler ORDER BY MAX(c.id)"""
 
 # -- candidates
 
@@ -175,6 +189,10 @@ ADD_VERSION: Final = """INSERT INTO versions (model, version, why, latency_s, cr
     RETURNING version"""
 VERSIONS: Final = """SELECT model, version, why, latency_s, created_s FROM versions
     WHERE model = :model ORDER BY version"""
+ADD_PROGRESS: Final = """INSERT INTO progress (model, trials, latency_s, created_s)
+    VALUES (:model, :trials, :latency_s, :now)"""
+PROGRESS: Final = "SELECT trials, latency_s, created_s FROM progress WHERE model = :model ORDER BY id"
+MODELS: Final = "SELECT DISTINCT model FROM progress UNION SELECT model FROM versions ORDER BY model"
 PUT_COST_MODEL: Final = """INSERT INTO cost_models (device, compiler, blob, sha256, trained_on, saved_s)
     SELECT id, :compiler, :blob, :sha256, :trained_on, :now FROM devices WHERE key = :device
     ON CONFLICT (device, compiler) DO UPDATE SET blob = excluded.blob, sha256 = excluded.sha256,

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound
+from honed.runtime.profile import DeviceIdentity
 
 from . import sql
 from .database import Opened, explained, open_database, transaction
@@ -28,6 +29,7 @@ from .rows import (
     ModelVersion,
     NewCandidate,
     Outcome,
+    Progress,
     Setup,
     State,
     Task,
@@ -262,6 +264,31 @@ class Records:
         return [
             ModelVersion(model=row[0], version=row[1], why=row[2], latency_s=row[3], created_s=row[4])
             for row in self._rows(sql.VERSIONS, {"model": model})
+        ]
+
+    def add_progress(self, model: str, trials: int, latency_s: float) -> None:
+        """Note what one inference of a model is estimated to take after `trials` more candidates."""
+        check_figures(latency_s=latency_s)
+        values = {"model": model, "trials": trials, "latency_s": latency_s, "now": self._clock()}
+        with self._writing():
+            self._connection.execute(sql.ADD_PROGRESS, values)
+
+    def progress(self, model: str) -> list[Progress]:
+        """What tuning made of a model, over all its runs, oldest first."""
+        return [
+            Progress(trials=row[0], latency_s=row[1], created_s=row[2])
+            for row in self._rows(sql.PROGRESS, {"model": model})
+        ]
+
+    def models(self) -> list[str]:
+        """The models that were tuned, by name."""
+        return [row[0] for row in self._rows(sql.MODELS, {})]
+
+    def setups(self) -> list[Setup]:
+        """Every setup that candidates were measured with, the latest used last."""
+        return [
+            Setup(device=DeviceIdentity(**{**json.loads(row[0]), "driver_version": row[1]}), compiler=row[2])
+            for row in self._rows(sql.SETUPS, {})
         ]
 
     def save_cost_model(self, setup: Setup, blob: bytes, trained_on: int) -> None:
