@@ -24,6 +24,7 @@ from .schedule import SERIAL, default_kernels
 from .target import target_for
 
 Progress = Callable[[float, str], None]
+_LONGEST_NAME = 44
 # Given a task and its function: the name of a schedule and the function scheduled by it, or None for the
 # default. May raise LoweringFailed.
 Choose = Callable[[str, tirx.PrimFunc], tuple[str, tirx.PrimFunc] | None]
@@ -93,7 +94,7 @@ def _lower(
             why = "; ".join(passed_over)
             notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
     function = Function(
-        name=name,
+        name=_short(name, task),
         task=task,
         schedule=found[0],
         source=found[1].source,
@@ -102,6 +103,11 @@ def _lower(
         launches=_share_flops(found[1], function_flops(func)),
     )
     return function, notes
+
+
+def _short(name: str, task: str) -> str:
+    """A kernel name that fits a table: names of many fused operators are cut and told apart by their task."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 5].rstrip('_')}_{task[:4]}"
 
 
 def task_key(func: tirx.PrimFunc) -> str:
