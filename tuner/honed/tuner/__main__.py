@@ -1,4 +1,4 @@
-"""The compiling child: `python -m honed.tuner compile | tune | tasks | demo`; JSON lines on stdout."""
+"""`python -m honed.tuner compile | tune | tasks | records | demo`: a child that says JSON lines on stdout."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
 
+from . import records_command
 from .shapes import parse_shapes
 from .tune import command as tuning
 
@@ -67,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--records", type=Path, help="use the best schedules of this file of records")
     compile_.add_argument("--name", help="the file's name as the user knows it")
     tuning.add_commands(commands, [limits])
+    records_command.add_commands(commands, [limits])
     demo = commands.add_parser("demo", parents=[limits], help="write a demo model")
     demo.set_defaults(run=_demo)
     demo.add_argument("model", choices=("lightglue",))

@@ -111,6 +111,8 @@ class Session:
             self._time_defaults()
             judge(self.tasks)
             self.emit({"event": "tasks", **self._table()})
+            if not self._spent(budget):
+                self._note_progress(0)
             while not self._spent(budget):
                 progress = next_task(self.tasks)
                 if progress is None:
@@ -162,7 +164,7 @@ class Session:
 
     def _round(self, progress: Progress, budget: Budget) -> None:
         """Measure one batch of a task's candidates."""
-        began, before = self.clock(), progress.best
+        began, before, made = self.clock(), progress.best, self.trials
         ranking = None
         try:
             if self._workload is None or self._workload.task != progress.task.key or not self.search.pid:
@@ -177,6 +179,7 @@ class Session:
             self._workload = None
             self._broken(progress, str(broke))
         progress.end_round(before, self.clock() - began)
+        self._note_progress(self.trials - made)
         self.emit(
             {
                 "event": "round",
@@ -189,6 +192,10 @@ class Session:
                 **self._table(),
             }
         )
+
+    def _note_progress(self, trials: int) -> None:
+        """Keep what the model is estimated to take after so many more trials, for its history."""
+        self.records.add_progress(self.model.name, trials, latency(self.tasks)["now_us"] * 1e-6)
 
     def _broken(self, progress: Progress, reason: str) -> None:
         key = progress.task.key
