@@ -381,6 +381,54 @@ def test_operators_at_the_opsets_models_come_in(
     same(op, data, constants, opset=opset, tolerance=1e-4, **attrs)
 
 
+def contrib(op: str, data: Mapping[str, np.ndarray], names: Sequence[str], **attrs: Any) -> None:
+    """One operator of com.microsoft on the inputs that `names` lists, against ONNX Runtime."""
+    kinds = {k: helper.np_dtype_to_tensor_dtype(v.dtype) for k, v in data.items()}
+    kind = kinds[names[2] if op == "QLinearConcat" else names[0]]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, ["out"], domain="com.microsoft", **attrs)],
+        "contrib",
+        [helper.make_tensor_value_info(k, kinds[k], v.shape) for k, v in data.items()],
+        [helper.make_tensor_value_info("out", kind, None)],
+    )
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=8)
+    (expected,), (got,) = run(model, data), run(normalise(model).model, data)
+    assert expected.dtype == got.dtype
+    if expected.dtype.kind == "f":
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    else:
+        assert np.abs(got.astype(int) - expected.astype(int)).max() <= 1  # its kernels round in other places
+
+
+def test_operators_of_onnx_runtime() -> None:
+    x, y, g = floats(2, 3, 8), floats(2, 3, 8, seed=1), floats(8, seed=2)
+    contrib("Gelu", {"x": x}, ["x"])
+    contrib("BiasGelu", {"x": x, "g": g}, ["x", "g"])
+    contrib("FastGelu", {"x": x, "g": g}, ["x", "g"])
+    contrib("QuickGelu", {"x": x}, ["x"], alpha=1.5)
+    contrib("FusedMatMul", {"x": x, "y": y}, ["x", "y"], transB=1, alpha=0.5)
+    contrib("SkipLayerNormalization", {"x": x, "y": y, "g": g, "b": g}, ["x", "y", "g", "b"], epsilon=1e-5)
+    image, w = floats(1, 2, 5, 5), floats(3, 2, 3, 3, seed=1)
+    contrib("FusedConv", {"x": image, "w": w}, ["x", "w"], activation="LeakyRelu", activation_params=[0.2])
+    contrib("FusedConv", {"x": image, "w": w}, ["x", "w"], activation="Relu", pads=[1, 1, 1, 1])
+
+
+def test_quantised_operators_of_onnx_runtime() -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(0, 256, (1, 4, 5, 5), np.uint8) for _ in range(2))
+    s, t = np.float32(0.02), np.float32(0.05)
+    z = np.uint8(120)
+    data = {"a": a, "b": b, "s": np.array(s), "t": np.array(t), "z": np.array(z)}
+    contrib("QLinearAdd", data, ["a", "s", "z", "b", "t", "z", "t", "z"])
+    contrib("QLinearMul", data, ["a", "s", "z", "b", "t", "z", "t", "z"])
+    contrib("QLinearConcat", data, ["t", "z", "a", "s", "z", "b", "t", "z"], axis=1)
+    one = {k: v for k, v in data.items() if k != "b"}
+    contrib("QLinearLeakyRelu", one, ["a", "s", "z", "t", "z"], alpha=0.1)
+    contrib("QLinearGlobalAveragePool", one, ["a", "s", "z", "t", "z"], channels_last=0)
+    contrib("QLinearSigmoid", one, ["a", "t", "z", "s", "z"])
+
+
 def test_integer_convolution() -> None:
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (1, 4, 6, 5), np.uint8)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from . import (
     arithmetic,
+    contrib,
     convolution,
     indexing,
     layout,
@@ -25,6 +26,7 @@ from . import (
 
 __all__ = [
     "arithmetic",
+    "contrib",
     "convolution",
     "indexing",
     "layout",

@@ -308,29 +308,3 @@ def gelu_of(b: Builder, x: Value, *, tanh: bool) -> Value:
 def gelu(b: Builder, c: Call) -> Value:
     """Gaussian error linear unit."""
     return gelu_of(b, c.x(), tanh=c.text("approximate", "none") == "tanh")
-
-
-@rule("Gelu", domain="com.microsoft")
-def gelu_microsoft(b: Builder, c: Call) -> Value:
-    """ONNX Runtime's own Gelu, by erf."""
-    return gelu_of(b, c.x(), tanh=False)
-
-
-@rule("BiasGelu", domain="com.microsoft")
-def bias_gelu(b: Builder, c: Call) -> Value:
-    """Gelu of x + bias, by erf."""
-    return gelu_of(b, b("Add", c.x(0), c.x(1)), tanh=False)
-
-
-@rule("FastGelu", domain="com.microsoft")
-def fast_gelu(b: Builder, c: Call) -> Value:
-    """Gelu of x (+ bias), by tanh."""
-    bias = c.opt(1)
-    return gelu_of(b, c.x() if bias is None else b("Add", c.x(), bias), tanh=True)
-
-
-@rule("QuickGelu", domain="com.microsoft")
-def quick_gelu(b: Builder, c: Call) -> Value:
-    """`x` * sigmoid(alpha * x)."""
-    x = c.x()
-    return b("Mul", x, b("Sigmoid", b("Mul", x, b.like(c.number("alpha", 1.702), x))))

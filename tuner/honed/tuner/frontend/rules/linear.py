@@ -44,21 +44,6 @@ def gemm(b: Builder, c: Call) -> Value:
     return b("Add", result, bias if beta == 1.0 else b("Mul", bias, b.like(beta, bias)))
 
 
-@rule("FusedMatMul", domain="com.microsoft")
-def fused_matmul(b: Builder, c: Call) -> Value:
-    """ONNX Runtime's alpha * A' * B' with the last two axes transposed on request."""
-    if c.integer("transBatchA") or c.integer("transBatchB"):
-        raise Refuse("it transposes batch dimensions; export the model without ONNX Runtime's fusions")
-    x, y = c.x(0), c.x(1)
-    x, y = (
-        transpose(b, v, [*range(v.rank - 2), v.rank - 1, v.rank - 2]) if c.integer(flag) else v
-        for v, flag in ((x, "transA"), (y, "transB"))
-    )
-    result = matmul(b, x, y)
-    alpha = c.number("alpha", 1.0)
-    return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
-
-
 @rule("Einsum")
 def einsum(b: Builder, c: Call) -> Value:
     """Pairwise: every product of two operands becomes transposes, one matrix product and a reshape."""

@@ -1,0 +1,140 @@
+"""ONNX Runtime's own operators (com.microsoft), which its optimiser and quantiser write into models."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.values import Refuse, Value
+
+from .arithmetic import gelu_of
+from .convolution import channel_bias, convolve, geometry
+from .layout import transpose
+from .linear import matmul
+from .normalisation import standardised
+from .quantisation import requantise, single
+from .reduction import reduce
+
+
+@rule("FusedMatMul", domain="com.microsoft")
+def fused_matmul(b: Builder, c: Call) -> Value:
+    """ONNX Runtime's alpha * A' * B' with the last two axes transposed on request."""
+    if c.integer("transBatchA") or c.integer("transBatchB"):
+        raise Refuse("it transposes batch dimensions; export the model without ONNX Runtime's fusions")
+    x, y = c.x(0), c.x(1)
+    x, y = (
+        transpose(b, v, [*range(v.rank - 2), v.rank - 1, v.rank - 2]) if c.integer(flag) else v
+        for v, flag in ((x, "transA"), (y, "transB"))
+    )
+    result = matmul(b, x, y)
+    alpha = c.number("alpha", 1.0)
+    return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
+
+
+@rule("Gelu", domain="com.microsoft")
+def gelu_microsoft(b: Builder, c: Call) -> Value:
+    """ONNX Runtime's own Gelu, by erf."""
+    return gelu_of(b, c.x(), tanh=False)
+
+
+@rule("BiasGelu", domain="com.microsoft")
+def bias_gelu(b: Builder, c: Call) -> Value:
+    """Gelu of x + bias, by erf."""
+    return gelu_of(b, b("Add", c.x(0), c.x(1)), tanh=False)
+
+
+@rule("FastGelu", domain="com.microsoft")
+def fast_gelu(b: Builder, c: Call) -> Value:
+    """Gelu of x (+ bias), by tanh."""
+    bias = c.opt(1)
+    return gelu_of(b, c.x() if bias is None else b("Add", c.x(), bias), tanh=True)
+
+
+@rule("QuickGelu", domain="com.microsoft")
+def quick_gelu(b: Builder, c: Call) -> Value:
+    """`x` * sigmoid(alpha * x)."""
+    x = c.x()
+    return b("Mul", x, b("Sigmoid", b("Mul", x, b.like(c.number("alpha", 1.702), x))))
+
+
+@rule("FusedConv", domain="com.microsoft")
+def fused_conv(b: Builder, c: Call) -> Value:
+    """Conv, plus another tensor where one is given, then an activation."""
+    x, g = geometry(b, c, c.x(0), c.x(1))
+    y, other = channel_bias(b, convolve(b, x, c.x(1), g), c.opt(2)), c.opt(3)
+    y = y if other is None else b("Add", y, other)
+    name, params = c.text("activation", ""), [float(p) for p in c.attrs.get("activation_params", [])]
+    if name in ("Relu", "Sigmoid", "Tanh"):
+        return b(name, y)
+    if name == "LeakyRelu" and len(params) == 1:
+        return b("Where", b("Less", y, b.like(0, y)), b("Mul", y, b.like(params[0], y)), y)
+    if name == "Clip" and len(params) == 2:
+        return b("Min", b("Max", y, b.like(params[0], y)), b.like(params[1], y))
+    if name == "HardSigmoid" and len(params) == 2:
+        line = b("Add", b("Mul", y, b.like(params[0], y)), b.like(params[1], y))
+        return b("Min", b("Max", line, b.like(0, y)), b.like(1, y))
+    raise Refuse(f"its activation {name!r} is not supported; export the model without ONNX Runtime's fusions")
+
+
+@rule("SkipLayerNormalization", domain="com.microsoft")
+def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
+    """Layer normalisation of the sum of two tensors (and a bias), along the last axis."""
+    total = b("Add", c.x(0), c.x(1))
+    bias = c.opt(4)
+    total = total if bias is None else b("Add", total, bias)
+    if c.wants(1) or c.wants(2):
+        raise Refuse("its mean or deviation is wanted; export the model without ONNX Runtime's fusions")
+    y = b("Mul", standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12)), c.x(2))
+    beta = c.opt(3)
+    y = y if beta is None else b("Add", y, beta)
+    return [y, y, y, total]
+
+
+def _real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
+    """What a quantised tensor stands for, in float32."""
+    wide = b("Cast", x, to=TensorProto.INT32)
+    if zero is not None:
+        wide = b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
+    return b("Mul", single(b, wide), scale)
+
+
+def _quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
+    return requantise(b, b("Div", y, scale), b.constant(np.zeros((), like.dtype)) if zero is None else zero)
+
+
+@rule("QLinearAdd", "QLinearMul", domain="com.microsoft")
+def qlinear_binary(b: Builder, c: Call) -> Value:
+    """The operation in float32 between dequantised tensors, quantised again."""
+    x, y = (_real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
+    return _quantised(b, b("Add" if c.op == "QLinearAdd" else "Mul", x, y), c.x(6), c.opt(7), c.x(0))
+
+
+@rule("QLinearSigmoid", "QLinearLeakyRelu", domain="com.microsoft")
+def qlinear_unary(b: Builder, c: Call) -> Value:
+    """The function in float32 of a dequantised tensor, quantised again."""
+    x = _real(b, c.x(0), c.x(1), c.opt(2))
+    if c.op == "QLinearSigmoid":
+        y = b("Sigmoid", x)
+    else:
+        y = b("Where", b("Less", x, b.like(0, x)), b("Mul", x, b.like(c.number("alpha", 0.01), x)), x)
+    return _quantised(b, y, c.x(3), c.opt(4), c.x(0))
+
+
+@rule("QLinearGlobalAveragePool", domain="com.microsoft")
+def qlinear_global_average(b: Builder, c: Call) -> Value:
+    """The mean over the spatial axes of a dequantised tensor, quantised again."""
+    x = _real(b, c.x(0), c.x(1), c.opt(2))
+    first = 1 if c.integer("channels_last") else 2
+    axes = list(range(first, first + x.rank - 2))
+    return _quantised(b, reduce(b, "ReduceMean", x, axes), c.x(3), c.opt(4), c.x(0))
+
+
+@rule("QLinearConcat", domain="com.microsoft")
+def qlinear_concat(b: Builder, c: Call) -> Value:
+    """Dequantised tensors joined and quantised again."""
+    parts = [_real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
+    axis = normal_axis(c.integer("axis"), parts[0].rank)
+    joined = parts[0] if len(parts) == 1 else b("Concat", *parts, axis=axis)
+    return _quantised(b, joined, c.x(0), c.opt(1), c.x(2))
