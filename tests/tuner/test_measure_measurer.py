@@ -23,7 +23,7 @@ from honed.tuner.measure.candidate import Candidate, Outcome, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 
-from .liars import compiler_abort, honest, kinds
+from .liars import compiler_abort, honest, kinds, leaky
 
 N = 4096
 LIMITS = Limits(run_seconds=1.0, build_seconds=5.0)
@@ -148,6 +148,19 @@ def test_a_child_that_hangs_is_killed(measurer: Measurer, workload: Workload) ->
         measurer._limits = limits
     assert gone(pid)
     assert measurer.measure(scale(workload)).outcome is Outcome.RIGHT
+
+
+def test_a_child_that_has_grown_is_replaced(
+    device: Device, profile: DeviceProfile, workload: Workload
+) -> None:
+    """What the driver leaks must not be counted against a later candidate."""
+    limits = replace(LIMITS, memory_bytes=256 << 20)
+    with Measurer(device.spec, profile, limits, command=leaky.COMMAND) as measurer:
+        measurer.load(workload)
+        for number in range(12):
+            found = measurer.measure(scale(workload, f"// {number}"), best=1e-9)
+            assert found.outcome is Outcome.RIGHT, found
+        assert 3 <= measurer.children <= 12
 
 
 def test_a_slow_candidate_is_timed_few_times(measurer: Measurer, workload: Workload) -> None:

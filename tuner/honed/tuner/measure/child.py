@@ -30,6 +30,9 @@ from .examine import Examination
 from .limits import Checks, Limits
 from .session import Session
 
+# Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
+# its workload is replaced, before a candidate is refused for memory that others took.
+_WORN = 0.25
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -51,6 +54,7 @@ def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
 
 def _serve(channel: socket.socket, read: Reader) -> None:
     session: Session | None = None
+    loaded_at = 0
     while True:
         message = codec.receive(channel)
         do = message["do"]
@@ -62,11 +66,14 @@ def _serve(channel: socket.socket, read: Reader) -> None:
                 raise codec.ChannelClosed("the first message must open a device")
             elif do == "load":
                 traffic = session.load(codec.workload_from_plain(message["workload"]), message["traffic"])
+                loaded_at = _data_bytes()
                 codec.send(channel, {"loaded": traffic})
             elif do == "prepare":
                 session.prepare(codec.candidate_from_plain(message["candidate"]))
             else:
-                codec.send(channel, _measured(session, message))
+                answer = _measured(session, message)
+                worn = _data_bytes() - loaded_at > session.limits.memory_bytes * _WORN
+                codec.send(channel, {**answer, "worn": worn})
         except HonedError as error:
             codec.send(channel, {"failed": str(error), "code": error.code})
         except cl.Error as error:
@@ -118,12 +125,17 @@ def _bound_memory(more: int) -> None:
 
     RLIMIT_DATA and not RLIMIT_AS: drivers reserve address space far beyond what they use.
     """
-    status = Path("/proc/self/status").read_text()
-    now = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
+    now = _data_bytes()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+
+
+def _data_bytes() -> int:
+    """What RLIMIT_DATA bounds, now."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class Measurer:
             return Verdict(outcome=Outcome.RUN, reason=str(answer["failed"])), False
         self.spent = answer["spent"]
         verdict = self._looked_after(candidate, codec.verdict_from_plain(answer["verdict"]), answer["ran_at"])
-        if answer["tainted"] or verdict.outcome is Outcome.FAULT:
+        if answer["tainted"] or answer["worn"] or verdict.outcome is Outcome.FAULT:
             self._stop()
         return verdict, False
 
