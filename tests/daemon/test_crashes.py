@@ -235,6 +235,18 @@ def test_stopping_is_quick_when_a_client_never_reads(start_service: Starter) -> 
     idle.close()
 
 
+def test_stopping_answers_what_does_not_finish(start_service: Starter, small_model: Path) -> None:
+    service = start_service(config="[limits]\nstop_seconds = 0.5\n")
+    with service.client() as client:
+        client.add(small_model, name="small")
+        hold(service)
+        asking = Asking(client, "small", 4)
+        assert service.stop() == 0
+        outcomes = asking.join()
+    assert len(outcomes) == 4
+    assert all(isinstance(o, Unavailable) and "stopping" in str(o) for o in outcomes), outcomes
+
+
 def test_a_second_daemon_is_refused(start_service: Starter, service_cache: Path, tmp_path: Path) -> None:
     first = start_service()
     same_state = start_service(first.state, wait=False)

@@ -328,6 +328,31 @@ def test_asyncio_client(service: Service, small_model: Path) -> None:
     asyncio.run(run())
 
 
+class Stop(Exception):
+    pass
+
+
+def test_a_failing_progress_callback_cancels_the_addition(service: Service, small_model: Path) -> None:
+    def stop(_: object) -> None:
+        raise Stop
+
+    async def run() -> None:
+        async with AsyncClient(service.socket) as client:
+            with pytest.raises(Stop):
+                await client.add(small_model, name="stopped-too", progress=stop)
+            assert await client.live()
+
+    with service.client() as client:
+        with pytest.raises(Stop):
+            client.add(small_model, name="stopped", progress=stop)
+        asyncio.run(run())
+        wait_for(lambda: not client.status()["jobs"], "the additions to end", service)
+        # Whether it was in time is a matter of luck; that the model is whole or absent is not.
+        for name in {m["name"] for m in client.models()} - {"small"}:
+            np.testing.assert_array_equal(client.infer(name, {"x": X})["y"], Y)
+            client.remove(name)
+
+
 def test_cancelled_tasks_leave_the_connection_usable(service: Service) -> None:
     async def run() -> None:
         async with AsyncClient(service.socket) as client:

@@ -38,7 +38,7 @@ from .models import Registry, State
 from .peers import Policy
 from .supervisor import Supervisor
 
-MAX_PROFILE_RUNS = 1000
+MAX_PROFILE_RUNS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

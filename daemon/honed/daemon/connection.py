@@ -119,14 +119,18 @@ class Connection:
         if task is not None:
             task.cancel()
 
+    def cancel_all(self) -> None:
+        """Cancel every request; each is answered so."""
+        for task in self._tasks.values():
+            task.cancel()
+
     def end(self, error: HonedError | None = None, msgid: int | None = None) -> None:
         """Stop reading, tell the client why if there is a reason, and close when that is sent."""
         if self.closed or self._ending:
             return
         self._ending = True
         self._frame_timer.stop()
-        for task in self._tasks.values():
-            task.cancel()
+        self.cancel_all()
         self._loop.call_later(_LINGER_SECONDS, self.close)
         if error is not None:
             _log.info("dropping a client of user %d: %s", self.peer.uid, error)
@@ -143,8 +147,7 @@ class Connection:
         self._loop.remove_writer(self._socket)
         self._frame_timer.stop()
         self._write_timer.stop()
-        for task in self._tasks.values():
-            task.cancel()
+        self.cancel_all()
         self._arrivals.close()
         for frame in self._unsent:
             close_all(frame.descriptors)

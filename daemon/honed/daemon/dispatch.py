@@ -6,7 +6,9 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,14 @@ class _Work:
     started: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A compiled file is in worker number `worker`, which compared it with its probes."""
+
+    worker: int
+    checked: dict[str, Any]
+
+
 class Dispatcher:
     """Runs one request at a time on the worker and keeps the worker's models those of the registry."""
 
@@ -47,6 +57,7 @@ class Dispatcher:
         self._queue = Queue(limits.max_queue)
         self._work: dict[int, _Work] = {}
         self._numbers = itertools.count(1)
+        self._kept: Counter[str] = Counter()  # by key, models being added
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         supervisor.on_ready = self._load_all
@@ -81,22 +92,34 @@ class Dispatcher:
         answer = await self._wait(client, entry, 2, _PROFILE_SECONDS, work)
         return {"name": entry.name, **answer}
 
-    async def load(self, key: str, path: str) -> dict[str, Any]:
-        """Have the worker load a compiled file; gives its comparison with the probes.
+    async def load(self, key: str, path: str) -> Loaded:
+        """Have the worker load a compiled file and compare it with its probes.
 
         Raises ModelRefused where that is wrong, DeviceError where the device cannot build or hold the
         model, and WorkerLost where the worker died of it.
         """
         params = {"key": key, "path": path}
+        worker = self._supervisor.starts
         answer = await self._supervisor.call("Load", params, seconds=self._limits.load_seconds)
         if "spoilt" in answer:
             self._supervisor.kill(f"the device failed: {answer['spoilt']}")
             raise WorkerLost(answer["spoilt"])
-        return answer
+        return Loaded(worker, answer)
+
+    @contextmanager
+    def keeping(self, key: str) -> Iterator[None]:
+        """While this lasts the worker keeps a compiled file that no name stands for yet."""
+        self._kept[key] += 1
+        try:
+            yield
+        finally:
+            self._kept[key] -= 1
+            self.unload(key)
 
     def unload(self, key: str) -> None:
-        """Have the worker forget a compiled file that no name stands for any more."""
-        if not self._registry.users(key):
+        """Have the worker forget a compiled file, unless a name stands for it or it is kept."""
+        if not self._registry.users(key) and not self._kept[key]:
+            del self._kept[key]
             self._in_background(self._tell("Unload", {"key": key}))
 
     def drop_model(self, name: str, error: HonedError) -> None:
@@ -104,10 +127,10 @@ class Dispatcher:
         for ticket in self._queue.drop_model(name):
             self._fail(ticket, error)
 
-    def admit(self, entry: Entry, worker: int, checked: dict[str, Any]) -> None:
-        """A model entered the registry that worker number `worker` has loaded and checked."""
-        if self._supervisor.starts == worker and self._supervisor.state == "ready":
-            entry.ready(checked)
+    def admit(self, entry: Entry, loaded: Loaded) -> None:
+        """A model entered the registry; if its worker is gone since, the present one must load it too."""
+        if self._supervisor.starts == loaded.worker and self._supervisor.state == "ready":
+            entry.ready(loaded.checked)
             self._pump()
         elif self._supervisor.state == "ready":
             self._in_background(self._load_all())
@@ -128,8 +151,11 @@ class Dispatcher:
             answers = [work.answer for work in self._work.values()]
             await asyncio.wait(answers, timeout=end - time.monotonic())
             await asyncio.sleep(0)  # let those who waited for the answers take them
-        for ticket in self._queue.drop_all():
-            self._fail(ticket, Unavailable("the service is stopping; call again when it runs"))
+        self._queue.drop_all()
+        for work in self._work.values():
+            _give(work.answer, Unavailable("the service is stopping; call again when it runs"))
+        while self._work:
+            await asyncio.sleep(0)  # until those who waited have taken the answers
 
     def _new_work(
         self,
@@ -271,7 +297,8 @@ class Dispatcher:
             entry.ready(twin.checked)
             return
         try:
-            entry.ready(await self.load(entry.key, str(self._store.object(entry.manifest.compiled))))
+            loaded = await self.load(entry.key, str(self._store.object(entry.manifest.compiled)))
+            entry.ready(loaded.checked)
         except WorkerLost as error:
             entry.load_crashes += 1
             if entry.load_crashes > 1:

@@ -28,7 +28,7 @@ from honed.runtime.protocol import LoadOptions, LoadParams, check_name
 
 from . import compiler
 from .blocking import in_thread, to_its_end
-from .dispatch import Dispatcher, removed
+from .dispatch import Dispatcher, Loaded, removed
 from .limits import Limits
 from .models import Entry, Registry
 from .store import Manifest, Store, StoredFile, describe, receive
@@ -224,8 +224,6 @@ class Jobs:
             await self._compile(job, staged, compiled)
         model = await in_thread(_read, compiled)
         file = await in_thread(describe, compiled, f"{job.name}.honed")
-        job.report("load", _COMPILED, "building kernels and checking the answers on the device")
-        worker, checked = await self._load(file.sha256, compiled)
         manifest = Manifest(
             name=job.name,
             added=time.time() if added is None else added,
@@ -238,12 +236,10 @@ class Jobs:
         if not staged.sources and replaced is not None and _same_but_schedules(model, replaced):
             manifest = dataclasses.replace(replaced.manifest, added=manifest.added, compiled=file)
         entry = Entry(manifest=manifest, compiled=model)
-        try:
-            await to_its_end(self._commit(entry, [(file, compiled), *staged.sources]))
-        except BaseException:
-            self._dispatcher.unload(entry.key)
-            raise
-        self._dispatcher.admit(entry, worker, checked)
+        job.report("load", _COMPILED, "building kernels and checking the answers on the device")
+        with self._dispatcher.keeping(entry.key):
+            loaded = await self._load(entry.key, compiled)
+            await to_its_end(self._commit(entry, [(file, compiled), *staged.sources], loaded))
         job.report("load", 1.0)
         _log.info("serving model %s (%s)", job.name, file.sha256[:12])
         return entry
@@ -272,15 +268,12 @@ class Jobs:
             )
             await compiler.compile_model(task, report)
 
-    async def _load(self, key: str, path: Path) -> tuple[int, dict[str, Any]]:
-        """Load and check in the worker; gives the worker's number and what it found.
-
-        A model of which two workers die is refused.
-        """
+    async def _load(self, key: str, path: Path) -> Loaded:
+        """Load and check in the worker; a model of which two workers die is refused."""
         for last in (False, True):
             await self._supervisor.wait_ready(self._limits.load_seconds)
             try:
-                return self._supervisor.starts, await self._dispatcher.load(key, str(path))
+                return await self._dispatcher.load(key, str(path))
             except DeviceError as error:
                 raise ModelRefused("this device cannot run the model", (str(error),)) from error
             except WorkerLost as error:
@@ -292,7 +285,7 @@ class Jobs:
                     ) from error
         raise AssertionError("the loop above returns or raises")
 
-    async def _commit(self, entry: Entry, staged: list[tuple[StoredFile, Path]]) -> None:
+    async def _commit(self, entry: Entry, staged: list[tuple[StoredFile, Path]], loaded: Loaded) -> None:
         async with self._committing:
             try:
                 await in_thread(self._store.commit, entry.manifest, staged)
@@ -300,6 +293,7 @@ class Jobs:
                 await in_thread(self._store.sweep, self._manifests())
                 raise
             replaced = self._registry.put(entry)
+            self._dispatcher.admit(entry, loaded)
             if replaced is not None:
                 entry.statistics = replaced.statistics
                 self._dispatcher.unload(replaced.key)

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from .usage import Usage
 
 _BACKLOG = 128
 _ACCEPT_PAUSE = 0.1  # seconds, after running out of descriptors
+_CLOSE_SECONDS = 2.0  # for clients to take their last answers
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +70,7 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
+        self._accepting = False
         self.api: Api | None = None
 
     @property
@@ -78,22 +80,35 @@ class Server:
 
     def start_accepting(self) -> None:
         """Accept clients from now on."""
+        self._accepting = True
         self._loop.add_reader(self._listening, self._accept)
 
     def stop_accepting(self) -> None:
         """Accept no more clients; those connected stay."""
+        self._accepting = False
         self._loop.remove_reader(self._listening)
 
+    def _accept_again(self) -> None:
+        if self._accepting:
+            self.start_accepting()
+
     async def close(self) -> None:
-        """End every connection once its answers are sent."""
+        """Cancel what still runs, and end every connection once its answers are sent."""
+        for connection in self._connections.values():
+            connection.cancel_all()
+        await self._until(lambda: not any(c.unanswered for c in self._connections.values()))
         for connection in list(self._connections.values()):
             connection.end()
-        end = self._loop.time() + 2.0
-        while self._connections and self._loop.time() < end:
-            await asyncio.sleep(0.01)
+        await self._until(lambda: not self._connections)
         for connection in list(self._connections.values()):
             connection.close()
         self._listening.close()
+
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for that, but not for long."""
+        end = self._loop.time() + _CLOSE_SECONDS
+        while not done() and self._loop.time() < end:
+            await asyncio.sleep(0.01)
 
     def start(
         self, connection: Connection, request: wire.Request, descriptors: list[int]
@@ -120,8 +135,8 @@ class Server:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 raise
             _log.error("no more clients can be accepted for now: %s", error)
-            self.stop_accepting()
-            self._loop.call_later(_ACCEPT_PAUSE, self.start_accepting)
+            self._loop.remove_reader(self._listening)
+            self._loop.call_later(_ACCEPT_PAUSE, self._accept_again)
             return
         try:
             peer = identify(connected)

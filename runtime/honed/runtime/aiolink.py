@@ -197,9 +197,18 @@ class AsyncLink:
                 else:
                     answer.set_exception(error_from_map(error))
             case wire.Notification(method="Progress", params=params):
-                progress = self._progress.get(params.get("msgid", -1))
-                if progress is not None:
-                    progress(params)
+                self._show_progress(params)
             case wire.Notification(method="Error", params=params):
                 self.fail(error_from_map(params))
         close_all(descriptors)
+
+    def _show_progress(self, params: dict[str, Any]) -> None:
+        msgid = params.get("msgid", -1)
+        progress, answer = self._progress.get(msgid), self._waiting.get(msgid)
+        if progress is None or answer is None or answer.done():
+            return
+        try:
+            progress(params)
+        except Exception as error:  # noqa: BLE001 - it is the caller's own, and raised from its call
+            self._cancel(msgid)
+            answer.set_exception(error)

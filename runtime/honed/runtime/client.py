@@ -230,7 +230,11 @@ class Client:
             if isinstance(news, Response):
                 return _result(news), waiting.descriptors
             if progress is not None:
-                progress(news)
+                try:
+                    progress(news)
+                except BaseException:
+                    link.cancel(waiting)
+                    raise
 
     def _connected(self) -> Link:
         """A usable connection that knows this client's regions."""

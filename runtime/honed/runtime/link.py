@@ -103,7 +103,7 @@ class Link:
                     self._reading = True
                 self._read_for_all(deadline)
         except (DeadlineExceeded, KeyboardInterrupt):
-            self._cancel(waiting)
+            self.cancel(waiting)
             raise
 
     def close(self) -> None:
@@ -195,7 +195,8 @@ class Link:
                 self._arrivals.close()
             self._changed.notify_all()
 
-    def _cancel(self, waiting: Waiting) -> None:
+    def cancel(self, waiting: Waiting) -> None:
+        """Give a request up; one that was answered already is left alone."""
         with self._changed:
             close_all(waiting.descriptors)
             waiting.descriptors = []
