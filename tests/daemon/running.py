@@ -25,11 +25,12 @@ DEADLINE = 60.0  # seconds; generous, since machines are shared
 class Service:
     """A daemon's process and places."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket: Path, state: Path, log: Path) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], socket: Path, state: Path, folder: Path) -> None:
         self.process = process
         self.socket = socket
         self.state = state
-        self.log_file = log
+        self.log_file = folder / "log"
+        self._folder = folder
 
     @property
     def log(self) -> str:
@@ -76,7 +77,7 @@ class Service:
             self.process.kill()
             raise
         finally:
-            shutil.rmtree(self.socket.parent, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _alive(self) -> bool:
         if self.process.poll() is not None:
@@ -98,7 +99,6 @@ def start(
     folder = Path(tempfile.mkdtemp(prefix="honed-"))  # a short path: sockets allow 107 bytes
     config_file = folder / "honed.toml"
     config_file.write_text(config)
-    log = folder / "log"
     path = socket or folder / "s"
     command = [
         *prefix,
@@ -110,19 +110,19 @@ def start(
     ]
     command += [f"--cache-dir={cache}", f"--config={config_file}"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HONED_", "XDG_"))}
-    with log.open("wb") as stream:
+    with (folder / "log").open("wb") as stream:
         process = subprocess.Popen(
             command, env={**kept, **(environment or {})}, stdin=subprocess.DEVNULL, stderr=stream
         )
-    service = Service(process, path, state, log)
+    service = Service(process, path, state, folder)
     if wait:
-        _wait(service)
+        try:
+            service.wait_listening()
+            service.wait_ready()
+        except BaseException:
+            service.stop()
+            raise
     return service
-
-
-def _wait(service: Service) -> None:
-    service.wait_listening()
-    service.wait_ready()
 
 
 def wait_for(condition: Callable[[], Any], what: str, service: Service | None = None) -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from honed.runtime import AsyncClient, Client
 from honed.runtime.arrivals import Arrivals
-from honed.runtime.errors import DeadlineExceeded, NotFound
+from honed.runtime.errors import DeadlineExceeded, Internal, NotFound
 from honed.runtime.exported import exported
-from honed.runtime.protocol import ServiceFault
 from tests.runtime.builder import add_constant, chain
 
 from .conftest import SIZE
@@ -169,11 +168,11 @@ def test_sources_stay_inside_their_folder(tmp_path: Path) -> None:
 
     for name in ("../m.onnx", "/m.onnx", ""):
         plain = {"files": ["m.honed", name], "shapes": {}, "precision": "auto", "sha256": ""}
-        with exported(plain, opened()) as given, pytest.raises(ServiceFault):
+        with exported(plain, opened()) as given, pytest.raises(Internal):
             given.save_sources(tmp_path)
     for plain in ({}, {"files": ["a"], "shapes": {}, "precision": "auto", "sha256": ""}):
         before = descriptors(os.getpid())
-        with pytest.raises(ServiceFault):
+        with pytest.raises(Internal):
             exported(plain, opened())
         assert descriptors(os.getpid()) == before
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from honed.runtime import calls
-from honed.runtime.errors import InvalidArgument, NotFound
-from honed.runtime.protocol import NAME, MissingFiles, ServiceFault
+from honed.runtime.errors import Internal, InvalidArgument, NotFound
+from honed.runtime.protocol import NAME, MissingFiles
 from honed.runtime.regions import Region
 
 
@@ -89,7 +89,7 @@ def test_types_that_are_not_carried_are_refused() -> None:
     ],
 )
 def test_results_that_make_no_sense(result: dict[str, object]) -> None:
-    with pytest.raises(ServiceFault):
+    with pytest.raises(Internal):
         calls.infer_result(calls.InferCall({}, {}, frozenset()), result)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from honed.runtime import errors, protocol
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused, NotFound
-from honed.runtime.protocol import METHODS, InferParams, LoadParams, MissingFiles, ServiceFault, parse
+from honed.runtime.protocol import METHODS, InferParams, LoadParams, MissingFiles, parse
 
 TYPES = [
     kind
@@ -19,7 +19,7 @@ TYPES = [
 ]
 
 
-@pytest.mark.parametrize("kind", [*TYPES, ServiceFault])
+@pytest.mark.parametrize("kind", TYPES)
 def test_errors_come_back_as_they_were(kind: type[HonedError]) -> None:
     back = protocol.error_from_map(protocol.error_to_map(kind("a sentence; do this")))
     assert type(back) is kind

@@ -20,10 +20,11 @@ from honed.runtime.errors import (
     Cancelled,
     DeadlineExceeded,
     HonedError,
+    Internal,
     InvalidArgument,
     ResourceExhausted,
 )
-from honed.runtime.protocol import ServiceFault, error_to_map
+from honed.runtime.protocol import error_to_map
 
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_PENDING_DESCRIPTORS, Limits
 from .peers import Peer
@@ -251,7 +252,7 @@ class Connection:
             error = failure
         elif failure is not None:  # a bug in one method must not end the service
             _log.error("%s failed", request.method, exc_info=failure)
-            error = ServiceFault(f"the service failed in {request.method} ({failure!r}); its log says more")
+            error = Internal(f"the service failed in {request.method} ({failure!r}); its log says more")
         done = task.result() if error is None else None
         result, attached = (
             (done.result, done.descriptors) if isinstance(done, WithDescriptors) else (done, ())
@@ -382,7 +383,7 @@ class _Timer:
 def _instead(message: wire.Message, error: ResourceExhausted | wire.OwnFault) -> wire.Message:
     """The answer where the one meant cannot be sent: it is too large, or no message because of a bug here."""
     _log.error("an answer cannot be sent: %s", error)
-    plain = error_to_map(error if isinstance(error, HonedError) else ServiceFault(str(error)))
+    plain = error_to_map(error if isinstance(error, HonedError) else Internal(str(error)))
     if isinstance(message, wire.Response):
         return wire.Response(msgid=message.msgid, error=plain, result=None)
     return wire.Notification(method="Error", params=plain)

@@ -30,11 +30,11 @@ from numpy.typing import NDArray
 from honed.runtime import peaks, wire
 from honed.runtime.devices import Device, select
 from honed.runtime.dtypes import dtype
-from honed.runtime.errors import DeviceError, HonedError, InvalidArgument, ModelRefused, NotFound
+from honed.runtime.errors import DeviceError, HonedError, Internal, InvalidArgument, ModelRefused, NotFound
 from honed.runtime.executor import Executor, load
 from honed.runtime.profilefile import to_dict
 from honed.runtime.proof import Difference, check_probes
-from honed.runtime.protocol import ServiceFault, error_to_map
+from honed.runtime.protocol import error_to_map
 from honed.runtime.regions import map_descriptor
 
 from .profiling import profile
@@ -95,7 +95,7 @@ class Worker:
             response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
         except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
             _log.exception("%s failed", request.method)
-            error = ServiceFault(f"the worker failed in {request.method} ({raised!r}); its log says more")
+            error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
             response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
         frame = wire.encode(response, wire.FrameLimits(max_bytes=1 << 30))
         with self._sending:

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .dtypes import dtype, from_datatype
-from .errors import HonedError, InvalidArgument, NotFound, PermissionDenied, Unavailable
-from .protocol import MissingFiles, ServiceFault
+from .errors import HonedError, Internal, InvalidArgument, NotFound, PermissionDenied, Unavailable
+from .protocol import MissingFiles
 from .regions import Region
 
 SYSTEM_SOCKET = "/run/honed/honed.sock"
@@ -106,14 +106,14 @@ def infer_call(
 def infer_result(call: InferCall, result: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     """The output arrays of a ModelInfer's result.
 
-    Raises ServiceFault where it makes no sense, InvalidArgument where an array that the caller gave for an
+    Raises Internal where it makes no sense, InvalidArgument where an array that the caller gave for an
     output is of another shape or type.
     """
     try:
         contents = iter(result["raw_output_contents"])
         arrays = {output["name"]: _output(call, output, contents) for output in result["outputs"]}
     except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
-        raise ServiceFault(f"the service's answer makes no sense ({error!r}); compare versions") from error
+        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
     return {name: _delivered(call, name, array) for name, array in arrays.items()}
 
 

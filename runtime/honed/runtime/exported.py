@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from .arrivals import close_all
-from .protocol import ServiceFault
+from .errors import Internal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Exported:
     def save_sources(self, folder: Path) -> Path:
         """Copy the sources into `folder` under their names and give the model file's path.
 
-        Raises ServiceFault for a name that leads out of the folder, and OSError.
+        Raises Internal for a name that leads out of the folder, and OSError.
         """
         for name, source in self.sources.items():
             path = folder / _inside(name)
@@ -58,7 +58,7 @@ class Exported:
 
 
 def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
-    """The result of ModelExport with its descriptors; for nonsense closes them and raises ServiceFault."""
+    """The result of ModelExport with its descriptors; for nonsense closes them and raises Internal."""
     try:
         names = [str(name) for name in result["files"]]
         shapes = {name: tuple(shape) for name, shape in result["shapes"].items()}
@@ -67,7 +67,7 @@ def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
             raise ValueError(f"{len(descriptors)} descriptors came for files {names}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         close_all(descriptors)
-        raise ServiceFault(f"the service's answer makes no sense ({error!r}); compare versions") from error
+        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
     compiled, *sources = (os.fdopen(descriptor, "rb") for descriptor in descriptors)
     return Exported(
         compiled=compiled,
@@ -81,5 +81,5 @@ def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
 def _inside(name: str) -> PurePosixPath:
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts:
-        raise ServiceFault(f"the service names a file {name[:80]!r} that leads elsewhere; compare versions")
+        raise Internal(f"the service names a file {name[:80]!r} that leads elsewhere; compare versions")
     return path

@@ -30,10 +30,6 @@ class MissingFiles(ModelRefused):
         self.files = files
 
 
-class ServiceFault(HonedError):
-    """The service failed in a way it did not foresee; its log says more."""
-
-
 class Right(enum.Enum):
     """Who may call a method."""
 
@@ -245,7 +241,7 @@ def error_from_map(plain: Mapping[str, Any]) -> HonedError:
     message = str(plain.get("message", "the service gave an error without a message; see its log"))
     kind = _ERROR_TYPES.get(str(plain.get("type")))
     if kind is None or kind.code != plain.get("code"):
-        kind = _ERROR_CODES.get(str(plain.get("code")), ServiceFault)
+        kind = _ERROR_CODES.get(str(plain.get("code")), errors.Internal)
     reasons = _strings(plain.get("reasons"))
     if kind is MissingFiles:
         return MissingFiles(message, reasons, _strings(plain.get("external_data")))
@@ -270,7 +266,7 @@ _ERROR_ORDER: tuple[type[HonedError], ...] = (
     errors.ResourceExhausted,
     errors.Unimplemented,
     errors.Unavailable,
-    ServiceFault,
+    errors.Internal,
     errors.ModelFileError,
     errors.ProfileError,
     errors.DeviceError,
