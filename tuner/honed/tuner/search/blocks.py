@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum
 
 from tvm import ir, s_tir, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_walk
 
 # Functions that cost many instructions; everything else may as well be computed again.
 _DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
+CHOICES = frozenset({"if_then_else"})
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
+
+
+class Keep(Enum):
+    """Which blocks that a reduction reads are computed once, instead of once for each term of the sum."""
+
+    NOTHING = "nothing"
+    DEAR = "dear"  # calls a function (exp, erf)
+    PADDING = "padding"  # those, and what chooses between values: the zeros around a padded input
+
+
+_KEPT = {Keep.NOTHING: frozenset[str](), Keep.DEAR: _DEAR, Keep.PADDING: _DEAR | CHOICES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +65,16 @@ def blocks(schedule: Schedule) -> list[SBlockRV]:
     return list(schedule.get_child_blocks(schedule.get_sblock("root")))
 
 
-def inline_elementwise(schedule: Schedule) -> None:
+def inline_elementwise(schedule: Schedule, keep: Keep) -> None:
     """Inline every block that can be computed where it is used, and fold tails into their producers.
 
-    Blocks that are read by a reduction are inlined too, unless they call a function (exp, erf): computing
-    that once for each term of the sum would cost more than keeping the value.
+    Of the blocks that are read by a reduction, those that `keep` names stay.
     """
     for block in blocks(schedule)[:-1]:
         found = info(schedule, block)
         if found is None or found.is_reduction:
             continue
-        if _feeds_reduction(schedule, block) and _is_dear(schedule, block):
+        if _feeds_reduction(schedule, block) and calls(schedule, block, _KEPT[keep]):
             continue
         try:
             schedule.compute_inline(block)
@@ -69,18 +82,56 @@ def inline_elementwise(schedule: Schedule) -> None:
             continue
 
 
+def kept_axes(schedule: Schedule, producer: SBlockRV, consumer: SBlockRV) -> tuple[int, ...] | None:
+    """The axes of `consumer` that index what it reads of `producer`, in order; None where it reads nothing.
+
+    Raises ValueError where it reads more than one element, or at computed indices.
+    """
+    written = schedule.get(producer).writes[0].source
+    reader: s_tir.SBlock = schedule.get(consumer)
+    axes = [axis.var for axis in reader.iter_vars]
+    found: list[int] | None = None
+    for read in reader.reads:
+        if not read.source.same_as(written):
+            continue
+        found = found or []
+        for span in read.region:
+            at = next((n for n, var in enumerate(axes) if span.min.same_as(var)), None)
+            if not _is(span.extent, 1) or (at is None and not _is(span.min, 0)):
+                raise ValueError("a reduction is read at computed indices")
+            if at is not None and at not in found:
+                found.append(at)
+    return None if found is None else tuple(found)
+
+
+def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
+    """Which of a block's reads depend on one of its axes, by their index."""
+    found: s_tir.SBlock = schedule.get(block)
+    var = found.iter_vars[axis].var
+    return [
+        n
+        for n, read in enumerate(found.reads)
+        if any(var.same_as(used) for span in read.region for used in undefined_vars(span.min, []))
+    ]
+
+
+def _is(value: ir.Expr, number: int) -> bool:
+    return isinstance(value, tirx.IntImm) and int(value) == number
+
+
 def _feeds_reduction(schedule: Schedule, block: SBlockRV) -> bool:
     consumers = [info(schedule, c) for c in schedule.get_consumers(block)]
     return any(c is None or c.is_reduction for c in consumers)
 
 
-def _is_dear(schedule: Schedule, block: SBlockRV) -> bool:
+def calls(schedule: Schedule, block: SBlockRV, names: frozenset[str]) -> bool:
+    """Whether a block calls any of the intrinsics."""
     found = False
 
     def call(node: ir.Call) -> None:
         nonlocal found
         name = str(getattr(node.op, "name", ""))
-        found = found or name.removeprefix("tirx.") in _DEAR
+        found = found or name.removeprefix("tirx.") in names
 
     structural_walk(schedule.get(block).body, [(ir.Call, call)], order="post")
     return found

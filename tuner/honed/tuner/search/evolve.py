@@ -51,8 +51,9 @@ class Evolution:
         batch: int,
         seed: int,
         threads: int = 1,
+        postprocs: Sequence[ms.Postproc] = (),
     ) -> None:
-        """`space` holds the sketches, at least one; `batch` is how many `propose` gives at most."""
+        """`space` and `postprocs` are those of `rules`; `batch` is how many `propose` gives at most."""
         self._module = traces.as_module(func)
         self._model = model
         self._target = target
@@ -64,7 +65,7 @@ class Evolution:
             self._module,
             target=target,
             space_generator=ms.space_generator.ScheduleFn(
-                lambda _schedule: None, sch_rules=[], postprocs=[], mutator_probs=_mutators()
+                lambda _schedule: None, sch_rules=[], postprocs=list(postprocs), mutator_probs=_mutators()
             ),
             search_strategy=ms.search_strategy.EvolutionarySearch(
                 population_size=POPULATION,
@@ -129,7 +130,11 @@ class Evolution:
 
 
 def _mutators() -> dict[ms.Mutator, float]:
-    return {ms.mutator.MutateTileSize(): 0.95, ms.mutator.MutateUnroll(): 0.05}
+    return {
+        ms.mutator.MutateTileSize(): 0.8,
+        ms.mutator.MutateUnroll(): 0.1,
+        ms.mutator.MutateThreadBinding(): 0.1,
+    }
 
 
 @derived_object

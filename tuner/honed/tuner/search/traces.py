@@ -26,6 +26,11 @@ def identity(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def without_decisions(trace: Trace) -> str:
+    """What a trace does whatever numbers were drawn for it, as text."""
+    return json.dumps(_plain(trace.as_json()[0]))
+
+
 def apply(text: str, func: tirx.PrimFunc) -> Schedule:
     """The schedule that a trace makes of `func`; raises LoweringFailed where it does not fit."""
     schedule = Schedule(as_module(func), debug_mask="none")

@@ -1,0 +1,98 @@
+"""An estimate of the registers that a schedule's kernel holds at least: the accumulators of one work-item."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import s_tir, tirx
+from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.tirx.analysis import undefined_vars
+
+_BITS = 32  # of a register
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a schedule asks of the compiler and of the device's registers, at least."""
+
+    registers: int  # of 32 bits, for the largest private reduction of one work-item
+    statements: int  # into which the most unrolled block is written out
+
+
+def size_of(func: tirx.PrimFunc) -> Size:
+    """The size of a scheduled function, before lowering."""
+    return _statement(func.body, [])
+
+
+def _statement(stmt: tirx.Stmt, loops: list[tirx.For]) -> Size:
+    if isinstance(stmt, tirx.SeqStmt):
+        return _largest(_statement(s, loops) for s in stmt.seq)
+    if isinstance(stmt, tirx.For):
+        return _statement(stmt.body, [*loops, stmt])
+    if isinstance(stmt, tirx.AttrStmt):
+        return _statement(stmt.body, loops)
+    if isinstance(stmt, tirx.IfThenElse):
+        return _statement(stmt.then_case, loops)
+    if isinstance(stmt, s_tir.SBlockRealize):
+        written_out = math.prod(int(a.extent) for a in loops if a.kind == tirx.ForKind.UNROLLED)
+        here = Size(registers=_registers(stmt, loops), statements=written_out)
+        return _largest((here, _statement(stmt.block.body, loops)))
+    return Size(registers=0, statements=0)
+
+
+def _largest(sizes: Iterable[Size]) -> Size:
+    found = list(sizes)
+    return Size(
+        registers=max((s.registers for s in found), default=0),
+        statements=max((s.statements for s in found), default=0),
+    )
+
+
+def _registers(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> int:
+    """Registers of a block's private results: what its loops cover that are neither threads nor reduced."""
+    block = realize.block
+    if not block.writes or str(block.writes[0].source.scope()) != "local":
+        return 0
+    reduced: set[Any] = set()
+    for axis, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        if axis.iter_type == tirx.IterVar.CommReduce:
+            reduced.update(undefined_vars(value, []))
+    if not reduced:
+        return 0
+    covered = math.prod(int(loop.extent) for loop in loops if _private(loop) and loop.loop_var not in reduced)
+    bits = int("".join(c for c in str(block.writes[0].source.dtype) if c.isdigit()) or 8)
+    return math.ceil(covered * bits / _BITS)
+
+
+def _private(loop: tirx.For) -> bool:
+    """Whether one work-item runs all of it (virtual threads are the same work-item)."""
+    if not isinstance(loop.extent, tirx.IntImm):
+        return False
+    tag = str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
+    return not tag.startswith(("blockIdx", "threadIdx"))
+
+
+@derived_object
+class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
+    """Refuses schedules that would spill registers or drown the driver's compiler, before lowering them."""
+
+    def __init__(self, most: Size) -> None:
+        super().__init__()
+        self.most = most
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        """Not used."""
+
+    def apply(self, sch: Schedule) -> bool:
+        """Whether the schedule may be kept."""
+        size = size_of(sch.mod["main"])
+        return size.registers <= self.most.registers and size.statements <= self.most.statements
+
+    def clone(self) -> Budget:
+        """Another of the same kind."""
+        return Budget(self.most)

@@ -1,0 +1,111 @@
+"""What every sketch is made of: how far sampling may go, lanes, threads, and the loops of a work-item."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from .blocks import BlockInfo, Keep, blocks, info, inline_elementwise
+
+_VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths, but for 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SketchLimits:
+    """How far the sketches may go on one family of devices."""
+
+    vector_bytes: int  # of the widest load that pays
+    tile: int  # of one axis of a register tile
+    vectors: int  # of a register tile along its lanes
+    unroll: int  # of the innermost reduction loop
+    tail_unroll: int  # steps of what follows a reduction
+    threads: tuple[int, ...]  # work-items per work-group to choose from
+    row_bytes: int  # of one intermediate row that a work-item keeps to itself
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One block of a function with what it is."""
+
+    block: SBlockRV
+    info: BlockInfo
+
+
+def lane_choices(func: tirx.PrimFunc, limits: SketchLimits) -> tuple[int, ...]:
+    """Lanes worth trying: the widest load of the function's narrowest float, and half of it.
+
+    Halves never go down to single elements: fp16 arithmetic comes in pairs.
+    """
+    sizes = [int(str(b.dtype)[5:]) // 8 for b in func.params if str(b.dtype).startswith("float")]
+    widest = max(1, min(16, limits.vector_bytes // min(sizes, default=4)))
+    return (widest, widest // 2) if widest > 2 else (widest,)
+
+
+def lanes_of(extent: int, most: int) -> int:
+    """The longest OpenCL vector, at most `most` lanes, that divides `extent`."""
+    return next((v for v in _VECTORS if v <= most and extent % v == 0), 1)
+
+
+def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[Part]:
+    """The blocks left after inlining; raises ValueError where one is not understood."""
+    inline_elementwise(schedule, keep)
+    found = []
+    for block in blocks(schedule):
+        what = info(schedule, block)
+        if what is None:
+            raise ValueError("an axis is neither spatial nor a reduction")
+        found.append(Part(block=block, info=what))
+    return found
+
+
+def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
+    """One loop of several."""
+    return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
+
+
+def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> LoopRV:
+    """Bind fused loops to the grid; returns the loop that one work-item runs under."""
+    fused = fuse(schedule, loops)
+    if limits.threads == (1,):
+        schedule.bind(fused, "blockIdx.x")
+        return fused
+    chances = [1.0 / len(limits.threads)] * len(limits.threads)
+    threads = schedule.sample_categorical(list(limits.threads), chances)
+    outer, inner = schedule.split(fused, [None, threads])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
+    return inner
+
+
+def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:
+    """The loops of `block` inside the loop `under`."""
+    loops = list(schedule.get_loops(block))
+    marker = schedule.get(under)
+    at = next(n for n, loop in enumerate(loops) if schedule.get(loop).same_as(marker))
+    return loops[at + 1 :]
+
+
+def vectorise(schedule: Schedule, block: SBlockRV, under: LoopRV, lanes: int, limits: SketchLimits) -> None:
+    """Vectorise what a block computes per work-item by `lanes` of its innermost axis, and unroll the rest."""
+    inner = below(schedule, block, under)
+    if not inner:
+        return
+    rest, vector = schedule.split(inner[-1], [None, lanes])
+    schedule.vectorize(vector)
+    steps = schedule.sample_categorical([0, limits.tail_unroll], [0.5, 0.5])
+    schedule.annotate(inner[0] if len(inner) > 1 else rest, "pragma_auto_unroll_max_step", steps)
+
+
+def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: SketchLimits) -> None:
+    """Keep the `elements` that a block computes per work-item in private memory.
+
+    Raises ValueError where they are too many: between blocks of one kernel there is no other place.
+    """
+    buffer = schedule.get(block).writes[0].source
+    if elements * int(str(buffer.dtype).strip("abcdefghijklmnopqrstuvwxyz") or 8) // 8 > limits.row_bytes:
+        raise ValueError("a row is too long to be kept by one work-item")
+    schedule.set_scope(block, 0, "local")

@@ -1,0 +1,129 @@
+"""Schedule rules per family of devices, as data, and the space of schedules that they open for a function.
+
+`space` is the entry point of the search: it gives the schedules with open numbers that a family's rules make
+of a function, and `postprocs` what the search must do to each draw from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.target import Target
+
+from honed.runtime.profile import DeviceProfile, ScheduleRules
+
+from .budget import Budget, Size
+from .gpu import GroupRules, Tiling, group_postprocs, group_space
+from .parts import SketchLimits
+from .sketches import sketches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FamilyRules:
+    """What is tried on a family of devices.
+
+    `most` is what a schedule may ask for: accumulators that spill cost more than a larger tile wins.
+    """
+
+    sketches: SketchLimits
+    groups: GroupRules | None  # work-groups that share work; None where they win nothing
+    most: Size
+
+
+# Work-groups of one: a work-group is one thread of the processor. 32 vector registers of 64 bytes with
+# AVX-512 hold 512 fp32 accumulators.
+_CPU = FamilyRules(
+    sketches=SketchLimits(
+        vector_bytes=64, tile=16, vectors=4, unroll=8, tail_unroll=64, threads=(1,), row_bytes=16 << 10
+    ),
+    groups=None,
+    most=Size(registers=512, statements=512),
+)
+# facts: 64 registers a thread, then spills; local memory is ordinary memory, so nothing is copied into it (a
+# reduction's partial results still travel through it); loads up to 128 bits.
+_MALI = FamilyRules(
+    sketches=SketchLimits(
+        vector_bytes=16,
+        tile=8,
+        vectors=2,
+        unroll=4,
+        tail_unroll=16,
+        threads=(16, 32, 64, 128),
+        row_bytes=1 << 10,
+    ),
+    groups=GroupRules(
+        tiling=Tiling(shared_reads=False, vector_lens=(1, 2, 4), innermost=8),
+        threads=(16, 32, 64, 128, 256),
+        grid=1024,
+        unroll=(0, 4, 16),
+    ),
+    most=Size(registers=64, statements=128),
+)
+# NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses.
+_GPU = FamilyRules(
+    sketches=SketchLimits(
+        vector_bytes=16,
+        tile=8,
+        vectors=2,
+        unroll=8,
+        tail_unroll=64,
+        threads=(32, 64, 128, 256),
+        row_bytes=1 << 10,
+    ),
+    groups=GroupRules(
+        tiling=Tiling(shared_reads=True, vector_lens=(1, 2, 4), innermost=64),
+        threads=(32, 64, 128, 256, 512, 1024),
+        grid=4096,
+        unroll=(0, 16, 64, 512),
+    ),
+    most=Size(registers=160, statements=1024),
+)
+# For functions that no sketch fits where no groups are wanted: every loop nest bound to the grid.
+_LAST_RESORT = GroupRules(tiling=None, threads=(1,), grid=1 << 16, unroll=())
+_FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
+
+
+def rules_of(rules: ScheduleRules) -> FamilyRules:
+    """The family's rules, within what the profile allows."""
+    family = _FAMILIES[rules.family]
+    limits = family.sketches
+    groups = family.groups
+    return FamilyRules(
+        sketches=SketchLimits(
+            vector_bytes=min(limits.vector_bytes, rules.max_vector_bytes),
+            tile=limits.tile,
+            vectors=limits.vectors,
+            unroll=min(limits.unroll, rules.max_unroll),
+            tail_unroll=limits.tail_unroll,
+            threads=tuple(t for t in limits.threads if t <= rules.max_threads),
+            row_bytes=limits.row_bytes,
+        ),
+        groups=groups and groups.within(rules),
+        most=family.most,
+    )
+
+
+def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[Schedule]:
+    """Schedules of `func` with open numbers; each stands for as many candidates as they have values.
+
+    Candidates are draws that went through `postprocs`. Empty only for functions without blocks (opaque).
+    """
+    rules = rules_of(profile.rules)
+    found = sketches(func, rules.sketches)
+    if rules.groups is not None:
+        found += group_space(func, target, rules.groups)
+    elif not found:
+        found = group_space(func, target, _LAST_RESORT)
+    return found
+
+
+def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
+    """What every draw from the profile's spaces goes through, in order; new objects for each search."""
+    rules = rules_of(profile.rules)
+    found: list[ms.Postproc] = [Budget(rules.most)]
+    if rules.groups is not None:
+        found += group_postprocs(rules.groups)
+    return found
