@@ -36,6 +36,11 @@ class Places:
         return drop_in_dir(self.config)
 
     @property
+    def records(self) -> Path:
+        """What tuning has learned."""
+        return records_in(self.state_dir)
+
+    @property
     def system(self) -> bool:
         """Whether these are the places of the system's service."""
         return self.state_dir == SYSTEM_STATE
@@ -44,6 +49,11 @@ class Places:
 def drop_in_dir(config: Path) -> Path:
     """`honed.toml.d` for `honed.toml`."""
     return config.with_name(config.name + ".d")
+
+
+def records_in(state_dir: Path) -> Path:
+    """Where the records of a service with this state folder are."""
+    return state_dir / "records.sqlite"
 
 
 def places(environ: Mapping[str, str], uid: int) -> Places:

@@ -13,7 +13,19 @@ from collections.abc import Sequence
 
 from honed.runtime.errors import HonedError
 
-from .cli import bench, compiling, doctor, infer, models, profiling
+from .cli import (
+    bench,
+    compiling,
+    doctor,
+    faults,
+    history,
+    infer,
+    models,
+    profiling,
+    records,
+    tasks,
+    tuning,
+)
 from .cli.output import Output, clean, print_json
 from .cli.parser import Parser, UsageError, VersionAction, add_global_options
 
@@ -26,6 +38,7 @@ examples:
   hone add lightglue.onnx
   hone infer lightglue --random --output-dir out
   hone profile lightglue
+  hone tune lightglue --minutes 20
   hone doctor
 
 environment:
@@ -64,7 +77,8 @@ def parser() -> Parser:
     add_global_options(made)
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
-    for group in (models, infer, bench, profiling, compiling, doctor):
+    tuned = (tuning, tasks, history, records, faults)
+    for group in (models, infer, bench, profiling, *tuned, compiling, doctor):
         group.register(commands)
     return made
 

@@ -22,6 +22,7 @@ from honed.runtime.protocol import error_from_map
 from .progress import Reporter
 
 _MAX_EVENT_BYTES = 1 << 20
+_NEWS = frozenset({"stage", "note", "tasks", "round", "trial"})  # events that are not a child's last word
 _MAX_WORDS = 300  # characters of what a dying child said last
 
 
@@ -29,44 +30,88 @@ class CompilerDied(HonedError):
     """The child ended without a last word, or said something that makes no sense."""
 
 
-def run(arguments: Sequence[str], title: str, limits: Limits) -> dict[str, Any]:
-    """Run `python -m honed.tuner ARGUMENTS` with progress on stderr and return its "done" event.
+class Child:
+    """A running `python -m honed.tuner`."""
 
-    The child is killed past `limits.compile_seconds`, and whenever this call ends before it did. Raises
-    ModelRefused with every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        log: IO[bytes],
+        late: threading.Event,
+        seconds: float | None,
+    ) -> None:
+        self._process = process
+        self._log = log
+        self._late = late
+        self._seconds = seconds
+        self._last: dict[str, Any] | None = None
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What it tells while it works, until it has said its last word."""
+        assert self._process.stdout is not None
+        for event in _events(self._process.stdout):
+            if event["event"] in _NEWS:
+                yield event
+            else:
+                self._last = event
+
+    def interrupt(self) -> None:
+        """Ask it to stop soon and to use what it has."""
+        self._process.send_signal(signal.SIGINT)
+
+    def result(self) -> dict[str, Any]:
+        """Its last word; to be called when `events` has ended. Raises what it reports, and CompilerDied."""
+        status = self._process.wait()
+        if self._late.is_set():
+            raise DeadlineExceeded(
+                f"compiling took longer than {self._seconds:g} s; "
+                "compile on a faster machine, or raise --time-limit"
+            )
+        return _result(self._last, status, self._log)
+
+
+@contextmanager
+def started(arguments: Sequence[str], limits: Limits, *, seconds: float | None = None) -> Iterator[Child]:
+    """Starts `python -m honed.tuner ARGUMENTS`; it is killed at the end, and when `seconds` are over.
+
+    Raises NotFound without the compiler.
     """
     if importlib.util.find_spec("honed.tuner") is None:
         raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     program = [sys.executable, "-m", "honed.tuner", *arguments]
-    with tempfile.TemporaryFile() as log, Reporter(title) as reporter:
-        child = subprocess.Popen(
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
             command(program, memory_mib=limits.compile_memory_mib),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
         )
-        with _bounded(child, limits.compile_seconds) as late:
-            assert child.stdout is not None
-            last = _last_event(_events(child.stdout), reporter)
-            status = child.wait()
-        if late.is_set():
-            raise DeadlineExceeded(
-                f"compiling took longer than {limits.compile_seconds:g} s; "
-                "compile on a faster machine, or raise --time-limit"
-            )
-        return _result(last, status, log)
+        with _bounded(process, seconds) as late:
+            yield Child(process, log, late, seconds)
+
+
+def run(arguments: Sequence[str], title: str, limits: Limits) -> dict[str, Any]:
+    """Run `python -m honed.tuner ARGUMENTS` with progress on stderr and return its last word.
+
+    The child is killed past `limits.compile_seconds`, and whenever this call ends before it did. Raises
+    ModelRefused with every reason, NotFound without the compiler, the child's own errors, and CompilerDied.
+    """
+    with started(arguments, limits, seconds=limits.compile_seconds) as child, Reporter(title) as reporter:
+        for event in child.events():
+            reporter.event(event)
+        return child.result()
 
 
 @contextmanager
-def _bounded(child: subprocess.Popen[bytes], seconds: float) -> Iterator[threading.Event]:
-    """Kills the child at the end, and when the time is over, which sets the event."""
+def _bounded(child: subprocess.Popen[bytes], seconds: float | None) -> Iterator[threading.Event]:
+    """Kills the child at the end, and when the time is over, which sets the event; None: it has all time."""
     late = threading.Event()
 
     def stop() -> None:
         late.set()
         _kill(child)
 
-    timer = threading.Timer(seconds, stop)
+    timer = threading.Timer(threading.TIMEOUT_MAX if seconds is None else seconds, stop)
     timer.daemon = True
     timer.start()
     try:
@@ -100,16 +145,6 @@ def _events(stream: IO[bytes]) -> Iterator[dict[str, Any]]:
                 f"the compiler said something that is no event: {data[:80]!r}; compare versions"
             )
         yield event
-
-
-def _last_event(events: Iterator[dict[str, Any]], reporter: Reporter) -> dict[str, Any] | None:
-    last = None
-    for event in events:
-        if event["event"] == "stage":
-            reporter.update(event["stage"], event["fraction"], event["text"])
-        else:
-            last = event
-    return last
 
 
 def _result(last: dict[str, Any] | None, status: int, log: IO[bytes]) -> dict[str, Any]:

@@ -40,11 +40,14 @@ def print_json(document: Mapping[str, Any]) -> None:
     sys.stdout.write("\n")
 
 
-def console(stream: TextIO) -> Console:
-    """A console on `stream` as wide as the terminal; it takes text as it is, without markup."""
+def console(stream: TextIO, *, follow: bool = False) -> Console:
+    """A console on `stream` as wide as the terminal; it takes text as it is, without markup.
+
+    `follow`: for what is shown for long, also when the terminal's size changes.
+    """
     from rich.console import Console
 
-    width = shutil.get_terminal_size(_WIDTH).columns
+    width = None if follow else shutil.get_terminal_size(_WIDTH).columns
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 

@@ -129,12 +129,21 @@ def count(text: str) -> int:
 
 def seconds(text: str) -> float:
     """A positive number."""
+    return _span(text, "seconds")
+
+
+def minutes(text: str) -> float:
+    """A positive number."""
+    return _span(text, "minutes")
+
+
+def _span(text: str, unit: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of {unit}")
     return value
 
 

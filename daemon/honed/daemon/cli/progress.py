@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .output import clean, console
 
@@ -34,6 +35,21 @@ class Reporter:
         elif stage != self._stage:
             print(f"{self._title}: {fraction:4.0%} {text}", file=sys.stderr, flush=True)
         self._stage = stage
+
+    def event(self, event: Mapping[str, Any]) -> None:
+        """Show a "stage" or a "note" of the compiling child; other events are left to others."""
+        if event["event"] == "stage":
+            self.update(event["stage"], event["fraction"], event["text"])
+        elif event["event"] == "note":
+            self.note(event["text"])
+
+    def note(self, text: str) -> None:
+        """A sentence the user should see."""
+        said = f"{self._title}: note: {clean(text)}"
+        if self._bar is not None:
+            self._bar.console.print(said, soft_wrap=True)
+        else:
+            print(said, file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None

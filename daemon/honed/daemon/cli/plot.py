@@ -1,0 +1,131 @@
+"""A curve over whole numbers, and how a terminal shows it. A value holds until the next: it goes in steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_BRAILLE = 0x2800
+# Bits of a braille cell by row, left and right dot (Unicode, "Braille Patterns").
+_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+_TICK_STEPS = (1, 2, 2.5, 5, 10)
+_UNITS = ((1.0, "us"), (1e3, "ms"), (1e6, "s"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """A point of its own beside the curve, with a few words."""
+
+    x: float
+    y: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """What is drawn. `points` are (x, y) by rising x, at least one; no y is negative."""
+
+    title: str
+    x_name: str
+    y_name: str
+    points: Sequence[tuple[float, float]]
+    marks: Sequence[Mark] = ()
+
+    @property
+    def right(self) -> float:
+        """The largest x, at least 1."""
+        return max(1.0, *(x for x, _ in self.points), *(mark.x for mark in self.marks))
+
+    @property
+    def top(self) -> float:
+        """The largest y."""
+        return max(*(y for _, y in self.points), *(mark.y for mark in self.marks), 1e-9)
+
+    def at(self, x: float) -> float | None:
+        """The curve's value; None to the left of it."""
+        value = None
+        for begins, y in self.points:
+            if begins > x:
+                break
+            value = y
+        return value
+
+
+def microseconds(largest: float) -> tuple[float, str]:
+    """The unit in which times up to `largest` us read best, and how many microseconds it has."""
+    return next((size, unit) for size, unit in reversed(_UNITS) if largest >= size or size == 1.0)
+
+
+def ticks(largest: float, count: int, *, whole: bool = False) -> list[float]:
+    """Round values from 0 to the first that is not below `largest`, about `count` of them."""
+    if not (largest > 0 and math.isfinite(largest)):
+        return [0.0, 1.0]
+    magnitude = 10.0 ** math.floor(math.log10(largest / count))
+    step = next((s * magnitude for s in _TICK_STEPS if largest / (s * magnitude) <= count), 10.0 * magnitude)
+    if whole:
+        step = max(1.0, math.ceil(step))
+    return [i * step for i in range(math.ceil(largest / step - 1e-9) + 1)]
+
+
+def number(value: float) -> str:
+    """A tick's label."""
+    return f"{value:,.10g}"
+
+
+def text(curve: Curve, width: int, height: int, *, braille: bool = True) -> list[str]:
+    """The curve in lines of at most `width` characters, `height` lines of it the field it is drawn in.
+
+    `braille` False draws with ASCII, for terminals that show no more.
+    """
+    y_ticks = ticks(curve.top, max(2, height // 4))
+    labels = {height - 1 - round(t / y_ticks[-1] * (height - 1)): number(t) for t in y_ticks}
+    margin = max(map(len, labels.values())) + 1
+    columns = max(width - margin - 2, 10)
+    across, down = (2, 4) if braille else (1, 1)
+    field = _field(curve, columns * across, height * down, y_ticks[-1])
+    bar, tick, corner, dash, foot = "│┤└─┬" if braille else "|+`-+"
+    lines = [curve.title, f"{curve.y_name}"]
+    for row in range(height):
+        label = labels.get(row, "")
+        cells = "".join(_cell(field, row, column, braille=braille) for column in range(columns))
+        lines.append(f"{label:>{margin}} {tick if row in labels else bar}{cells}".rstrip())
+    x_ticks = [t for t in ticks(curve.right, max(2, columns // 16), whole=True) if t <= curve.right]
+    places = {round(t / curve.right * (columns - 1)): number(t) for t in x_ticks}
+    axis = "".join(foot if column in places else dash for column in range(columns))
+    lines.append(f"{'':>{margin}} {corner}{axis}")
+    lines.append(_below(places, columns, margin + 2, curve.x_name))
+    return lines
+
+
+def _field(curve: Curve, columns: int, rows: int, top: float) -> set[tuple[int, int]]:
+    """The dots that are set, as (row, column)."""
+    found: set[tuple[int, int]] = set()
+    before: int | None = None
+    for column in range(columns):
+        value = curve.at(column / max(columns - 1, 1) * curve.right)
+        if value is None:
+            continue
+        row = rows - 1 - round(value / top * (rows - 1))
+        begin = row if before is None else before
+        found.update((each, column) for each in range(min(row, begin), max(row, begin) + 1))
+        before = row
+    return found
+
+
+def _cell(field: set[tuple[int, int]], row: int, column: int, *, braille: bool) -> str:
+    if not braille:
+        return "*" if (row, column) in field else " "
+    bits = sum(_BITS[y][x] for y in range(4) for x in range(2) if (4 * row + y, 2 * column + x) in field)
+    return chr(_BRAILLE + bits) if bits else " "
+
+
+def _below(places: dict[int, str], columns: int, margin: int, name: str) -> str:
+    """Labels under their ticks, those that would run into another left out, and the axis's name."""
+    line = ""
+    room = columns + margin - len(name) - 1
+    for column, label in sorted(places.items()):
+        start = margin + column - len(label) // 2
+        if start > len(line) and start + len(label) <= room:
+            line = line.ljust(start) + label
+    return line.ljust(room + 1) + name

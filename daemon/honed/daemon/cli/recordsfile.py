@@ -1,0 +1,112 @@
+"""Where the records of tuning are, and whether this user may use them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+from honed.daemon.places import places, records_in
+from honed.runtime.errors import HonedError, PermissionDenied, Unavailable
+
+_SIDE_FILES = ("", ".lock")
+
+
+def add_state_dir_option(parser: argparse.ArgumentParser) -> None:
+    """--state-dir, for commands on the records."""
+    parser.add_argument(
+        "--state-dir",
+        metavar="D",
+        type=Path,
+        help="folder of the service whose records to use (default: of the service that answers)",
+    )
+
+
+def records_file(arguments: argparse.Namespace) -> Path:
+    """The records that a command means: of --state-dir, of the service that answers, of this user.
+
+    Raises PermissionDenied where the service may not be asked, or its records not be used.
+    """
+    given: Path | None = arguments.state_dir
+    path = records_in(given.absolute()) if given is not None else _of_service(arguments.socket)
+    check_access(path)
+    return path
+
+
+def check_access(path: Path) -> None:
+    """Raise PermissionDenied, saying who may, where this user may not use the records at `path`.
+
+    Reading needs the right to write, too: SQLite's log of writes is shared by all who read.
+    """
+    folder = path.parent
+    try:
+        owner = folder.stat().st_uid
+    except FileNotFoundError:
+        return
+    except PermissionError as error:
+        raise _not_ours(path, "another user") from error
+    for each in (folder, path):
+        if each.exists() and not os.access(each, os.R_OK | os.W_OK | (os.X_OK if each is folder else 0)):
+            raise _not_ours(path, f"user {_name(owner)}")
+
+
+def prepare(path: Path) -> None:
+    """See to it that records made by root in the folder of a service belong to the service's user."""
+    owner = path.parent.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    for suffix in _SIDE_FILES:
+        descriptor = os.open(f"{path}{suffix}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        finally:
+            os.close(descriptor)
+
+
+def hand_over(folder: Path) -> None:
+    """Give what root has made beneath a folder of the service to the service's user."""
+    owner = folder.stat()
+    if os.geteuid() != 0 or owner.st_uid == 0:
+        return
+    for path in folder.rglob("*"):
+        if path.lstat().st_uid == 0:
+            os.lchown(path, owner.st_uid, owner.st_gid)
+
+
+def service_device(socket: str | None) -> str | None:
+    """How the device of the service that answers is selected; None where none does."""
+    status = _status(socket)
+    return status["device_spec"] or None if status else None
+
+
+def _of_service(socket: str | None) -> Path:
+    status = _status(socket)
+    if status is None:
+        return places(os.environ, os.geteuid()).records
+    return records_in(Path(status["places"]["state_dir"]))
+
+
+def _status(socket: str | None) -> dict[str, Any] | None:
+    """Of the service that answers; None where none does."""
+    from honed.runtime.client import Client
+
+    try:
+        with Client(socket) as client:
+            return client.status()
+    except Unavailable:
+        return None
+
+
+def _not_ours(path: Path, owner: str) -> HonedError:
+    return PermissionDenied(
+        f"the records in {path.parent} belong to {owner}; run the same command as that user or with sudo"
+    )
+
+
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

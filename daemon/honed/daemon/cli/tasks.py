@@ -1,0 +1,191 @@
+"""Command tasks: what of a model can be tuned; and how tasks are shown wherever they are."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, clean, line, table
+from .parser import add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from .compiler import Child
+    from .progress import Reporter
+
+Row = Mapping[str, Any]  # of a task, as the tuning child gives it
+_NAME = 16  # characters of a task's name that are always shown
+_WIDE = 110  # columns from which failures are shown by their reasons
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    tasks = add_command(
+        commands,
+        "tasks",
+        _tasks,
+        about="list the tuning tasks of a model",
+        details=(
+            "A task is a kernel's work, with how often one inference runs it. The floor is the least time "
+            "that the device's measured peaks allow (Williams' roofline). What is not tuned says why."
+        ),
+        examples="hone tasks lightglue\nhone tasks lightglue --json",
+    )
+    tasks.add_argument("model", metavar="M", help="name of the model")
+
+
+def _tasks(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.daemon.limits import Limits
+    from honed.runtime.client import Client
+
+    from .compiler import started
+    from .progress import Reporter
+    from .tunable import tunable
+
+    limits = Limits()
+    with (
+        Client(arguments.socket) as client,
+        tunable(client, arguments.model) as found,
+        started(["tasks", *found.arguments], limits, seconds=limits.compile_seconds) as child,
+        Reporter(f"tasks {arguments.model}") as reporter,
+    ):
+        told = _told(child, reporter)
+    document = {"model": arguments.model, "tasks": told["tasks"], "estimate": told["model"]}
+    output.emit(document, lambda console: _print(console, document))
+    return 0
+
+
+def _told(child: Child, reporter: Reporter) -> Mapping[str, Any]:
+    """The event with the tasks."""
+    from .compiler import CompilerDied
+
+    told = None
+    for event in child.events():
+        reporter.event(event)
+        if event["event"] == "tasks":
+            told = event
+    child.result()
+    if told is None:
+        raise CompilerDied("the compiler ended without telling the tasks; compare versions")
+    return told
+
+
+def _print(console: Console, document: Mapping[str, Any]) -> None:
+    rows: Sequence[Row] = document["tasks"]
+    room = _name_room(console.width, 67)
+    cells = (
+        (
+            short(row["name"], room),
+            str(row["weight"]),
+            f"{row['flops'] / 1e6:,.1f}",
+            f"{row['bytes'] / 1e6:,.2f}",
+            _time(row["roofline_us"]),
+            _time(row["best_us"]),
+            _percent(row["roofline_share"]),
+            state_text(row),
+        )
+        for row in rows
+    )
+    headings = ("task", ">runs", ">MFLOP", ">MB", ">floor us", ">best us", ">of peak", "state")
+    console.print(table(headings, cells))
+    console.print()
+    print_reasons(console, rows)
+    line(console, f"{counted(rows)}; {latency_text(document['estimate'])}.")
+
+
+def progress_table(rows: Sequence[Row], width: int) -> Table:
+    """The tasks while they are tuned and afterwards, at most `width` columns wide."""
+    wide = width >= _WIDE
+    failed = "failed" if wide else ">failed"
+    headings = ("task", ">runs", ">best us", ">GFLOP/s", ">of peak", ">trials", failed, "state")
+    room = _name_room(width, 95 if wide else 67)
+    cells = [
+        (
+            short(row["name"], room),
+            str(row["weight"]),
+            _time(row["best_us"]),
+            _figure(row["gflops"]),
+            _percent(row["roofline_share"]),
+            str(row["trials"]),
+            (failures_text(row["failures"]) or "-") if wide else str(sum(row["failures"].values())),
+            state_text(row),
+        )
+        for row in rows
+    ]
+    return table(headings, cells)
+
+
+def state_text(row: Row) -> str:
+    """A task's state; "waits" for one that is to be tuned and was not yet."""
+    return "waits" if row["state"] == "tuning" and not row["trials"] else str(row["state"])
+
+
+def print_reasons(console: Console, rows: Iterable[Row]) -> None:
+    """Why tasks were not tuned or ended early, tasks of the same reason together."""
+    grouped: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row["reason"]:
+            # What follows a colon is about the one task; for the skipped ones it is not needed.
+            reason = row["reason"].split(":")[0] if row["state"] == "skipped" else row["reason"]
+            grouped.setdefault((row["state"], reason), []).append(row["name"])
+    for (state, reason), names in grouped.items():
+        line(console, f"{state}, {reason}: {', '.join(short(name, 40) for name in names)}")
+    if grouped:
+        console.print()
+
+
+def counted(rows: Iterable[Row]) -> str:
+    """`14 tasks: 9 tuned, 5 skipped`."""
+    states = Counter(state_text(row) for row in rows)
+    parts = ", ".join(f"{number} {'waiting' if s == 'waits' else s}" for s, number in states.most_common())
+    return f"{states.total()} tasks{f': {parts}' if parts else ''}"
+
+
+def latency_text(estimate: Mapping[str, Any]) -> str:
+    """The estimated time of one inference, then and now."""
+    before, now = estimate["before_us"], estimate["now_us"]
+    if before == now:
+        return f"estimated {milliseconds(now)} an inference"
+    gain = f", {before / now:.2f} times as fast" if now else ""
+    return f"estimated {milliseconds(before)} an inference before, {milliseconds(now)} now{gain}"
+
+
+def failures_text(failures: Mapping[str, int]) -> str:
+    """`build 3, wrong 1`, the most frequent first."""
+    return ", ".join(f"{clean(reason)} {number}" for reason, number in Counter(failures).most_common())
+
+
+def milliseconds(microseconds: float) -> str:
+    """Four digits that count, in ms."""
+    return f"{float(f'{microseconds / 1e3:.4g}'):,.10g} ms"
+
+
+def short(name: str, width: int) -> str:
+    """`name` in at most `width` characters: of a longer one the middle is left out."""
+    name = clean(name)
+    if len(name) <= width:
+        return name
+    kept = max(width - 1, 1)
+    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :] if kept // 2 else ''}"
+
+
+def _name_room(width: int, others: int) -> int:
+    return max(_NAME, width - others)
+
+
+def _time(microseconds: float | None) -> str:
+    if microseconds is None:
+        return "-"
+    return f"{microseconds:,.0f}" if microseconds >= 100 else f"{microseconds:.1f}"
+
+
+def _figure(value: float | None) -> str:
+    return f"{value:.1f}" if value else "-"
+
+
+def _percent(share: float | None) -> str:
+    return f"{share:.0%}" if share else "-"

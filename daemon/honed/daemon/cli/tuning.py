@@ -1,0 +1,170 @@
+"""Command tune: search faster schedules for a model, and serve the version that was found."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, fields, line, seconds_text
+from .parser import add_command, count, minutes
+from .tasks import failures_text, milliseconds, print_reasons, progress_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from honed.runtime.client import Client
+
+    from .compiler import Child
+    from .tunable import Tunable
+    from .tuneview import Run
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    tune = add_command(
+        commands,
+        "tune",
+        _tune,
+        about="make a model faster on this machine",
+        details=(
+            "Searches schedules for the model's kernels, measures them on the service's device, and serves "
+            "the best, proven right, in place of the present ones. It stops when what is left is not worth "
+            "it, or when the trials or minutes allowed are used up. Ctrl-C stops it and uses what was found "
+            "until then; a second Ctrl-C aborts. What was measured is kept: another run goes on from there."
+        ),
+        examples="hone tune lightglue\nhone tune lightglue --minutes 20\nhone tune yolox --trials 500 --json",
+    )
+    tune.add_argument("model", metavar="M", help="name of the model")
+    tune.add_argument("--trials", metavar="N", type=count, help="candidates to measure at most")
+    tune.add_argument("--minutes", metavar="T", type=minutes, help="minutes to search at most")
+
+
+def _tune(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    from .tunable import tunable
+    from .tuneview import Run
+
+    model = arguments.model
+    run = Run(model=model, trials_wanted=arguments.trials)
+    with Client(arguments.socket) as client, tunable(client, model) as found:
+        done = _searched(_command(arguments, found), run)
+        published = _published(client, model, found) if done["output"] else None
+    document = {
+        "model": model,
+        "published": published is not None,
+        "sha256": published["sha256"] if published else found.sha256,
+        "stopped": run.stopping,
+        **{key: value for key, value in done.items() if key not in ("event", "output")},
+        "estimate": run.estimate,
+        "ranking": run.ranking,
+        "notes": run.notes,
+        "records": str(found.records),
+        "tasks": list(run.rows.values()),
+    }
+    output.emit(document, lambda console: _print(console, document, run))
+    return 0
+
+
+def _command(arguments: argparse.Namespace, found: Tunable) -> list[str]:
+    command = ["tune", f"--output={found.tuned}", f"--current={found.current}"]
+    if arguments.trials is not None:
+        command.append(f"--trials={arguments.trials}")
+    if arguments.minutes is not None:
+        command.append(f"--seconds={arguments.minutes * 60:g}")
+    return [*command, *found.arguments]
+
+
+def _searched(command: Sequence[str], run: Run) -> Mapping[str, Any]:
+    """The last word of the tuning child, shown while it works."""
+    from honed.daemon.limits import Limits
+
+    from .compiler import CompilerDied, started
+    from .tuneview import View
+
+    with started(command, Limits()) as child, View(run) as view, _stopping(child, view.stop):
+        for event in child.events():
+            view.show(event)
+        try:
+            return child.result()
+        except CompilerDied:
+            if run.stopping:  # it was told to before it was ready to be
+                raise KeyboardInterrupt from None
+            raise
+
+
+@contextmanager
+def _stopping(child: Child, stop: Callable[[], None]) -> Iterator[None]:
+    """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
+    asked = False
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        child.interrupt()
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _published(client: Client, model: str, found: Tunable) -> Mapping[str, Any]:
+    """Serve the tuned version in place of the one it came from; gives what the service answers."""
+    from honed.runtime.errors import AlreadyExists
+
+    from .progress import Reporter
+
+    if client.show(model)["sha256"] != found.sha256:
+        raise AlreadyExists(
+            f"{model} was replaced while it was tuned, so the tuned version is not used; run "
+            f"'hone tune {model}' again, what was measured is kept"
+        )
+    with Reporter(f"tune {model}") as reporter:
+        return client.add(
+            found.tuned,
+            name=model,
+            replace=True,
+            progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
+        )
+
+
+def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
+    console.print(progress_table(document["tasks"], console.width))
+    console.print()
+    print_reasons(console, document["tasks"])
+    seconds = document["seconds"]
+    rate = f", {document['trials'] / seconds:.2f} a second" if seconds else ""
+    rows = [
+        ("tasks", f"{document['tuned']} tuned, {document['skipped']} skipped, {document['lost']} lost"),
+        ("trials", f"{document['trials']} in {seconds_text(seconds)}{rate}"),
+        ("failed", failures_text(document["failures"]) or "none"),
+        ("cost model", run.ranking_text),
+        ("records", document["records"]),
+        *(("note", note) for note in document["notes"]),
+    ]
+    console.print(fields(rows))
+    console.print()
+    line(console, result_text(document))
+
+
+def result_text(document: Mapping[str, Any]) -> str:
+    """What came of it, in a sentence."""
+    before, after = document["before_us"], document["after_us"]
+    if not document["published"] or not before or not after:
+        return f"{document['model']} is served as before: {document['sentence']}."
+    return (
+        f"{document['model']} is served tuned: {milliseconds(before)} an inference before, "
+        f"{milliseconds(after)} now, {before / after:.2f} times as fast, measured side by side."
+    )
