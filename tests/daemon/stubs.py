@@ -50,9 +50,13 @@ class StubTuner:
         """What it does when it is started for anything but compiling; `say(**event)` writes an event."""
         (self._package / "__main__.py").write_text(f"{_COMPILE}\n{code}\n")
 
+    def beside(self, name: str) -> Path:
+        """A file that its code finds with `pathlib.Path(__file__).with_name(name)`."""
+        return self._package / name
+
     def knows(self, source: Path, builder: Builder) -> None:
         """Make it compile `source` to the model of `builder`."""
-        write_from(source, builder, self._package / _sha256(source))
+        write_from(source, builder, self.beside(_sha256(source)))
 
 
 def write_from(source: Path, builder: Builder, target: Path, *, precision: str = "fp32") -> Path:

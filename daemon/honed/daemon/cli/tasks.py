@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .output import Output, clean, line, table
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from .progress import Reporter
 
 Row = Mapping[str, Any]  # of a task, as the tuning child gives it
-_NAME = 16  # characters of a task's name that are always shown
+_NAME = 12  # characters of a task's name that are always shown
 _WIDE = 110  # columns from which failures are shown by their reasons
+_NARROW = 70  # columns below which only what matters most is shown
 
 
 def register(commands: Any) -> None:
@@ -98,25 +99,25 @@ def _print(console: Console, document: Mapping[str, Any]) -> None:
 
 
 def progress_table(rows: Sequence[Row], width: int) -> Table:
-    """The tasks while they are tuned and afterwards, at most `width` columns wide."""
-    wide = width >= _WIDE
-    failed = "failed" if wide else ">failed"
-    headings = ("task", ">runs", ">best us", ">GFLOP/s", ">of peak", ">trials", failed, "state")
-    room = _name_room(width, 95 if wide else 67)
-    cells = [
-        (
-            short(row["name"], room),
-            str(row["weight"]),
-            _time(row["best_us"]),
-            _figure(row["gflops"]),
-            _percent(row["roofline_share"]),
-            str(row["trials"]),
-            (failures_text(row["failures"]) or "-") if wide else str(sum(row["failures"].values())),
-            state_text(row),
-        )
-        for row in rows
+    """The tasks while they are tuned and afterwards, in `width` columns: with fewer it shows less."""
+    wide, narrow = width >= _WIDE, width < _NARROW
+    columns: list[tuple[str, Callable[[Row], str]]] = [
+        (">best us", lambda row: _time(row["best_us"])),
+        (">trials", lambda row: str(row["trials"])),
     ]
-    return table(headings, cells)
+    if not narrow:
+        columns.insert(0, (">runs", lambda row: str(row["weight"])))
+        columns.insert(2, (">GFLOP/s", lambda row: _figure(row["gflops"])))
+        columns.insert(3, (">of peak", lambda row: _percent(row["roofline_share"])))
+        columns.append((">failed", lambda row: str(sum(row["failures"].values()))))
+    if wide:
+        columns[-1] = ("failed", lambda row: failures_text(row["failures"]) or "-")
+    columns.append(("state", state_text))
+    room = _name_room(width, 95 if wide else 27 if narrow else 63)
+    return table(
+        ("task", *(heading for heading, _ in columns)),
+        [(short(row["name"], room), *(cell(row) for _, cell in columns)) for row in rows],
+    )
 
 
 def state_text(row: Row) -> str:

@@ -1,0 +1,365 @@
+"""`hone tune` and `hone tasks` against a real daemon. The tuning child is a stub."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from honed.daemon.tool import main
+from tests.runtime.builder import add_constant, chain
+
+from .conftest import SIZE
+from .running import Service, start
+from .stubs import StubTuner, write_from
+from .terminal import Terminal
+
+pytestmark = [pytest.mark.service, pytest.mark.opencl]
+X = np.linspace(-3, 4, SIZE, dtype=np.float32)
+LONG = "fused_layer_norm_reshape_transpose_matmul_add_gelu_split_3"
+
+SEARCH = f"""
+def row(task, name, best, trials, failures, state, reason=""):
+    return dict(task=task, name=name, weight=36, flops=100663296, bytes=2097152, roofline_us=800.0,
+        default_us=9000.0, best_us=best, gflops=100663296 / best / 1e3 if best else None,
+        roofline_share=800.0 / best if best else None, trials=trials, failures=failures, state=state,
+        reason=reason)
+
+def table(best, trials, failures, state="tuning"):
+    rows = [row("a" * 16, "dense_3", best, trials, failures, state),
+        row("b" * 16, {LONG!r}, 500.0, 0, {{}}, "tuning" if state == "tuning" else "lost",
+            "" if state == "tuning" else "the compiler crashed twice: SIGSEGV"),
+        row("c" * 16, "add", 5.0, 0, {{}}, "skipped", "too small to matter: 0.1 % of the model's time"),
+        row("d" * 16, "add_1", 5.0, 0, {{}}, "skipped", "too small to matter: 0.2 % of the model's time")]
+    return dict(tasks=rows, model=dict(before_us=36 * 9510.0, now_us=36 * (best + 510)))
+
+def search(rounds):
+    stopping = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    say(event="stage", stage="extract", fraction=0.0, text="extract the tasks")
+    say(event="stage", stage="baseline", fraction=0.5, text="time default schedule 2 of 4")
+    say(event="note", text="candidates are not watched")
+    say(event="tasks", **table(9000.0, 0, {{}}))
+    trials = 0
+    for i in range(rounds):
+        if stopping.is_set(): break
+        trials += 3
+        for outcome, us in (("right", 4000.0 - i), ("wrong", None), ("build", None)):
+            best = 4000.0 - i
+            say(event="trial", task="a" * 16, outcome=outcome, reason="", us=us, best_us=best)
+        say(event="round", round=i + 1, task="a" * 16, trials=trials, seconds=2.0 * i + 2, seconds_left=60.0,
+            ranking=dict(correlation=0.71, best_rank=2, batch=16),
+            **table(4000.0 - i, trials, {{"wrong": i + 1, "build": i + 1}}))
+        if rounds > 100: stopping.wait(0.05)
+    return trials
+
+def done(trials, **more):
+    say(**dict(event="done", output=None, trials=trials, seconds=12.0, tuned=1, skipped=2, lost=1,
+        failures=dict(wrong=2, build=2), before_us=None, after_us=None,
+        sentence="no schedule faster than the present ones was found") | more)
+
+def better(trials):
+    shutil.copy(pathlib.Path(__file__).with_name("tuned"), option("--output"))
+    done(trials, output=option("--output"), before_us=342360.0, after_us=171180.0, sentence="faster")
+"""
+
+
+@pytest.fixture(scope="module")
+def stub(tmp_path_factory: pytest.TempPathFactory) -> StubTuner:
+    return StubTuner(tmp_path_factory.mktemp("stub"))
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory, stub: StubTuner) -> Path:
+    path = tmp_path_factory.mktemp("source") / "m.onnx"
+    path.write_bytes(b"not really ONNX, which the stub does not mind")
+    stub.knows(path, add_constant(SIZE))
+    write_from(path, chain(3, SIZE), stub.beside("tuned"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuning_service(
+    tmp_path_factory: pytest.TempPathFactory, service_cache: Path, stub: StubTuner
+) -> Iterator[Service]:
+    running = start(tmp_path_factory.mktemp("state"), service_cache, environment=stub.environment)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def hone(
+    tuning_service: Service,
+    stub: StubTuner,
+    source: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the tool; "m" was freshly added from `source`."""
+    monkeypatch.setenv("HONED_SOCKET", str(tuning_service.socket))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("PYTHONPATH", stub.environment["PYTHONPATH"])
+    with tuning_service.client() as client:
+        client.add(source, name="m", shapes={"x": (SIZE,)}, precision="fp32", replace=True)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = main(arguments)
+        said = capsys.readouterr()
+        if status == 0 and "--json" not in arguments:
+            assert all(len(line) <= 80 for line in said.out.splitlines()), said.out
+        return status, said.out, said.err
+
+    return run
+
+
+def answers(service: Service) -> Any:
+    with service.client() as client:
+        return client.infer("m", {"x": X})["y"]
+
+
+def test_a_faster_version_is_served(hone: Any, stub: StubTuner, tuning_service: Service) -> None:
+    stub.behave(f"{SEARCH}\nbetter(search(2))")
+    status, out, err = hone("tune", "m", "--trials", "6", "--minutes", "1")
+    assert status == 0
+    np.testing.assert_array_equal(answers(tuning_service), X + 3)
+    text = " ".join(out.split())
+    assert "m is served tuned: 342.4 ms an inference before, 171.2 ms now, 2.00 times as fast" in text
+    assert "1 tuned, 2 skipped, 1 lost" in text
+    assert "lost, the compiler crashed twice: SIGSEGV" not in text  # the last table says "tuning"
+    assert "skipped, too small to matter: add, add_1" in text
+    assert "wrong 2, build 2" in text
+    assert "rank correlation 0.71 in the latest batch of 16, whose fastest it ranked 2" in text
+    lines = err.splitlines()
+    assert lines[:4] == [
+        "tune m: extract the tasks",
+        "tune m: time default schedule 2 of 4",
+        "tune m: note: candidates are not watched",
+        "tune m: 4 tasks: 2 waiting, 2 skipped; estimated 342.4 ms an inference",
+    ]
+    assert lines[4].startswith("tune m: 3 trials")
+    assert "estimated 162.4 ms, dense_3 4,000.0 us" in lines[4]
+
+
+def test_the_child_is_given_what_it_needs(hone: Any, stub: StubTuner, tuning_service: Service) -> None:
+    stub.behave(
+        f"{SEARCH}\n"
+        'kept = [pathlib.Path(sys.argv[-1]).read_text(), os.path.getsize(option("--current"))]\n'
+        "done(0, sentence=json.dumps([sys.argv[1:], kept]))"
+    )
+    status, out, _ = hone("tune", "m", "--minutes", "0.5", "--json")
+    assert status == 0
+    document = json.loads(out)
+    (command, *given), (text, size) = json.loads(document["sentence"])
+    assert command == "tune"
+    options = dict(argument.split("=", 1) for argument in given[:-1] if argument != "--shape")
+    with tuning_service.client() as client:
+        described, shown = client.status(), client.show("m")
+    assert options["--shape"] == f"x={SIZE}"
+    assert (options["--precision"], options["--name"], options["--seconds"]) == ("fp32", "m", "30")
+    assert options["--device"] == described["device_spec"]
+    assert options["--records"] == str(tuning_service.state / "records.sqlite")
+    assert options["--cache-dir"] == described["places"]["cache_dir"]
+    assert text.startswith("not really ONNX")
+    assert size == shown["bytes"]
+    assert (document["published"], document["stopped"]) == (False, False)
+    assert document["sha256"] == shown["sha256"]
+
+
+def test_nothing_better_leaves_the_model_as_it_was(
+    hone: Any, stub: StubTuner, tuning_service: Service
+) -> None:
+    stub.behave(f"{SEARCH}\ndone(search(1))")
+    before = answers(tuning_service)
+    status, out, _ = hone("tune", "m")
+    assert status == 0
+    assert "m is served as before: no schedule faster" in out
+    np.testing.assert_array_equal(answers(tuning_service), before)
+
+
+def test_json_is_one_document(hone: Any, stub: StubTuner) -> None:
+    stub.behave(f"{SEARCH}\nbetter(search(2))")
+    status, out, _ = hone("tune", "m", "--json")
+    assert status == 0
+    document = json.loads(out)
+    assert document["published"]
+    assert [row["name"] for row in document["tasks"]] == ["dense_3", LONG, "add", "add_1"]
+    assert document["estimate"]["before_us"] / document["estimate"]["now_us"] > 2
+    assert document["ranking"] == {"correlation": 0.71, "best_rank": 2, "batch": 16}
+    assert document["notes"] == ["candidates are not watched"]
+    assert (document["trials"], document["before_us"]) == (6, 342360.0)
+
+
+def test_a_model_replaced_meanwhile_is_left_alone(
+    hone: Any, stub: StubTuner, tuning_service: Service, tmp_path: Path
+) -> None:
+    newer = chain(7, SIZE).write(tmp_path / "newer.honed")
+    stub.behave(
+        f"{SEARCH}\nfrom honed.runtime import Client\n"
+        f'Client({str(tuning_service.socket)!r}).add({str(newer)!r}, name="m", replace=True)\nbetter(1)'
+    )
+    status, _, err = hone("tune", "m")
+    assert status == 1
+    assert "was replaced while it was tuned" in err
+    np.testing.assert_array_equal(answers(tuning_service), X + 7)
+    status, _, err = hone("tune", "m")
+    assert status == 1
+    assert "m was added compiled, so there is no source to tune" in err
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ('say(event="error", code="UNAVAILABLE", message="the device went away")', "the device went away"),
+        ('say(event="refused", message="no", reasons=["because"])', "because"),
+        ("os.kill(os.getpid(), 11)", "died of SIGSEGV"),
+    ],
+)
+def test_failures_are_told(hone: Any, stub: StubTuner, code: str, said: str) -> None:
+    stub.behave(f"{SEARCH}\nsearch(1)\n{code}\nsys.exit(1)")
+    status, out, err = hone("tune", "m")
+    assert (status, out) == (1, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_tasks(hone: Any, stub: StubTuner) -> None:
+    stub.behave(f'{SEARCH}\nsay(event="tasks", **table(4000.0, 3, {{}}, "tuned"))\nsay(event="done")')
+    status, out, _ = hone("tasks", "m")
+    assert status == 0
+    assert out.splitlines()[0].split() == [
+        "task", "runs", "MFLOP", "MB", "floor", "us", "best", "us", "of", "peak", "state",
+    ]  # fmt: skip
+    assert out.splitlines()[1].split() == ["dense_3", "36", "100.7", "2.10", "800", "4,000", "20%", "tuned"]
+    assert "…" in out.splitlines()[2]
+    text = " ".join(out.split())
+    assert "lost, the compiler crashed twice: SIGSEGV: fused" in text
+    assert "4 tasks: 2 skipped, 1 tuned, 1 lost; estimated 342.4 ms an inference before, 162.4 ms now" in text
+    document = json.loads(hone("tasks", "m", "--json")[1])
+    assert [row["task"][0] for row in document["tasks"]] == ["a", "b", "c", "d"]
+    stub.behave('say(event="done")')
+    status, _, err = hone("tasks", "m")
+    assert status == 1
+    assert "without telling the tasks" in err
+
+
+def spawned(service: Service, stub: StubTuner, *arguments: str) -> subprocess.Popen[str]:
+    environment = os.environ | dict(stub.environment) | {"HONED_SOCKET": str(service.socket)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "honed.daemon.tool", "tune", "m", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("hone")
+def test_one_signal_uses_what_was_found(
+    stub: StubTuner, tuning_service: Service, number: signal.Signals
+) -> None:
+    stub.behave(f"{SEARCH}\nbetter(search(10000))")
+    with spawned(tuning_service, stub, "--json") as process:
+        assert process.stderr is not None
+        until(process.stderr, "3 trials")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "stopping after this candidate; Ctrl-C again to abort" in err
+    document = json.loads(out)
+    assert document["stopped"]
+    assert document["published"]
+    np.testing.assert_array_equal(answers(tuning_service), X + 3)
+
+
+@pytest.mark.usefixtures("hone")
+def test_two_signals_abort(stub: StubTuner, tuning_service: Service) -> None:
+    stub.behave(
+        f"{SEARCH}\nsearch(1)\nsay(event='stage', stage='publish', fraction=0, text=f'pid {{os.getpid()}}')\n"
+        "while True: time.sleep(60)"
+    )
+    before = answers(tuning_service)
+    with spawned(tuning_service, stub) as process:
+        assert process.stderr is not None
+        pid = int(until(process.stderr, "pid ").split()[-1])
+        process.send_signal(signal.SIGINT)
+        until(process.stderr, "stopping after")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    np.testing.assert_array_equal(answers(tuning_service), before)
+    gone(pid)
+
+
+@pytest.mark.usefixtures("hone")
+def test_a_child_that_was_not_ready_to_be_stopped(stub: StubTuner, tuning_service: Service) -> None:
+    stub.behave("say(event='stage', stage='extract', fraction=0, text='import')\ntime.sleep(600)")
+    with spawned(tuning_service, stub) as process:
+        assert process.stderr is not None
+        until(process.stderr, "import")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(80, 24), (120, 30), (40, 12)])
+@pytest.mark.usefixtures("hone")
+def test_live_in_a_terminal(
+    stub: StubTuner, tuning_service: Service, tmp_path: Path, columns: int, lines: int
+) -> None:
+    """The screen as a person sees it, while the child waits in the middle of its search."""
+    go = tmp_path / "go"
+    stub.behave(
+        f"{SEARCH}\ntrials = search(2)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.01)\nbetter(trials)"
+    )
+    environment = dict(stub.environment) | {"HONED_SOCKET": str(tuning_service.socket)}
+    with Terminal(["tune", "m", "--trials", "20"], environment, columns, lines) as terminal:
+        screen = terminal.until("cost model")
+        assert "dense_3" in screen
+        if columns >= 80:
+            assert "162.3 ms now" in screen
+            assert "6 in" in screen
+            assert re.search(r"time left +(1 min 0|60|59|58) s", screen)
+            assert "…" in screen
+            assert "4,000" in screen or "3,999" in screen
+        if columns == 120:
+            assert "wrong 2, build 2" in screen or "build 2, wrong 2" in screen
+        go.touch()
+        status, left = terminal.finish()
+    assert status == 0
+    assert "m is served tuned" in " ".join(left.split())
+    assert terminal.cursor_shown
+    assert "Traceback" not in left
+
+
+def until(stream: Any, text: str) -> str:
+    """The first line with `text`."""
+    for line in stream:
+        if text in line:
+            return str(line)
+    raise AssertionError(f"{text!r} was not said")
+
+
+def gone(pid: int) -> None:
+    end = time.monotonic() + 10
+    stat = Path(f"/proc/{pid}/stat")
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+        assert time.monotonic() < end
+        time.sleep(0.01)
