@@ -42,7 +42,7 @@ class Run:
     notes: list[str] = field(default_factory=list)
 
     def take(self, event: Mapping[str, Any], now: float) -> None:
-        """Learn from an event of the child."""
+        """Learn from an event of the child, its last word included."""
         match event["event"]:
             case "stage":
                 self.stage, self.text = event["stage"], event["text"]
@@ -50,12 +50,12 @@ class Run:
                 self.notes.append(event["text"])
             case "trial":
                 self._trial(event)
-            case "tasks" | "round":
+            case "tasks" | "round" | "done":
                 self.rows = {row["task"]: row for row in event["tasks"]}
                 self.estimate = dict(event["model"])
                 if event["event"] == "tasks":
                     self.begun, self.stage, self.text = now, "search", ""
-                else:
+                elif event["event"] == "round":
                     self.trials = event["trials"]
                     self.ranking = event["ranking"] or self.ranking
                     self.seconds_left, self.told = event["seconds_left"], now

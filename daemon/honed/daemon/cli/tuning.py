@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
@@ -61,7 +62,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
         "published": published is not None,
         "sha256": published["sha256"] if published else found.sha256,
         "stopped": run.stopping,
-        **{key: value for key, value in done.items() if key not in ("event", "output")},
+        **{key: value for key, value in done.items() if key not in ("event", "output", "tasks", "model")},
         "estimate": run.estimate,
         "ranking": run.ranking,
         "notes": run.notes,
@@ -92,11 +93,13 @@ def _searched(command: Sequence[str], run: Run) -> Mapping[str, Any]:
         for event in child.events():
             view.show(event)
         try:
-            return child.result()
+            done = child.result()
         except CompilerDied:
             if run.stopping:  # it was told to before it was ready to be
                 raise KeyboardInterrupt from None
             raise
+        run.take(done, time.monotonic())
+        return done
 
 
 @contextmanager

@@ -124,6 +124,7 @@ def _published(arguments: argparse.Namespace, emit: Emit, session: Session, spec
         "skipped": stages[Stage.SKIPPED],
         "lost": stages[Stage.LOST],
         "failures": dict(failures),
+        **session.table(),
         "before_us": None,
         "after_us": None,
     }
@@ -155,9 +156,7 @@ def _sentence(found: Comparison) -> str:
         return f"the tuned model is not used: as a whole it answers wrong ({found.wrong})"
     if found.new * _GAIN > found.old:
         return f"the tuned model is not used: side by side it is not faster ({times})"
-    return (
-        f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
-    )
+    return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
 
 
 def _compile(arguments: argparse.Namespace, output: Path, spec: str, *, records: bool) -> None:

@@ -110,7 +110,7 @@ class Session:
             self._extract()
             self._time_defaults()
             judge(self.tasks)
-            self.emit({"event": "tasks", **self._table()})
+            self.emit({"event": "tasks", **self.table()})
             if not self._spent(budget):
                 self._note_progress(0)
             while not self._spent(budget):
@@ -189,7 +189,7 @@ class Session:
                 "trials": self.trials,
                 "seconds": self.seconds,
                 "seconds_left": None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
-                **self._table(),
+                **self.table(),
             }
         )
 
@@ -305,7 +305,8 @@ class Session:
         out_of_trials = budget.trials is not None and self.trials >= budget.trials
         return self._stopping or out_of_time or out_of_trials
 
-    def _table(self) -> dict[str, Any]:
+    def table(self) -> dict[str, Any]:
+        """Every task as a row, the costliest first, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
         return {"tasks": [p.row() for p in rows], "model": latency(self.tasks)}
 
