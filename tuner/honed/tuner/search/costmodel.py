@@ -63,6 +63,11 @@ class CostModel:
         """Measured candidates it has learned from."""
         return len(self._seconds)
 
+    @property
+    def trained(self) -> bool:
+        """Whether `predict` gives scores."""
+        return self._booster is not None
+
     def add(self, task: str, features: Array, seconds: NDArray[np.float64]) -> None:
         """Add measured candidates of `task`: features [n, width], seconds [n] with inf for the refused."""
         self._features = np.concatenate([self._features, features])[-MAX_SAMPLES:]

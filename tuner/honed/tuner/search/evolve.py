@@ -61,6 +61,7 @@ class Evolution:
         self._workload = self._database.commit_workload(self._module)
         self._extractor = ms.feature_extractor.PerStoreFeature(extract_workload=False)
         self._proposed: set[str] = set()
+        self._random = np.random.default_rng(seed)
         self._context = ms.TuneContext(
             self._module,
             target=target,
@@ -119,9 +120,9 @@ class Evolution:
 
     def predict(self, candidates: Sequence[Any]) -> NDArray[np.float64]:
         """Scores [n]; random while the cost model is untrained."""
-        scores = self._model.predict(self.features(candidates))
+        scores = self._model.predict(self.features(candidates)) if self._model.trained else None
         if scores is None:
-            return np.random.default_rng().random(len(candidates))
+            return self._random.random(len(candidates))
         return scores.astype(np.float64)
 
     def _commit(self, schedule: Schedule, seconds: float) -> None:
