@@ -177,6 +177,22 @@ def test_sources_stay_inside_their_folder(tmp_path: Path) -> None:
         assert descriptors(os.getpid()) == before
 
 
+def test_sources_are_saved_with_their_external_data(tmp_path: Path) -> None:
+    names = {"m.honed": b"compiled", "m.onnx": b"model", "data/w.bin": b"weights"}
+    opened = []
+    for name, content in names.items():
+        file = tmp_path / name.replace("/", "-")
+        file.write_bytes(content)
+        opened.append(os.open(file, os.O_RDONLY))
+    plain = {"files": list(names), "shapes": {"x": [1, 2]}, "precision": "auto", "sha256": "0"}
+    with exported(plain, opened) as given:
+        for folder in (tmp_path / "first", tmp_path / "second"):
+            assert given.save_sources(folder) == folder / "m.onnx"
+            assert (folder / "m.onnx").read_bytes() == b"model"
+            assert (folder / "data" / "w.bin").read_bytes() == b"weights"
+        assert given.shapes == {"x": (1, 2)}
+
+
 def test_arrivals_go_to_the_message_that_ends_where_they_came() -> None:
     read, write = os.pipe()
     arrivals = Arrivals()
