@@ -65,7 +65,7 @@ def ticks(largest: float, count: int, *, whole: bool = False) -> list[float]:
     step = next((s * magnitude for s in _TICK_STEPS if largest / (s * magnitude) <= count), 10.0 * magnitude)
     if whole:
         step = max(1.0, math.ceil(step))
-    return [i * step for i in range(math.ceil(largest / step - 1e-9) + 1)]
+    return [i * step for i in range(max(1, math.ceil(largest / step - 1e-9)) + 1)]
 
 
 def number(value: float) -> str:

@@ -170,8 +170,8 @@ def short(name: str, width: int) -> str:
     name = clean(name)
     if len(name) <= width:
         return name
-    kept = max(width - 1, 1)
-    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :] if kept // 2 else ''}"
+    kept = max(width - 1, 0)
+    return f"{name[: kept - kept // 2]}…{name[len(name) - kept // 2 :]}"
 
 
 def _name_room(width: int, others: int) -> int:
