@@ -68,17 +68,32 @@ def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
 
 
 def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> LoopRV:
-    """Bind fused loops to the grid; returns the loop that one work-item runs under."""
+    """Bind fused loops to the grid; returns the loop that one work-item runs under.
+
+    Work-groups divide the loops evenly: TVM does not carry the condition that guards a last, partial group
+    over to the blocks that are computed under the loop later, and these would then write out of bounds.
+    """
     fused = fuse(schedule, loops)
     if limits.threads == (1,):
         schedule.bind(fused, "blockIdx.x")
         return fused
-    chances = [1.0 / len(limits.threads)] * len(limits.threads)
-    threads = schedule.sample_categorical(list(limits.threads), chances)
-    outer, inner = schedule.split(fused, [None, threads])
+    factors = schedule.sample_perfect_tile(fused, n=2, max_innermost_factor=max(limits.threads))
+    outer, inner = schedule.split(fused, factors)
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
     return inner
+
+
+def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
+    """Bind the outermost loop of a block under which nothing else is computed; a last group may be partial."""
+    if limits.threads == (1,):
+        schedule.bind(loop, "blockIdx.x")
+        return
+    chances = [1.0 / len(limits.threads)] * len(limits.threads)
+    threads = schedule.sample_categorical(list(limits.threads), chances)
+    outer, inner = schedule.split(loop, [None, threads])
+    schedule.bind(outer, "blockIdx.x")
+    schedule.bind(inner, "threadIdx.x")
 
 
 def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:

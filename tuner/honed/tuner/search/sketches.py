@@ -19,7 +19,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
 from .blocks import SPATIAL
-from .parts import SketchLimits, bind, fuse, lane_choices, lanes_of, parts
+from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
 from .rows import columns, columns_again, rows, rows_again
 from .tile import tile, tile_across, tile_padded
 from .traces import as_module, without_decisions
@@ -67,7 +67,7 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         rest, vector = schedule.split(fuse(schedule, loops), [None, lanes])
         factors = schedule.sample_perfect_tile(rest, n=2, max_innermost_factor=_MOST_STEPS)
         outer, steps = schedule.split(rest, factors)
-        bind(schedule, [outer], limits)
+        bind_alone(schedule, outer, limits)
         schedule.vectorize(vector)
         schedule.annotate(steps, "pragma_auto_unroll_max_step", 16)
     return True
@@ -83,7 +83,7 @@ def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=_MOST_PARTS)
     _, inner = schedule.split(loop, factors)
     made = schedule.rfactor(inner, factor_axis=0)
-    bind(schedule, [schedule.get_loops(made)[0]], limits)
+    bind_alone(schedule, schedule.get_loops(made)[0], limits)
     schedule.decompose_reduction(made, schedule.get_loops(made)[-1])
     one = schedule.add_unit_loop(schedule.get_loops(block)[0])
     schedule.bind(one, "threadIdx.x" if limits.threads != (1,) else "blockIdx.x")

@@ -15,7 +15,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_along
-from .parts import Part, SketchLimits, below, bind, fuse, lanes_of, parts, vectorise
+from .parts import Part, SketchLimits, below, bind, bind_alone, fuse, lanes_of, parts, vectorise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,5 +158,5 @@ def _pad(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> Non
     loops = schedule.get_loops(part.block)
     lanes = lanes_of(part.info.extents[-1], most)
     rest, vector = schedule.split(loops[-1], [None, lanes])
-    bind(schedule, [*loops[:-1], rest], limits)
+    bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
     schedule.vectorize(vector)

@@ -1,0 +1,129 @@
+"""Dense products on an NVIDIA GPU: default schedule, tuned, and cuBLAS without TF32, side by side.
+
+    python -m tests.tuner.bench_nvidia [--seconds 100] [--device SPEC] [--output FILE.json] [--faults]
+
+Needs PyTorch with CUDA (for cuBLAS) and NVIDIA's OpenCL driver. With --faults one of our kernels is made to
+write out of bounds afterwards, near and far, and the session's story is printed; the far write is a real
+fault of the GPU's memory unit, and needs the kernel log to be readable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import devices, peaks
+from honed.runtime.kernellog import open_reader
+from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.search.costmodel import CostModel
+from honed.tuner.search.evolve import WIDTH
+
+from .nvidia import faults, prebuild, tuning
+from .nvidia.sidebyside import compare
+
+SHAPES = ((192, 512, 512), (1024, 1024, 1024), (4096, 4096, 4096))  # m, n, k
+KIN = 24  # of the best traces at 1024, to begin with at 4096
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=100.0, help="of search, for each product")
+    parser.add_argument("--device")
+    parser.add_argument("--output", type=Path, help="all figures, as JSON")
+    parser.add_argument("--faults", action="store_true")
+    options = parser.parse_args()
+    device = devices.select(options.device)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        profile = peaks.measured(device, place)
+        told: dict[str, Any] = {
+            "device": vars_of(profile.identity),
+            "peaks": vars_of(profile.peaks),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "products": [],
+        }
+        print(json.dumps(told), flush=True)
+        with prebuild.pool(device.spec) as workers:
+            tuned = _tune_all(device.spec, profile, place, workers, options.seconds)
+        for found in tuned:
+            told["products"].append(_row(device.spec, found))
+            _save(told, options.output)
+        if options.faults:
+            told["faults"] = faults.run(device.spec, profile, place, open_reader())
+            print(json.dumps(told["faults"], indent=1))
+        _save(told, options.output)
+    for row in told["products"]:
+        print(
+            f"{row['product']:>16}  default {row['default_gflops']:8.0f}  tuned {row['tuned_gflops']:8.0f}  "
+            f"cuBLAS {row['cublas_gflops']:8.0f} GFLOP/s  default/cuBLAS {row['default_of_cublas']:.2f}  "
+            f"tuned/cuBLAS {row['tuned_of_cublas']:.2f}  tuned/default {row['tuned_of_default']:.1f}"
+        )
+
+
+def _tune_all(spec: str, profile: Any, place: Path, workers: Any, seconds: float) -> list[tuning.Tuned]:
+    limits = Limits(memory_bytes=8 << 30)
+    threads = os.cpu_count() or 1
+    tuned: list[tuning.Tuned] = []
+    with Measurer(spec, profile, limits, command=tuning.CACHED) as measurer:
+        bench = tuning.Bench(profile, measurer, workers, CostModel(WIDTH, threads), place, threads)
+        for shape in SHAPES:
+            kin = _kin(tuned[-1], shape) if tuned else []
+            tuned.append(tuning.tune(bench, shape, seconds, kin))
+    return tuned
+
+
+def _kin(before: tuning.Tuned, shape: tuple[int, int, int]) -> list[str]:
+    """The best traces of a cube, scaled to another cube."""
+    if len({*before.shape}) > 1 or len({*shape}) > 1:
+        return []
+    best = sorted((s, t) for t, s in before.known.items() if math.isfinite(s))[:KIN]
+    return [tuning.scaled(trace, before.shape[0], shape[0]) for _, trace in best]
+
+
+def _row(spec: str, found: tuning.Tuned) -> dict[str, Any]:
+    candidates = {"default": found.default} | ({"tuned": found.best} if found.best else {})
+    times, differences = compare(spec, found.shape, candidates)
+    gflop = 2 * math.prod(found.shape) * 1e-9
+    default, tuned = times.kernels["default"], times.kernels.get("tuned", math.inf)
+    row = {
+        "product": "x".join(map(str, found.shape)),
+        "default_rule": found.default_rule,
+        "default_gflops": gflop / default,
+        "tuned_gflops": gflop / tuned,
+        "cublas_gflops": gflop / times.cublas,
+        "default_of_cublas": times.cublas / default,
+        "tuned_of_cublas": times.cublas / tuned,
+        "tuned_of_default": default / tuned,
+        "alone_us": {name: seconds * 1e6 for name, seconds in times.alone.items()},
+        "differences": differences,
+        "outcomes": dict(found.outcomes),
+        "rankings": found.rankings,
+        "rounds": found.rounds,
+        "trace": found.best_trace,
+        "source": found.best.source if found.best else "",
+    }
+    print(json.dumps({k: v for k, v in row.items() if k not in ("trace", "source")}), flush=True)
+    return row
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """A dataclass with slots as a dict."""
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def _save(told: dict[str, Any], output: Path | None) -> None:
+    if output is not None:
+        output.write_text(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""One of our own kernels made to write out of bounds, near and far, in a real tuning session.
+
+The session is the real one, with real records, a real measuring child and the real kernel log; only what
+is proposed is planted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from honed.runtime.kernellog import Reader
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.records import Records, Setup
+from honed.tuner.tune.search_child import Entry, SearchChild
+from honed.tuner.tune.session import Budget, Model, Session
+from honed.tuner.tune.task import Task
+
+from .tuning import _candidate, dense_function, dense_workload
+
+SHAPE = (192, 512, 512)
+NEAR, FAR = 16, 1 << 40  # elements: into the guard band, and out of all memory
+
+
+class Planted:
+    """Proposes four candidates: right, writing near, writing far, right."""
+
+    def __init__(self, profile: DeviceProfile, folder: Path) -> None:
+        func = dense_function(*SHAPE)
+        _, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
+        self._right = _candidate("default", lowered)
+        self._folder = folder
+        self.pid = 1
+        self.results: dict[str, float | None] = {}
+
+    def extract(self, *_: Any) -> tuple[list[tuple[Task, int]], list[Task]]:
+        m, n, k = SHAPE
+        task = Task(
+            key="dense",
+            name="dense",
+            weight=1,
+            flops=2 * m * n * k,
+            bytes=4 * (m * k + k * n + m * n),
+            dtype="float32",
+            opaque="",
+        )
+        return [(task, 1)], []
+
+    def load(self, _task: Task, _outputs: int) -> Workload:
+        return dense_workload(self._folder / "dense", *SHAPE)
+
+    def default(self) -> Candidate:
+        return self._right
+
+    def propose(self, _known: Sequence[tuple[str, float | None]], round_: int) -> list[Entry]:
+        if round_:
+            return []
+        made = {
+            "right-1": _marked(self._right, 1),
+            "near": writing_beyond(self._right, NEAR),
+            "far": writing_beyond(self._right, FAR),
+            "right-2": _marked(self._right, 2),
+        }
+        return [Entry(name, name, None, replace(c, id=name), "") for name, c in made.items()]
+
+    def learn(self, results: Mapping[str, float | None]) -> None:
+        self.results.update(results)
+
+
+def writing_beyond(candidate: Candidate, elements: int) -> Candidate:
+    """The candidate with a work-item that writes `elements` after the end of the output, too."""
+    m, n, _ = SHAPE
+    output = re.search(r"__global float\* restrict (\w+_ptr)[^{]*\)\s*\{", candidate.source)
+    if output is None:
+        raise ValueError("the kernel's output was not found")
+    name = _output_name(candidate)
+    body = candidate.source.rindex("}")
+    statement = f"  if (get_global_id(0) == 0) {name}[{m * n - 1}L + {elements}L] = 1.0f;\n"
+    return replace(candidate, source=candidate.source[:body] + statement + candidate.source[body:])
+
+
+def _output_name(candidate: Candidate) -> str:
+    """The pointer of the kernel's argument that is the function's third parameter."""
+    names = re.findall(r"__global \w+\* restrict (\w+)", candidate.source)
+    args = candidate.launches[-1].args
+    return cast("str", names[args.index(2)])
+
+
+def _marked(candidate: Candidate, number: int) -> Candidate:
+    return replace(candidate, source=f"{candidate.source}// {number}\n")
+
+
+def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader) -> dict[str, Any]:
+    """The session's story: what became of each candidate, children, what is in quarantine."""
+    planted = Planted(profile, folder)
+    events: list[Mapping[str, Any]] = []
+    setup = Setup(device=profile.identity, compiler="bench")
+    with Records.open(folder / "records.db", measured_by="bench") as records:
+        model = Model(path=folder, name="dense", shapes={}, precision="fp32")
+        session = Session(
+            model, setup, spec, profile, records, cast("SearchChild", planted), events.append, kernel_log
+        )
+        session.run(Budget(seconds=120))
+        candidates = [
+            {"trace": c.trace, "state": str(c.state), "outcome": str(c.outcome), "reason": c.reason}
+            for c in records.history("dense", setup)
+        ]
+        return {
+            "trials": [dict(e) for e in events if e["event"] == "trial"],
+            "records": candidates,
+            "quarantine": [c.trace for c in records.quarantined(setup)],
+            "children": session.measurer.children,
+            "results": planted.results,
+        }

@@ -1,0 +1,191 @@
+"""Tunes dense products with the tuner's own search and measuring child, in one process, for a given time."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tvm import te, tirx, topi
+
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Candidate, Verdict, Workload
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.measure.process import COMMAND
+from honed.tuner.search import rules, traces
+from honed.tuner.search.costmodel import CostModel, ranking
+from honed.tuner.search.evolve import Evolution
+from tests.tuner.liars import honest
+
+from .prebuild import build_all
+
+# The measuring child turns the driver's cache off; here it finds what `prebuild` made in parallel.
+CACHED = ("env", "CUDA_CACHE_DISABLE=0", *COMMAND)
+BATCH = 48
+
+
+def dense_function(m: int, n: int, k: int) -> tirx.PrimFunc:
+    """out[m, n] = sum over k of a[m, k] b[k, n], float32."""
+    a, b = te.placeholder((m, k), name="a"), te.placeholder((k, n), name="b")
+    return te.create_prim_func([a, b, topi.matmul(a, b)])
+
+
+def dense_workload(folder: Path, m: int, n: int, k: int) -> Workload:
+    """Its inputs and outputs, these from NumPy in double precision."""
+    return honest.dense(folder, m, n, k, sets=2)
+
+
+@dataclass
+class Tuned:
+    """What came of one product; `best` is the fastest right candidate found, by its trace."""
+
+    shape: tuple[int, int, int]
+    default: Candidate
+    default_rule: str
+    default_seconds: float | None = None
+    best: Candidate | None = None
+    best_trace: str = ""
+    best_seconds: float = math.inf
+    known: dict[str, float] = field(default_factory=dict)  # seconds by trace
+    outcomes: Counter[str] = field(default_factory=Counter)
+    rankings: list[dict[str, Any]] = field(default_factory=list)
+    rounds: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Bench:
+    """What all products share."""
+
+    profile: DeviceProfile
+    measurer: Measurer
+    workers: ProcessPoolExecutor
+    model: CostModel
+    folder: Path
+    threads: int
+
+
+def tune(bench: Bench, shape: tuple[int, int, int], seconds: float, kin: Iterable[str] = ()) -> Tuned:
+    """Search for `seconds`. `kin` are traces to begin with, of the same function at another size."""
+    func, target = dense_function(*shape), target_for(bench.profile)
+    rule, lowered, _ = default_kernels(func, "main", target, bench.profile)
+    found = Tuned(shape, _candidate("default", lowered), rule)
+    bench.measurer.load(dense_workload(bench.folder / "x".join(map(str, shape)), *shape))
+    verdict = bench.measurer.measure(found.default)
+    found.default_seconds = verdict.timing.median if verdict.timing else None
+    deadline = time.monotonic() + seconds
+    evolution = Evolution(
+        func,
+        target,
+        rules.space(func, target, bench.profile),
+        bench.model,
+        batch=BATCH,
+        seed=sum(shape),
+        threads=bench.threads,
+        postprocs=rules.postprocs(bench.profile),
+    )
+    _begin_with(bench, func, found, evolution, kin)
+    while time.monotonic() < deadline and _round(bench, found, evolution, deadline):
+        pass
+    return found
+
+
+def _begin_with(
+    bench: Bench, func: tirx.PrimFunc, found: Tuned, evolution: Evolution, kin: Iterable[str]
+) -> None:
+    made: list[tuple[str, Candidate]] = []
+    for trace in kin:
+        try:
+            scheduled = traces.apply(trace, func).mod["main"]
+            lowered = lower_function(scheduled, "main", target_for(bench.profile), bench.profile)
+        except LoweringFailed:
+            continue
+        made.append((trace, _candidate(traces.identity(trace), lowered)))
+    build_all(bench.workers, [candidate.source for _, candidate in made])
+    for trace, candidate in made:
+        verdict = bench.measurer.measure(candidate, found.best_seconds if found.best else None)
+        evolution.know(trace, _note(found, candidate, trace, verdict))
+
+
+def _round(bench: Bench, found: Tuned, evolution: Evolution, deadline: float) -> bool:
+    began = time.monotonic()
+    proposals = sorted(evolution.propose(), key=lambda p: -(p.score or 0.0))
+    proposed = time.monotonic()
+    made = []
+    for proposal in proposals:
+        try:
+            lowered = lower_function(proposal.scheduled, "main", target_for(bench.profile), bench.profile)
+        except LoweringFailed as failed:
+            found.outcomes[f"lowering: {failed}"[:60]] += 1
+            continue
+        made.append((proposal, _candidate(proposal.id, lowered)))
+    build_all(bench.workers, [candidate.source for _, candidate in made])
+    built = time.monotonic()
+    measured = []
+    for proposal, candidate in made:
+        if time.monotonic() > deadline:
+            break
+        verdict = bench.measurer.measure(candidate, found.best_seconds if found.best else None)
+        seconds = _note(found, candidate, proposal.trace, verdict)
+        evolution.know(proposal.trace, seconds)
+        measured.append((proposal, seconds))
+    if measured:
+        _learn(bench, found, measured)
+    found.rounds.append(
+        {
+            "proposed": len(proposals),
+            "measured": len(measured),
+            "propose_s": proposed - began,
+            "build_s": built - proposed,
+            "measure_s": time.monotonic() - built,
+            "best_us": found.best_seconds * 1e6,
+        }
+    )
+    print(found.shape, json.dumps(found.rounds[-1]), dict(found.outcomes), file=sys.stderr, flush=True)
+    return bool(proposals)
+
+
+def _learn(bench: Bench, found: Tuned, measured: list[tuple[Any, float]]) -> None:
+    seconds = np.array([s for _, s in measured])
+    scores = [p.score for p, _ in measured]
+    if None not in scores:
+        ranked = ranking(np.array(scores, np.float32), seconds)
+        if ranked is not None:
+            found.rankings.append(
+                {"correlation": ranked.correlation, "best_rank": ranked.best_rank, "batch": ranked.batch}
+            )
+    bench.model.add("x".join(map(str, found.shape)), np.array([p.features for p, _ in measured]), seconds)
+    bench.model.train()
+
+
+def _note(found: Tuned, candidate: Candidate, trace: str, verdict: Verdict) -> float:
+    found.outcomes[str(verdict.outcome)] += 1
+    seconds = verdict.timing.median if verdict.timing else math.inf
+    found.known[trace] = seconds
+    if seconds < found.best_seconds:
+        found.best, found.best_trace, found.best_seconds = candidate, trace, seconds
+    return seconds
+
+
+def scaled(trace: str, old: int, new: int) -> str:
+    """The trace with every axis of `old` elements taken as one of `new`: more of the outermost tiles."""
+    steps, decisions = json.loads(trace)
+    for entry in decisions:
+        factors = entry[1]
+        if isinstance(factors, list) and math.prod(factors) == old:
+            factors[0] = factors[0] * new // old
+    return json.dumps([steps, decisions], separators=(",", ":"))
+
+
+def _candidate(key: str, lowered: Lowered) -> Candidate:
+    return Candidate(id=key, source=lowered.source, inner=lowered.inner, launches=lowered.launches)
