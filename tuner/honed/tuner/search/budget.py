@@ -29,6 +29,30 @@ def size_of(func: tirx.PrimFunc) -> Size:
     return _statement(func.body, [])
 
 
+def threads_of(func: tirx.PrimFunc) -> tuple[int, int]:
+    """The fewest work-items per work-group of a scheduled function's launches, and how many groups it has."""
+    return min(_launches(func.body, 1, 1), default=(1, 1))
+
+
+def _launches(stmt: tirx.Stmt, threads: int, groups: int) -> list[tuple[int, int]]:
+    if isinstance(stmt, tirx.SeqStmt):
+        return [found for part in stmt.seq for found in _launches(part, threads, groups)]
+    if isinstance(stmt, tirx.For):
+        tag = _tag(stmt)
+        if tag.startswith("threadIdx"):
+            threads *= int(stmt.extent)
+        elif tag.startswith("blockIdx"):
+            groups *= int(stmt.extent)
+        return _launches(stmt.body, threads, groups)
+    if isinstance(stmt, tirx.AttrStmt):
+        return _launches(stmt.body, threads, groups)
+    if isinstance(stmt, tirx.IfThenElse):
+        return _launches(stmt.then_case, threads, groups)
+    if isinstance(stmt, s_tir.SBlockRealize) and str(stmt.block.name_hint) == "root":
+        return _launches(stmt.block.body, threads, groups)
+    return [(threads, groups)]
+
+
 def _statement(stmt: tirx.Stmt, loops: list[tirx.For]) -> Size:
     if isinstance(stmt, tirx.SeqStmt):
         return _largest(_statement(s, loops) for s in stmt.seq)
@@ -71,28 +95,34 @@ def _registers(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> int:
 
 def _private(loop: tirx.For) -> bool:
     """Whether one work-item runs all of it (virtual threads are the same work-item)."""
-    if not isinstance(loop.extent, tirx.IntImm):
-        return False
-    tag = str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
-    return not tag.startswith(("blockIdx", "threadIdx"))
+    return isinstance(loop.extent, tirx.IntImm) and not _tag(loop).startswith(("blockIdx", "threadIdx"))
+
+
+def _tag(loop: tirx.For) -> str:
+    return str(loop.thread_binding.thread_tag) if loop.thread_binding is not None else ""
 
 
 @derived_object
 class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
     """Refuses schedules that would spill registers or drown the driver's compiler, before lowering them."""
 
-    def __init__(self, most: Size) -> None:
+    def __init__(self, most: Size, least_threads: int) -> None:
         super().__init__()
         self.most = most
+        self.least_threads = least_threads
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         """Not used."""
 
     def apply(self, sch: Schedule) -> bool:
         """Whether the schedule may be kept."""
-        size = size_of(sch.mod["main"])
-        return size.registers <= self.most.registers and size.statements <= self.most.statements
+        func = sch.mod["main"]
+        size = size_of(func)
+        if size.registers > self.most.registers or size.statements > self.most.statements:
+            return False
+        threads, groups = threads_of(func)
+        return threads >= self.least_threads or groups == 1
 
     def clone(self) -> Budget:
         """Another of the same kind."""
-        return Budget(self.most)
+        return Budget(self.most, self.least_threads)

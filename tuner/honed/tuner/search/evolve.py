@@ -19,6 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
 from . import traces
+from .context import tune_context
 from .costmodel import Array, CostModel
 
 POPULATION = 192
@@ -62,23 +63,19 @@ class Evolution:
         self._extractor = ms.feature_extractor.PerStoreFeature(extract_workload=False)
         self._proposed: set[str] = set()
         self._random = np.random.default_rng(seed)
-        self._context = ms.TuneContext(
-            self._module,
-            target=target,
-            space_generator=ms.space_generator.ScheduleFn(
-                lambda _schedule: None, sch_rules=[], postprocs=list(postprocs), mutator_probs=_mutators()
-            ),
-            search_strategy=ms.search_strategy.EvolutionarySearch(
-                population_size=POPULATION,
-                init_measured_ratio=0.25,
-                init_min_unmeasured=32,
-                genetic_num_iters=_GENERATIONS,
-                genetic_mutate_prob=0.85,
-                eps_greedy=0.15,
-            ),
-            task_name="main",
-            rand_state=seed % (2**31 - 2) + 1,
-            num_threads=threads,
+        generator = ms.space_generator.ScheduleFn(
+            lambda _schedule: None, sch_rules=[], postprocs=list(postprocs), mutator_probs=_mutators()
+        )
+        strategy = ms.search_strategy.EvolutionarySearch(
+            population_size=POPULATION,
+            init_measured_ratio=0.25,
+            init_min_unmeasured=32,
+            genetic_num_iters=_GENERATIONS,
+            genetic_mutate_prob=0.85,
+            eps_greedy=0.15,
+        )
+        self._context = tune_context(
+            self._module, target, generator, strategy, seed=seed % (2**31 - 2) + 1, threads=threads
         )
         self._context.pre_tuning(1 << 20, batch, list(space), self._database, _Adapter(self))
 

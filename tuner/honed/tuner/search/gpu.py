@@ -17,6 +17,7 @@ from tvm.target import Target
 
 from honed.runtime.profile import ScheduleRules
 
+from .context import tune_context
 from .traces import as_module
 
 _STRUCTURE = "SSSRRSRS"  # group, virtual thread, thread, reduce, reduce, registers, reduce, registers
@@ -52,18 +53,9 @@ def group_space(func: tirx.PrimFunc, target: Target, rules: GroupRules) -> list[
 
     `group_postprocs` completes them; candidates are worth nothing without.
     """
-    module = as_module(func)
-    context = ms.TuneContext(
-        module,
-        target=target,
-        space_generator=ms.space_generator.PostOrderApply(
-            sch_rules=_rules(rules), postprocs=[], mutator_probs={}
-        ),
-        search_strategy=ms.search_strategy.ReplayTrace(),
-        task_name="main",
-        rand_state=1,
-        num_threads=1,
-    )
+    generator = ms.space_generator.PostOrderApply(sch_rules=_rules(rules), postprocs=[], mutator_probs={})
+    strategy = ms.search_strategy.ReplayTrace()
+    context = tune_context(as_module(func), target, generator, strategy, seed=1, threads=1)
     return list(context.generate_design_space())
 
 

@@ -25,6 +25,7 @@ class SketchLimits:
     tail_unroll: int  # steps of what follows a reduction
     threads: tuple[int, ...]  # work-items per work-group to choose from
     row_bytes: int  # of one intermediate row that a work-item keeps to itself
+    contractions: bool  # False: groups that share operands are always better at them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,12 @@ def parts(schedule: Schedule, keep: Keep = Keep.DEAR) -> list[Part]:
     return found
 
 
+def is_contraction(schedule: Schedule, found: Sequence[Part]) -> bool:
+    """Whether it is a single reduction over several operands, whose elements are used again and again."""
+    reductions = [p for p in found if p.info.is_reduction]
+    return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
+
+
 def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:
     """One loop of several."""
     return schedule.fuse(*loops) if len(loops) > 1 else loops[0]
@@ -85,7 +92,7 @@ def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> L
 
 
 def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
-    """Bind the outermost loop of a block under which nothing else is computed; a last group may be partial."""
+    """Bind the outer loop of a block under which nothing else is computed; a last group may be partial."""
     if limits.threads == (1,):
         schedule.bind(loop, "blockIdx.x")
         return

@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axes
-from .parts import Part, SketchLimits, below, bind, keep_private, lanes_of, parts, vectorise
+from .parts import Part, SketchLimits, below, bind, is_contraction, keep_private, lanes_of, parts, vectorise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ def columns_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
 
 
 def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
-    work = _fitting(schedule, keep)
+    work = _fitting(schedule, limits, keep)
     if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
         return False
     last = _last(schedule, work)
@@ -89,7 +89,7 @@ def _row(schedule: Schedule, part: Part, split: SBlockRV | None, under: LoopRV, 
 
 
 def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
-    work = _fitting(schedule, keep)
+    work = _fitting(schedule, limits, keep)
     if work is None or work.final.info.is_reduction or len(work.reductions) < 2:
         return False  # the tile sketch has single reductions
     axes = len(work.final.info.extents)
@@ -132,10 +132,12 @@ def _column_loops(schedule: Schedule, part: Part, under: LoopRV, limits: SketchL
         schedule.decompose_reduction(part.block, reduce[0])
 
 
-def _fitting(schedule: Schedule, keep: Keep) -> _Work | None:
+def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | None:
     found = parts(schedule, keep)
     reductions = [p for p in found if p.info.is_reduction]
     if not reductions or any(_mixed(p.info) for p in reductions):
+        return None
+    if not limits.contractions and is_contraction(schedule, found):
         return None
     kept = {kept_axes(schedule, p.block, found[-1].block) for p in reductions}
     kept.discard(None)  # read by other blocks only

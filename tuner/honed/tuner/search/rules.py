@@ -6,7 +6,7 @@ of a function, and `postprocs` what the search must do to each draw from them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import tirx
 from tvm.s_tir import Schedule
@@ -31,16 +31,25 @@ class FamilyRules:
     sketches: SketchLimits
     groups: GroupRules | None  # work-groups that share work; None where they win nothing
     most: Size
+    least_threads: int  # work-items of a work-group, where there are several groups
 
 
 # Work-groups of one: a work-group is one thread of the processor. 32 vector registers of 64 bytes with
 # AVX-512 hold 512 fp32 accumulators.
 _CPU = FamilyRules(
     sketches=SketchLimits(
-        vector_bytes=64, tile=16, vectors=4, unroll=8, tail_unroll=64, threads=(1,), row_bytes=16 << 10
+        vector_bytes=64,
+        tile=16,
+        vectors=4,
+        unroll=8,
+        tail_unroll=64,
+        threads=(1,),
+        row_bytes=16 << 10,
+        contractions=True,
     ),
     groups=None,
     most=Size(registers=512, statements=512),
+    least_threads=1,
 )
 # facts: 64 registers a thread, then spills; local memory is ordinary memory, so nothing is copied into it (a
 # reduction's partial results still travel through it); loads up to 128 bits.
@@ -53,6 +62,7 @@ _MALI = FamilyRules(
         tail_unroll=16,
         threads=(16, 32, 64, 128),
         row_bytes=1 << 10,
+        contractions=True,
     ),
     groups=GroupRules(
         tiling=Tiling(shared_reads=False, vector_lens=(1, 2, 4), innermost=8),
@@ -61,8 +71,10 @@ _MALI = FamilyRules(
         unroll=(0, 4, 16),
     ),
     most=Size(registers=64, statements=128),
+    least_threads=1,
 )
-# NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses.
+# NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses. Groups smaller
+# than a warp of 32 leave lanes idle.
 _GPU = FamilyRules(
     sketches=SketchLimits(
         vector_bytes=16,
@@ -72,6 +84,7 @@ _GPU = FamilyRules(
         tail_unroll=64,
         threads=(32, 64, 128, 256),
         row_bytes=1 << 10,
+        contractions=False,
     ),
     groups=GroupRules(
         tiling=Tiling(shared_reads=True, vector_lens=(1, 2, 4), innermost=64),
@@ -80,6 +93,7 @@ _GPU = FamilyRules(
         unroll=(0, 16, 64, 512),
     ),
     most=Size(registers=160, statements=1024),
+    least_threads=32,
 )
 # For functions that no sketch fits where no groups are wanted: every loop nest bound to the grid.
 _LAST_RESORT = GroupRules(tiling=None, threads=(1,), grid=1 << 16, unroll=())
@@ -92,17 +106,15 @@ def rules_of(rules: ScheduleRules) -> FamilyRules:
     limits = family.sketches
     groups = family.groups
     return FamilyRules(
-        sketches=SketchLimits(
+        sketches=replace(
+            limits,
             vector_bytes=min(limits.vector_bytes, rules.max_vector_bytes),
-            tile=limits.tile,
-            vectors=limits.vectors,
             unroll=min(limits.unroll, rules.max_unroll),
-            tail_unroll=limits.tail_unroll,
             threads=tuple(t for t in limits.threads if t <= rules.max_threads),
-            row_bytes=limits.row_bytes,
         ),
         groups=groups and groups.within(rules),
         most=family.most,
+        least_threads=family.least_threads,
     )
 
 
@@ -123,7 +135,7 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
     """What every draw from the profile's spaces goes through, in order; new objects for each search."""
     rules = rules_of(profile.rules)
-    found: list[ms.Postproc] = [Budget(rules.most)]
+    found: list[ms.Postproc] = [Budget(rules.most, rules.least_threads)]
     if rules.groups is not None:
         found += group_postprocs(rules.groups)
     return found

@@ -15,7 +15,18 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_along
-from .parts import Part, SketchLimits, below, bind, bind_alone, fuse, lanes_of, parts, vectorise
+from .parts import (
+    Part,
+    SketchLimits,
+    below,
+    bind,
+    bind_alone,
+    fuse,
+    is_contraction,
+    lanes_of,
+    parts,
+    vectorise,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +38,7 @@ class _Axis:
 def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Lanes along the last axis, everything elementwise inlined. False where the function does not fit."""
     found = parts(schedule)
-    if not _fits(found) or calls(schedule, found[0].block, CHOICES):
+    if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
         return False  # a vector whose lanes choose differently falls apart into its elements
     _tile(schedule, found, limits, most, laned=len(_spatial(found[0].info)) - 1)
     return True
@@ -39,7 +50,7 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     before = 0
     while before < len(found) and not found[before].info.is_reduction:
         before += 1
-    if before == 0 or not _fits(found[before:]):
+    if before == 0 or not _fits(schedule, found[before:], limits):
         return False
     for part in found[:before]:
         _pad(schedule, part, limits, most)
@@ -54,7 +65,7 @@ def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     gathered once and used for the whole tile.
     """
     found = parts(schedule)
-    if not _fits(found):
+    if not _fits(schedule, found, limits):
         return False
     block, what = found[0].block, found[0].info
     spatial = _spatial(what)
@@ -81,10 +92,12 @@ class _Tiled:
     unrolled: LoopRV  # the innermost reduction loop, above the tile
 
 
-def _fits(found: list[Part]) -> bool:
+def _fits(schedule: Schedule, found: list[Part], limits: SketchLimits) -> bool:
     """Whether it is one reduction that leaves something, with at most an elementwise tail."""
     kinds = [p.info.is_reduction for p in found]
-    return kinds in ([True], [True, False]) and bool(_spatial(found[0].info))
+    if kinds not in ([True], [True, False]) or not _spatial(found[0].info):
+        return False
+    return limits.contractions or not is_contraction(schedule, found)
 
 
 def _tile(schedule: Schedule, found: list[Part], limits: SketchLimits, most: int, *, laned: int) -> _Tiled:
