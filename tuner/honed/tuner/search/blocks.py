@@ -124,6 +124,11 @@ def _feeds_reduction(schedule: Schedule, block: SBlockRV) -> bool:
     return any(c is None or c.is_reduction for c in consumers)
 
 
+def is_dear(schedule: Schedule, block: SBlockRV) -> bool:
+    """Whether computing a block again costs more than keeping what it computed."""
+    return calls(schedule, block, _DEAR)
+
+
 def calls(schedule: Schedule, block: SBlockRV, names: frozenset[str]) -> bool:
     """Whether a block calls any of the intrinsics."""
     found = False

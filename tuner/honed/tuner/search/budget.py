@@ -29,9 +29,9 @@ def size_of(func: tirx.PrimFunc) -> Size:
     return _statement(func.body, [])
 
 
-def threads_of(func: tirx.PrimFunc) -> tuple[int, int]:
-    """The fewest work-items per work-group of a scheduled function's launches, and how many groups it has."""
-    return min(_launches(func.body, 1, 1), default=(1, 1))
+def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
+    """Work-items per work-group, and work-groups, of what a scheduled function will launch."""
+    return _launches(func.body, 1, 1)
 
 
 def _launches(stmt: tirx.Stmt, threads: int, groups: int) -> list[tuple[int, int]]:
@@ -106,10 +106,11 @@ def _tag(loop: tirx.For) -> str:
 class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
     """Refuses schedules that would spill registers or drown the driver's compiler, before lowering them."""
 
-    def __init__(self, most: Size, least_threads: int) -> None:
+    def __init__(self, most: Size, threads: tuple[int, int]) -> None:
+        """`threads` are the fewest (where there are several groups) and the most work-items of a group."""
         super().__init__()
         self.most = most
-        self.least_threads = least_threads
+        self.threads = threads
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         """Not used."""
@@ -120,9 +121,10 @@ class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
         size = size_of(func)
         if size.registers > self.most.registers or size.statements > self.most.statements:
             return False
-        threads, groups = threads_of(func)
-        return threads >= self.least_threads or groups == 1
+        least, most = self.threads
+        launches = launches_of(func)
+        return all((least <= threads or groups == 1) and threads <= most for threads, groups in launches)
 
     def clone(self) -> Budget:
         """Another of the same kind."""
-        return Budget(self.most, self.least_threads)
+        return Budget(self.most, self.threads)

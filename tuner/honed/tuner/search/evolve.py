@@ -24,6 +24,7 @@ from .costmodel import Array, CostModel
 
 POPULATION = 192
 _GENERATIONS = 3
+_PLAIN_STEPS = 30  # of a trace for a dense product on a CPU
 _STORE_WIDTH = 164  # of MetaSchedule's features of one store
 WIDTH = 2 * _STORE_WIDTH
 
@@ -67,9 +68,9 @@ class Evolution:
             lambda _schedule: None, sch_rules=[], postprocs=list(postprocs), mutator_probs=_mutators()
         )
         strategy = ms.search_strategy.EvolutionarySearch(
-            population_size=POPULATION,
+            population_size=_population(space),
             init_measured_ratio=0.25,
-            init_min_unmeasured=32,
+            init_min_unmeasured=8,
             genetic_num_iters=_GENERATIONS,
             genetic_mutate_prob=0.85,
             eps_greedy=0.15,
@@ -125,6 +126,12 @@ class Evolution:
     def _commit(self, schedule: Schedule, seconds: float) -> None:
         record = ms.database.TuningRecord(schedule.trace, self._workload, [seconds], self._target, None)
         self._database.commit_tuning_record(record)
+
+
+def _population(space: Sequence[Schedule]) -> int:
+    """Fewer where each schedule takes longer to play and to look at: those of convolutions do."""
+    steps = max(len(schedule.trace.insts) for schedule in space)
+    return max(POPULATION // 3, min(POPULATION, POPULATION * _PLAIN_STEPS // steps))
 
 
 def _mutators() -> dict[ms.Mutator, float]:

@@ -18,6 +18,7 @@ from tvm.target import Target
 from honed.runtime.profile import ScheduleRules
 
 from .context import tune_context
+from .grouped import GroupTile
 from .traces import as_module
 
 _STRUCTURE = "SSSRRSRS"  # group, virtual thread, thread, reduce, reduce, registers, reduce, registers
@@ -36,9 +37,10 @@ class Tiling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRules:
-    """What MetaSchedule's rules are given for a family; `tiling` None: contractions are only bound."""
+    """What MetaSchedule's rules are given for a family."""
 
-    tiling: Tiling | None
+    tile: GroupTile | None  # of the grouped sketch
+    tiling: Tiling | None  # where that does not fit; without it contractions are only bound
     threads: tuple[int, ...]  # work-items per work-group to choose from
     grid: int  # most work-groups of what is bound without tiles; beyond that work-items loop
     unroll: tuple[int, ...]  # steps to choose from

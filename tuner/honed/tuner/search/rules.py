@@ -6,6 +6,7 @@ of a function, and `postprocs` what the search must do to each draw from them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from tvm import tirx
@@ -17,8 +18,9 @@ from honed.runtime.profile import DeviceProfile, ScheduleRules
 
 from .budget import Budget, Size
 from .gpu import GroupRules, Tiling, group_postprocs, group_space
+from .grouped import GroupTile
 from .parts import SketchLimits
-from .sketches import sketches
+from .sketches import grouped_sketches, sketches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,9 @@ _MALI = FamilyRules(
         contractions=True,
     ),
     groups=GroupRules(
+        tile=GroupTile(
+            shared=False, copied=(), registers=8, threads=16, virtual=1, reduced=16, unroll=(0, 4, 16)
+        ),
         tiling=Tiling(shared_reads=False, vector_lens=(1, 2, 4), innermost=8),
         threads=(16, 32, 64, 128, 256),
         grid=1024,
@@ -87,6 +92,15 @@ _GPU = FamilyRules(
         contractions=False,
     ),
     groups=GroupRules(
+        tile=GroupTile(
+            shared=True,
+            copied=(1, 2, 4),
+            registers=16,
+            threads=64,
+            virtual=4,
+            reduced=32,
+            unroll=(0, 16, 64, 512),
+        ),
         tiling=Tiling(shared_reads=True, vector_lens=(1, 2, 4), innermost=64),
         threads=(32, 64, 128, 256, 512, 1024),
         grid=4096,
@@ -96,7 +110,8 @@ _GPU = FamilyRules(
     least_threads=32,
 )
 # For functions that no sketch fits where no groups are wanted: every loop nest bound to the grid.
-_LAST_RESORT = GroupRules(tiling=None, threads=(1,), grid=1 << 16, unroll=())
+_LAST_RESORT = GroupRules(tile=None, tiling=None, threads=(1,), grid=1 << 16, unroll=())
+_MANY = 1 << 14
 _FAMILIES = {"cpu": _CPU, "mali": _MALI, "gpu": _GPU}
 
 
@@ -125,17 +140,27 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
     """
     rules = rules_of(profile.rules)
     found = sketches(func, rules.sketches)
-    if rules.groups is not None:
-        found += group_space(func, target, rules.groups)
-    elif not found:
-        found = group_space(func, target, _LAST_RESORT)
-    return found
+    if rules.groups is None:
+        return found or group_space(func, target, _LAST_RESORT)
+    if rules.groups.tile is not None:
+        tiled = grouped_sketches(func, rules.groups.tile, rules.sketches)
+        found += tiled
+        if tiled and _elements(func) >= _MANY:
+            return found
+        if tiled:  # too few elements to keep the device busy: have groups reduce together, too
+            return found + group_space(func, target, replace(rules.groups, tiling=None))
+    return found + group_space(func, target, rules.groups)
+
+
+def _elements(func: tirx.PrimFunc) -> int:
+    """Of the function's last output."""
+    return math.prod(int(extent) for extent in func.params[-1].shape)
 
 
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
     """What every draw from the profile's spaces goes through, in order; new objects for each search."""
     rules = rules_of(profile.rules)
-    found: list[ms.Postproc] = [Budget(rules.most, rules.least_threads)]
+    found: list[ms.Postproc] = [Budget(rules.most, (rules.least_threads, profile.rules.max_threads))]
     if rules.groups is not None:
         found += group_postprocs(rules.groups)
     return found

@@ -19,10 +19,11 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
 from .blocks import SPATIAL
+from .grouped import GroupTile, grouped
 from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
 from .rows import columns, columns_again, rows, rows_again
 from .tile import tile, tile_across, tile_padded
-from .traces import as_module, without_decisions
+from .traces import as_module, known
 
 _MOST_STEPS = 32  # vectors that one work-item moves
 _MOST_PARTS = 256  # of a reduction to a single element
@@ -41,17 +42,24 @@ def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
         for lanes in lane_choices(func, limits):
             schedule = Schedule(as_module(func), debug_mask="none")
             try:
-                if make(schedule, limits, lanes) and not _known(schedule, found):
+                if make(schedule, limits, lanes) and not known(schedule, found):
                     found.append(schedule)
             except (s_tir.ScheduleError, ValueError):
                 continue  # the function does not have the sketch's form after all
     return found
 
 
-def _known(schedule: Schedule, among: list[Schedule]) -> bool:
-    """Whether the same was made before: few lanes divide an odd extent."""
-    text = without_decisions(schedule.trace)
-    return any(without_decisions(other.trace) == text for other in among)
+def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -> list[Schedule]:
+    """The grouped sketch with and without vectors; none where the function is no contraction."""
+    found: list[Schedule] = []
+    for lanes in (*lane_choices(func, limits), 1):
+        schedule = Schedule(as_module(func), debug_mask="none")
+        try:
+            if grouped(schedule, by, limits, lanes) and not known(schedule, found):
+                found.append(schedule)
+        except (s_tir.ScheduleError, ValueError):
+            continue  # as above
+    return found
 
 
 def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -26,8 +27,13 @@ def identity(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def without_decisions(trace: Trace) -> str:
-    """What a trace does whatever numbers were drawn for it, as text."""
+def known(schedule: Schedule, among: Sequence[Schedule]) -> bool:
+    """Whether one of the others does the same, whatever numbers were drawn."""
+    text = _steps(schedule.trace)
+    return any(_steps(other.trace) == text for other in among)
+
+
+def _steps(trace: Trace) -> str:
     return json.dumps(_plain(trace.as_json()[0]))
 
 

@@ -1,0 +1,145 @@
+"""The grouped sketch: the work-items of a group compute a tile of a contraction together.
+
+Each axis of the output is split into groups, virtual threads, threads and registers, each level with a bound
+of its own, so that most draws fit the device; operands are copied through local memory where that pays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from .blocks import CHOICES, REDUCE, SPATIAL, Keep, calls, is_dear
+from .parts import Part, SketchLimits, bind_alone, fuse, is_contraction, lanes_of, parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTile:
+    """How far the grouped sketch may go."""
+
+    shared: bool  # copy the operands of a group's tile through local memory
+    copied: tuple[int, ...]  # elements of one load of such a copy, to choose from
+    registers: int  # elements of a work-item's tile, along one axis
+    threads: int  # work-items of a group, along one axis
+    virtual: int  # tiles of a work-item, strided by the group's tile, along one axis; 1: none
+    reduced: int  # elements of the outer reduction that are taken at once
+    unroll: tuple[int, ...]  # steps to choose from
+
+
+@dataclass(slots=True)
+class _Levels:
+    """The loops of the output's axes, outermost level first."""
+
+    groups: list[LoopRV]
+    virtual: list[LoopRV]
+    threads: list[LoopRV]
+    registers: list[LoopRV]
+
+
+def grouped(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int) -> bool:
+    """Tile a contraction over groups. False where the function is none."""
+    found = parts(schedule, Keep.PADDING if by.shared else Keep.DEAR)
+    before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
+    rest = found[len(before) :]
+    kinds = [p.info.is_reduction for p in rest]
+    if kinds not in ([True], [True, False]) or not is_contraction(schedule, found):
+        return False
+    main = rest[0]
+    loops = schedule.get_loops(main.block)
+    spatial = [
+        (a, e) for a, e, k in zip(loops, main.info.extents, main.info.kinds, strict=True) if k == SPATIAL
+    ]
+    reduce = [loop for loop, kind in zip(loops, main.info.kinds, strict=True) if kind == REDUCE]
+    if not spatial:
+        return False
+    levels = _split(schedule, spatial, by, most)
+    outer, inner = schedule.split(
+        reduce[0], schedule.sample_perfect_tile(reduce[0], n=2, max_innermost_factor=by.reduced)
+    )
+    schedule.reorder(
+        *levels.groups, *levels.virtual, *levels.threads, outer, inner, *reduce[1:], *levels.registers
+    )
+    schedule.bind(fuse(schedule, levels.groups), "blockIdx.x")
+    if levels.virtual:
+        schedule.bind(fuse(schedule, levels.virtual), "vthread.x")
+    thread = fuse(schedule, levels.threads)
+    schedule.bind(thread, "threadIdx.x")
+    _write(schedule, rest, thread)
+    if by.shared:
+        _copy_operands(schedule, main.block, outer, by)
+    _prepare(schedule, before, limits, most, inlined=by.shared)
+    schedule.vectorize(levels.registers[-1])
+    for loop in levels.registers[:-1]:
+        schedule.unroll(loop)
+    steps = schedule.sample_categorical(list(by.unroll), [1.0 / len(by.unroll)] * len(by.unroll))
+    schedule.annotate(inner, "pragma_auto_unroll_max_step", steps)
+    schedule.decompose_reduction(main.block, outer)
+    return True
+
+
+def _split(schedule: Schedule, spatial: list[tuple[LoopRV, int]], by: GroupTile, most: int) -> _Levels:
+    levels = _Levels([], [], [], [])
+    for number, (loop, extent) in enumerate(spatial):
+        last = number == len(spatial) - 1
+        if extent == 1 and not last:
+            levels.groups.append(loop)
+            continue
+        lanes = lanes_of(extent, most) if last else 1
+        if last:
+            loop, vector = schedule.split(loop, [None, lanes])
+        loop, registers = _two(schedule, loop, max(1, by.registers // lanes))
+        loop, threads = _two(schedule, loop, by.threads)
+        if by.virtual > 1:
+            loop, virtual = _two(schedule, loop, by.virtual)
+            levels.virtual.append(virtual)
+        levels.groups.append(loop)
+        levels.threads.append(threads)
+        levels.registers.append(registers)
+    levels.registers.append(vector)
+    return levels
+
+
+def _two(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, LoopRV]:
+    """Split off at most `most` steps of a loop; how many is left open."""
+    outer, inner = schedule.split(loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=most))
+    return outer, inner
+
+
+def _write(schedule: Schedule, rest: list[Part], thread: LoopRV) -> None:
+    """Accumulate in registers, and write the result, through the elementwise tail, once."""
+    main = rest[0].block
+    if len(rest) == 2:
+        tail = rest[1].block
+        schedule.set_scope(main, 0, "local")
+    else:
+        tail = schedule.cache_write(main, 0, "local")
+    schedule.reverse_compute_at(tail, thread, preserve_unit_loops=True)
+
+
+def _copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile) -> None:
+    """Have the group copy what its tile reads into local memory, in vectors of an open length."""
+    for number, read in enumerate(schedule.get(main).reads):
+        copy = schedule.cache_read(main, number, "shared")
+        schedule.compute_at(copy, at, preserve_unit_loops=True)
+        axes = len(read.source.shape)
+        fuse(schedule, schedule.get_loops(copy)[-axes:])
+        chosen = any(calls(schedule, b, CHOICES) for b in schedule.get_producers(copy))
+        copied = (1,) if chosen else by.copied  # a vector whose lanes choose differently cannot be generated
+        lens = schedule.sample_categorical(list(copied), [1.0 / len(copied)] * len(copied))
+        schedule.annotate(copy, "meta_schedule.cooperative_fetch", lens)
+
+
+def _prepare(
+    schedule: Schedule, before: list[Part], limits: SketchLimits, most: int, *, inlined: bool
+) -> None:
+    """Compute what operands are made from: while they are copied, or where dear in a launch before."""
+    for part in reversed(before):
+        if inlined and not is_dear(schedule, part.block):
+            schedule.compute_inline(part.block)
+            continue
+        loops = schedule.get_loops(part.block)
+        rest, vector = schedule.split(loops[-1], [None, lanes_of(part.info.extents[-1], most)])
+        bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
+        schedule.vectorize(vector)
