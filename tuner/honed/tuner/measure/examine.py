@@ -162,9 +162,11 @@ class Examination:
         else:
             self._announce("run", limits.run_seconds + _SLACK)
         self._alone = self._alone and not session.building
-        run = runnable.run(session.read)
-        if self._ran_at is None:
-            self._ran_at = time.monotonic()
+        try:
+            run = runnable.run(session.read)
+        finally:  # also where the driver reports an error: the kernel log is looked at then, too
+            if self._ran_at is None:
+                self._ran_at = time.monotonic()
         self._runs.append(run)
         on = session.checks
         if on.completed:
