@@ -223,7 +223,8 @@ class Session:
                 results[entry.id] = None
                 self._tell(progress, Verdict(outcome=Outcome.BUILD, reason=entry.refused))
                 continue
-            if not self.records.may_run(self.setup, progress.task.key, sha256(entry.trace)):
+            prepared = entry.id in self._flight  # noted already, when it was built beside the one before
+            if not prepared and not self.records.may_run(self.setup, progress.task.key, sha256(entry.trace)):
                 continue
             following = next((e.candidate for e in entries[n + 1 :] if e.candidate), None)
             if following is not None and self.measurer.pipelines:
