@@ -251,7 +251,11 @@ def _local_bytes(kernel: tirx.PrimFunc) -> int:
     def alloc(node: tirx.AllocBuffer) -> None:
         nonlocal total
         if str(node.buffer.scope()).startswith("shared"):
-            total += Value(dtype=str(node.buffer.dtype), shape=_static_shape(node.buffer.shape)).nbytes
+            dtype, _, lanes = str(node.buffer.dtype).partition(
+                "x"
+            )  # float32x4, where all accesses are vectors
+            elements = (int(lanes or 1), *_static_shape(node.buffer.shape))
+            total += Value(dtype=dtype, shape=elements).nbytes
 
     structural_walk(kernel.body, [(tirx.AllocBuffer, alloc)], order="post")
     return total
