@@ -28,7 +28,7 @@ from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.search.costmodel import CostModel, ranking
 from honed.tuner.search.evolve import WIDTH, Evolution, Proposal
-from honed.tuner.search.rules import space
+from honed.tuner.search.rules import postprocs, space
 
 from .extract import SETS, extract, parameters, tolerances, write_sets
 
@@ -135,10 +135,16 @@ class Searcher:
         func = narrow_indices(self.func)
         if self.evolution is None:
             sketches = space(func, self.target, self.profile)
-            if not sketches.schedules:
+            if not sketches:
                 return {"candidates": [], "why": "no schedule rule fits the function"}
             self.evolution = Evolution(
-                func, self.target, sketches.schedules, self.model, batch=BATCH, seed=self.seed + int(message["round"])
+                func,
+                self.target,
+                sketches,
+                self.model,
+                batch=BATCH,
+                seed=self.seed + int(message["round"]),
+                postprocs=postprocs(self.profile),
             )
             for trace, seconds in message["known"]:
                 with suppress(LoweringFailed):

@@ -1,0 +1,103 @@
+"""What to tune next and when to stop, without devices or clocks."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.runtime.profile import DevicePeaks
+from honed.tuner.tune.task import Progress, Stage, Task, finish, judge, latency, next_task
+
+PEAKS = DevicePeaks(fp32_gflops=100.0, fp16_gflops=None, bandwidth_gbs=10.0, launch_us=1.0)
+
+
+def task(key: str = "k", weight: int = 1, flops: int = 0, nbytes: int = 0, dtype: str = "float32") -> Task:
+    return Task(key=key, name=key, weight=weight, flops=flops, bytes=nbytes, dtype=dtype, opaque="")
+
+
+def timed(key: str, default: float, weight: int = 1, roofline: float = 1e-6) -> Progress:
+    progress = Progress(task=task(key, weight), roofline=roofline, default=default)
+    progress.found(default, None)
+    return progress
+
+
+def test_the_roofline_is_the_slower_of_work_and_traffic_and_a_launch() -> None:
+    assert task(flops=10**9).roofline(PEAKS) == pytest.approx(10e-3 + 1e-6)
+    assert task(nbytes=10**9).roofline(PEAKS) == pytest.approx(100e-3 + 1e-6)
+
+
+def test_half_precision_has_its_own_peak_where_there_is_one() -> None:
+    peaks = DevicePeaks(fp32_gflops=100.0, fp16_gflops=200.0, bandwidth_gbs=10.0, launch_us=0.0)
+    half = task(flops=10**9, dtype="float16")
+    assert half.roofline(peaks) == pytest.approx(5e-3)
+    assert half.roofline(PEAKS) == pytest.approx(10e-3 + 1e-6)
+
+
+def test_small_tasks_and_those_at_their_roofline_are_skipped_with_reasons() -> None:
+    tasks = [timed("big", 1.0), timed("small", 1e-4), timed("full", 0.1, roofline=0.095)]
+    judge(tasks)
+    assert [p.stage for p in tasks] == [Stage.TUNING, Stage.SKIPPED, Stage.SKIPPED]
+    assert "too small" in tasks[1].reason
+    assert "roofline" in tasks[2].reason
+
+
+def test_the_next_round_goes_to_the_greatest_gain_per_second() -> None:
+    cheap, dear = timed("cheap", 0.010), timed("dear", 0.012)
+    cheap.round_seconds, dear.round_seconds = 1.0, 10.0
+    assert next_task([cheap, dear]) is cheap
+
+
+def test_weight_counts() -> None:
+    once, often = timed("once", 0.010), timed("often", 0.002, weight=36)
+    assert next_task([once, often]) is often
+
+
+def test_a_task_that_stopped_improving_is_left_for_others() -> None:
+    stale, fresh = timed("stale", 1.0), timed("fresh", 0.5)
+    for _ in range(6):
+        stale.end_round(1.0, 10.0)
+    assert next_task([stale, fresh]) is fresh
+
+
+def test_it_stops_when_nothing_is_worth_it() -> None:
+    only = timed("only", 1.0)
+    for _ in range(12):
+        only.end_round(1.0, 10.0)
+    assert next_task([only]) is None
+
+
+def test_nothing_is_expected_below_the_roofline() -> None:
+    assert timed("full", 0.1, roofline=0.1).expected_gain == 0.0
+
+
+def test_finishing_gives_every_task_a_stage_and_a_reason() -> None:
+    tried, waiting, lost = timed("tried", 1.0), timed("waiting", 1.0), timed("lost", 1.0)
+    tried.end_round(1.0, 1.0)
+    lost.lose("the compiler ended: signal SIGSEGV")
+    finish([tried, waiting, lost])
+    assert [p.stage for p in (tried, waiting, lost)] == [Stage.TUNED, Stage.SKIPPED, Stage.LOST]
+    assert waiting.reason
+    assert lost.reason
+
+
+def test_latency_is_weighted() -> None:
+    one, two = timed("one", 1e-3, weight=2), timed("two", 1e-3)
+    one.found(5e-4, "trace")
+    assert latency([one, two]) == pytest.approx({"before_us": 3000.0, "now_us": 2000.0})
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.integers(1, 40)), min_size=1, max_size=4), st.randoms())
+def test_choosing_always_ends(tasks: list[tuple[float, int]], random: Random) -> None:
+    progress = [timed(str(n), seconds, weight) for n, (seconds, weight) in enumerate(tasks)]
+    for _ in range(1000):
+        chosen = next_task(progress)
+        if chosen is None:
+            return
+        before = chosen.best
+        assert before is not None
+        chosen.found(before * random.uniform(0.9, 1.0), "t")
+        chosen.end_round(before, random.uniform(0.1, 30.0))
+    pytest.fail("the search never ends")
