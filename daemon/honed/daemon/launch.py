@@ -8,14 +8,12 @@ a process group of the child, has the kernel kill it when the service dies, and 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import sys
 from pathlib import Path
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from honed.runtime.offspring import die_with
 
 
 def command(program: list[str], *, memory_mib: int = 0, niceness: int = 0) -> list[str]:
@@ -36,9 +34,7 @@ def main(arguments: list[str]) -> None:
     parent, memory_mib, niceness = (int(argument) for argument in arguments[:3])
     program = arguments[3:]
     os.setpgid(0, 0)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(127)  # the service died before the kernel was told
+    die_with(parent)
     if memory_mib:
         # Of data and not of address space: OpenCL drivers reserve far more of that than they use.
         resource.setrlimit(resource.RLIMIT_DATA, (memory_mib << 20, memory_mib << 20))

@@ -7,19 +7,17 @@ maps, `codec`) come and go on the socket FD; what the driver prints goes to stan
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import resource
-import signal
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from honed.runtime import devices
 from honed.runtime.errors import HonedError
+from honed.runtime.offspring import die_with
 from honed.runtime.opencl import cl, failure
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import from_plain, to_plain
@@ -33,7 +31,6 @@ from .session import Session
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
 # its workload is replaced, before a candidate is refused for memory that others took.
 _WORN = 0.25
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
@@ -42,7 +39,7 @@ def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
     parser.add_argument("--channel", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True, help="process id of who started this")
     options = parser.parse_args(argv)
-    _die_with(options.parent)
+    die_with(options.parent)
     channel = socket.socket(fileno=options.channel)
     with suppress(codec.ChannelClosed):
         _serve(channel, read)
@@ -110,14 +107,6 @@ def _measured(session: Session, message: codec.Message) -> codec.Message:
 
 def _announce(channel: socket.socket, phase: str, seconds: float) -> None:
     codec.send(channel, {"phase": phase, "seconds": seconds})
-
-
-def _die_with(parent: int) -> None:
-    """Have the kernel end this process when its parent ends, whatever it hangs in."""
-    libc: Any = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def _bound_memory(more: int) -> None:

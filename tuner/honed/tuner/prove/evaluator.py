@@ -8,21 +8,20 @@ It reads `model.onnx` and `input.SET.NUMBER.npy` from FOLDER, writes `output.SET
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import re
 import resource
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 
+from honed.runtime.offspring import die_with
+
 from . import graphs
 
 EVALUATORS = ("onnxruntime", "reference")
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 Run = Callable[[dict[str, np.ndarray]], list[object]]
 
 
@@ -35,12 +34,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="honed.tuner.prove.evaluator")
     parser.add_argument("folder", type=Path)
     parser.add_argument("evaluator", choices=EVALUATORS)
+    parser.add_argument("--parent", type=int, required=True, help="process id of who started this")
     parser.add_argument("--sets", type=int, required=True)
     parser.add_argument("--memory-bytes", type=int, required=True)
     parser.add_argument("--cpu-seconds", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)
-    _confine(args.memory_bytes, args.cpu_seconds)
+    _confine(args.parent, args.memory_bytes, args.cpu_seconds)
     try:
         result = {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads)}
     except _Failed as error:
@@ -54,9 +54,9 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _confine(memory_bytes: int, cpu_seconds: int) -> None:
+def _confine(parent: int, memory_bytes: int, cpu_seconds: int) -> None:
     """Bound memory and processor time, and end with the parent."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with(parent)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -97,7 +97,7 @@ def _child(folder: Path, evaluator: str, sets: int, limits: Limits, deadline: fl
     left = max(deadline - time.monotonic(), 0.0)
     # -P: the folder holds files of an untrusted model, and nothing is to be imported from there.
     command = [sys.executable, "-P", "-m", "honed.tuner.prove.evaluator", str(folder), evaluator]
-    command += ["--sets", str(sets), "--memory-bytes", str(limits.memory_bytes)]
+    command += ["--parent", str(os.getpid()), "--sets", str(sets), "--memory-bytes", str(limits.memory_bytes)]
     command += ["--cpu-seconds", str(math.ceil(left * limits.threads) + 1), "--threads", str(limits.threads)]
     threads = str(limits.threads)
     environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
