@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from honed.runtime import devices, peaks
-from honed.runtime.kernellog import open_reader
+from honed.runtime.errors import HonedError
+from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import CostModel
@@ -58,8 +59,9 @@ def main() -> None:
             told["products"].append(_row(device.spec, found))
             _save(told, options.output)
         if options.faults:
-            told["faults"] = faults.run(device.spec, profile, place, open_reader())
-            print(json.dumps(told["faults"], indent=1))
+            reader, told["kernel_log"] = _kernel_log()
+            told["faults"] = faults.run(device.spec, profile, place, reader)
+            print(told["kernel_log"], json.dumps(told["faults"], indent=1), sep="\n")
         _save(told, options.output)
     for row in told["products"]:
         print(
@@ -81,12 +83,20 @@ def _tune_all(spec: str, profile: Any, place: Path, workers: Any, seconds: float
     return tuned
 
 
+def _kernel_log() -> tuple[Reader | None, str]:
+    """The kernel log, and what it is; None with the reason where it cannot be read."""
+    try:
+        reader = open_reader()
+    except HonedError as error:
+        return None, str(error)
+    return reader, type(reader).__name__
+
+
 def _kin(before: tuning.Tuned, shape: tuple[int, int, int]) -> list[str]:
-    """The best traces of a cube, scaled to another cube."""
+    """The best traces of a cube, to begin another with: TVM fits their outermost tiles to its extents."""
     if len({*before.shape}) > 1 or len({*shape}) > 1:
         return []
-    best = sorted((s, t) for t, s in before.known.items() if math.isfinite(s))[:KIN]
-    return [tuning.scaled(trace, before.shape[0], shape[0]) for _, trace in best]
+    return [t for s, t in sorted((s, t) for t, s in before.known.items() if math.isfinite(s))[:KIN]]
 
 
 def _row(spec: str, found: tuning.Tuned) -> dict[str, Any]:

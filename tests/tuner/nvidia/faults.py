@@ -94,7 +94,7 @@ def _marked(candidate: Candidate, number: int) -> Candidate:
     return replace(candidate, source=f"{candidate.source}// {number}\n")
 
 
-def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader) -> dict[str, Any]:
+def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | None) -> dict[str, Any]:
     """The session's story: what became of each candidate, children, what is in quarantine."""
     planted = Planted(profile, folder)
     events: list[Mapping[str, Any]] = []

@@ -177,15 +177,5 @@ def _note(found: Tuned, candidate: Candidate, trace: str, verdict: Verdict) -> f
     return seconds
 
 
-def scaled(trace: str, old: int, new: int) -> str:
-    """The trace with every axis of `old` elements taken as one of `new`: more of the outermost tiles."""
-    steps, decisions = json.loads(trace)
-    for entry in decisions:
-        factors = entry[1]
-        if isinstance(factors, list) and math.prod(factors) == old:
-            factors[0] = factors[0] * new // old
-    return json.dumps([steps, decisions], separators=(",", ":"))
-
-
 def _candidate(key: str, lowered: Lowered) -> Candidate:
     return Candidate(id=key, source=lowered.source, inner=lowered.inner, launches=lowered.launches)
