@@ -346,4 +346,5 @@ def _read(path: Path) -> CompiledModel:
 def failure(error: HonedError) -> str:
     """An error with its reasons, for the log."""
     reasons = error.reasons if isinstance(error, ModelRefused) else ()
-    return "; ".join((str(error), *reasons))
+    message = str(error)
+    return "; ".join((message, *(reason for reason in reasons if reason not in message)))

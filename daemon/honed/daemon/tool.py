@@ -113,7 +113,7 @@ def _run(argv: Sequence[str]) -> int:
 def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence[str] = ()) -> int:
     """Say what is wrong on stderr, and on stdout too where JSON is expected there."""
     print(f"hone: {clean(message)}", file=sys.stderr)
-    for reason in reasons:
+    for reason in (r for r in reasons if r not in message):
         print(f"  - {clean(reason)}", file=sys.stderr)
     if as_json:
         try:

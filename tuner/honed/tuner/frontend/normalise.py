@@ -77,10 +77,11 @@ def normalise(
     outputs = _output_specs(model, items, found)
     texts = found.texts()
     if texts:
+        if len(texts) == 1:
+            raise ModelRefused(f"the model cannot be compiled: {texts[0]}", texts)
         operators = found.operators()
         named = f" (operators {', '.join(operators)})" if operators else ""
-        count = "one reason" if len(texts) == 1 else f"{len(texts)} reasons"
-        raise ModelRefused(f"the model cannot be compiled, for {count}{named}: {texts[0]}", texts)
+        raise ModelRefused(f"the model cannot be compiled, for {len(texts)} reasons{named}", texts)
     values = [item for item in items if isinstance(item, Value)]
     graph = _assemble(builder, specs, outputs, values, model.graph.name or "model")
     converted = convert(graph, specs, precision, fp16=fp16, fp64=fp64)
