@@ -272,6 +272,7 @@ def test_too_many_connections_are_refused_with_a_reason(service: Service) -> Non
 
 def test_descriptors_nobody_asked_for_are_closed(service: Service) -> None:
     with open("/dev/null") as null, Raw(service.socket) as raw:
+        raw.call("ServerLive", {})  # so that the connection is accepted and counted
         before = descriptors(service.process.pid)
         for _ in range(20):
             raw.call("ServerLive", {}, [null.fileno()] * 8)
