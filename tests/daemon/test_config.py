@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.config import Config, load, settings
+from honed.daemon.config import TABLES, Config, load, settings
+from honed.daemon.ledger import UsageSettings
 from honed.daemon.limits import Limits
+from honed.daemon.tomllines import lines_of
 from honed.runtime.errors import InvalidArgument
 
 SHIPPED = Path(__file__).parents[2] / "packaging" / "honed.toml"
@@ -44,7 +46,7 @@ def test_without_any_file_defaults_hold() -> None:
     assert config.limits == Limits()
     assert config.files == ()
     assert set(config.origins.values()) == {"default"}
-    assert set(config.origins) == {f"{table}.{key}" for table, keys in settings().items() for key in keys}
+    assert set(config.origins) == set(settings())
 
 
 def test_later_sources_win_setting_by_setting(tmp_path: Path) -> None:
@@ -72,9 +74,9 @@ def test_later_sources_win_setting_by_setting(tmp_path: Path) -> None:
     assert config.origins["service.socket"] == "option --socket"
     assert config.origins["service.cache_dir"] == "option --cache-dir"
     assert config.origins["service.device"] == "environment variable HONED_DEVICE"
-    assert config.origins["service.state_dir"] == str(file)
-    assert config.origins["limits.max_queue"] == str(first)
-    assert config.origins["limits.max_jobs"] == str(second)
+    assert config.origins["service.state_dir"] == f"{file}:4"
+    assert config.origins["limits.max_queue"] == f"{first}:2"
+    assert config.origins["limits.max_jobs"] == f"{second}:2"
     assert config.origins["limits.max_models"] == "default"
 
 
@@ -86,7 +88,7 @@ def test_empty_variables_are_as_good_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("[limit]\n", ["[limit]", "did you mean limits?", "[service], [limits]"]),
+        ("[limit]\n", ["[limit]", "did you mean limits?", "[service], [limits], [usage]"]),
         ("[limits]\nmax_quue = 4", ["'max_quue'", "did you mean max_queue?", "max_jobs"]),
         ("[service]\nzzz = 4", ["'zzz'", "use one of socket"]),
         ("service = 4", ["write [service]"]),
@@ -146,14 +148,22 @@ def test_a_user_without_runtime_dir_must_name_the_socket() -> None:
 
 def test_the_shipped_file_lists_every_setting_with_its_default(tmp_path: Path) -> None:
     text = SHIPPED.read_text()
-    assert tomllib.loads(text) == {"service": {}, "limits": {}}, "as shipped it must change nothing"
+    assert tomllib.loads(text) == {table: {} for table in TABLES}, "as shipped it must change nothing"
     uncommented = "\n".join(
         line[1:] if line.startswith("#") and not line.startswith("# ") else line for line in text.splitlines()
     )
-    assert {t: tuple(keys) for t, keys in tomllib.loads(uncommented).items()} == settings()
+    found = [f"{table}.{key}" for table, keys in tomllib.loads(uncommented).items() for key in keys]
+    assert found == list(settings())
     config = load(environ={}, uid=0, config=write(tmp_path, uncommented))
     assert config.limits == Limits()
+    assert config.usage == UsageSettings()
     assert config.service == load(environ={}, uid=0, config=write(tmp_path, "", "empty.toml")).service
+
+
+def test_lines_are_told_where_they_are_certain() -> None:
+    text = "limits.max_queue = 1 # [service]\n\n [ limits ]  # here\n\"max_jobs\"=2\nlong = 'max_jobs = 5'\n"
+    assert lines_of(text) == {"limits.max_queue": 1, "limits.max_jobs": 4, "limits.long": 5}
+    assert lines_of('[limits]\na = """\nmax_jobs = 1"""\nmax_jobs = 2') == {}
 
 
 @given(st.text(max_size=200))

@@ -1,8 +1,9 @@
 """The service's settings: defaults, then TOML files, then the environment, then the command line.
 
-`honed.toml` has two tables: [service] says where things are and which device is used, [limits] bounds what
-is accepted (the fields of `limits.Limits`). Files in `honed.toml.d/` beside it that end in .toml are read
-after it in the order of their names; a later file wins setting by setting. Every setting keeps its origin.
+`honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
+which device is used, [limits] bounds what is accepted, [usage] says how use is remembered. Files in
+`honed.toml.d/` beside it that end in .toml are read after it in the order of their names; a later file wins
+setting by setting. Every setting keeps its origin.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import math
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from honed.runtime.errors import InvalidArgument
 
+from .ledger import UsageSettings
 from .limits import Limits
 from .places import Places, drop_in_dir, places
+from .settings import RESTART, Setting, of_table
+from .tomllines import lines_of
 
 MAX_FILE_BYTES = 1 << 20
 DEFAULT_ORIGIN: Final = "default"
@@ -36,32 +40,30 @@ class Service:
     service choose: a GPU before an accelerator before a CPU.
     """
 
-    socket: Path
-    state_dir: Path
-    cache_dir: Path
-    device: str
+    socket: Path = field(metadata=RESTART)
+    state_dir: Path = field(metadata=RESTART)
+    cache_dir: Path = field(metadata=RESTART)
+    device: str = field(metadata=RESTART)
+
+
+TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
+    {"service": Service, "limits": Limits, "usage": UsageSettings}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All settings. `origins` maps "service.socket" and so on to where the value came from."""
+    """All settings, a field for each table.
+
+    `origins` maps "service.socket" and so on to where the value came from: a file with the line, an
+    environment variable, an option, or "default".
+    """
 
     service: Service
     limits: Limits
+    usage: UsageSettings
     files: tuple[Path, ...]  # read, in order
     origins: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    table: str
-    key: str
-    kind: Any  # the type of the field
-    minimum: float  # of numbers
-
-    @property
-    def name(self) -> str:
-        return f"{self.table}.{self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,30 +97,21 @@ def load(
             "there is no place for the socket because XDG_RUNTIME_DIR is not set; give one with --socket"
         )
     return Config(
-        service=_build(Service, "service", values),
-        limits=_build(Limits, "limits", values),
+        **{table: _build(kind, table, values) for table, kind in TABLES.items()},
         files=files,
         origins=MappingProxyType({name: value.origin for name, value in sorted(values.items())}),
     )
 
 
-def settings() -> dict[str, tuple[str, ...]]:
-    """The keys of each table, in order."""
-    tables: dict[str, tuple[str, ...]] = {}
-    for setting in _settings().values():
-        tables[setting.table] = (*tables.get(setting.table, ()), setting.key)
-    return tables
+def settings() -> dict[str, Setting]:
+    """Every setting by its name ("limits.max_queue"), table by table."""
+    return {each.name: each for table, kind in TABLES.items() for each in of_table(table, kind)}
 
 
-def _settings() -> dict[str, _Setting]:
-    found: dict[str, _Setting] = {}
-    for table, kind in (("service", Service), ("limits", Limits)):
-        hints = typing.get_type_hints(kind)
-        for field in dataclasses.fields(kind):
-            minimum = float(field.metadata.get("minimum", 1 if hints[field.name] is int else 0))
-            setting = _Setting(table, field.name, hints[field.name], minimum)
-            found[setting.name] = setting
-    return found
+def value(config: Config, name: str) -> Any:
+    """The value of the setting "table.key"."""
+    table, _, key = name.partition(".")
+    return getattr(getattr(config, table), key)
 
 
 def _defaults(usual: Places) -> dict[str, _Value]:
@@ -129,9 +122,10 @@ def _defaults(usual: Places) -> dict[str, _Value]:
     }
     if usual.socket is not None:
         values["service.socket"] = usual.socket
-    limits = Limits()
-    for field in dataclasses.fields(limits):
-        values[f"limits.{field.name}"] = getattr(limits, field.name)
+    for table, kind in TABLES.items():
+        if kind is not Service:
+            default = kind()
+            values |= {each.name: getattr(default, each.key) for each in of_table(table, kind)}
     return {name: _Value(value, DEFAULT_ORIGIN) for name, value in values.items()}
 
 
@@ -153,25 +147,29 @@ def _files(config: Path, *, required: bool) -> tuple[Path, ...]:
 def _from_file(file: Path) -> dict[str, _Value]:
     known = settings()
     values: dict[str, _Value] = {}
-    for table, content in _parse(file).items():
-        if table not in known:
+    content, lines = _parse(file)
+    for table, given in content.items():
+        if table not in TABLES:
             raise InvalidArgument(
-                f"{file}: there is no table [{table}]{_nearest(table, known)}; use {_listed(known, '[{}]')}"
+                f"{file}: there is no table [{table}]{_nearest(table, TABLES)}; use {_listed(TABLES, '[{}]')}"
             )
-        if not isinstance(content, dict):
+        if not isinstance(given, dict):
             raise InvalidArgument(f"{file}: {table} must be a table; write [{table}] on a line of its own")
-        for key, value in content.items():
-            if key not in known[table]:
+        keys = [each.key for each in known.values() if each.table == table]
+        for key, value in given.items():
+            name = f"{table}.{key}"
+            origin = f"{file}:{lines[name]}" if name in lines else str(file)
+            if name not in known:
                 raise InvalidArgument(
-                    f"{file}: [{table}] has no setting {key!r}{_nearest(key, known[table])}; "
-                    f"use one of {_listed(known[table])}"
+                    f"{origin}: [{table}] has no setting {key!r}{_nearest(key, keys)}; "
+                    f"use one of {_listed(keys)}"
                 )
-            setting = _settings()[f"{table}.{key}"]
-            values[setting.name] = _Value(_checked(setting, value, str(file)), str(file))
+            values[name] = _Value(_checked(known[name], value, origin), origin)
     return values
 
 
-def _parse(file: Path) -> dict[str, Any]:
+def _parse(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
+    """What a file holds, and on which line each setting stands."""
     try:
         with file.open("rb") as stream:
             data = stream.read(MAX_FILE_BYTES + 1)
@@ -182,7 +180,8 @@ def _parse(file: Path) -> dict[str, Any]:
     if len(data) > MAX_FILE_BYTES:
         raise InvalidArgument(f"configuration file {file} is larger than {MAX_FILE_BYTES} bytes; shorten it")
     try:
-        return tomllib.loads(data.decode())
+        text = data.decode()
+        return tomllib.loads(text), lines_of(text)
     except (ValueError, RecursionError) as error:  # UTF-8's and TOML's; nested without end
         raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error
 
@@ -216,7 +215,7 @@ def _build(kind: type[Any], table: str, values: Mapping[str, _Value]) -> Any:
     return kind(**{field.name: values[f"{table}.{field.name}"].value for field in dataclasses.fields(kind)})
 
 
-def _checked(setting: _Setting, value: object, origin: str) -> object:
+def _checked(setting: Setting, value: object, origin: str) -> object:
     """`value` as the field's type; TOML has no paths, and an integer will do for a float."""
     where = f"{origin}: [{setting.table}] {setting.key}"
     if setting.kind is Path:

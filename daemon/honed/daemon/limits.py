@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from dataclasses import dataclass
+
+from .settings import setting
 
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 65_536
 MAX_PENDING_DESCRIPTORS = 64  # received with a message that is not whole yet
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Limits:
     """Bounds with their defaults; sizes in bytes unless the name says MiB, times in seconds.
+
+    The service has one instance, which changes when its configuration is read again: take a value from it
+    when it is needed.
 
     max_connections: open connections, all users together.
     max_user_connections: open connections of one user.
@@ -32,20 +38,25 @@ class Limits:
     stop_seconds: finishing what is queued when the service is told to stop.
     """
 
-    max_connections: int = 256
-    max_user_connections: int = 128
-    max_unanswered: int = 64
-    max_message_bytes: int = field(default=64 << 20, metadata={"minimum": 4096})
-    max_user_bytes: int = field(default=256 << 20, metadata={"minimum": 4096})
-    message_seconds: float = field(default=30.0, metadata={"minimum": 0.1})
-    write_seconds: float = field(default=30.0, metadata={"minimum": 0.1})
-    max_regions: int = 64
-    max_queue: int = 256
-    run_seconds: float = field(default=60.0, metadata={"minimum": 0.1})
-    load_seconds: float = field(default=300.0, metadata={"minimum": 1})
-    max_models: int = 256
-    max_model_bytes: int = 2 << 30
-    max_jobs: int = 8
-    compile_seconds: float = field(default=1800.0, metadata={"minimum": 1})
-    compile_memory_mib: int = field(default=6144, metadata={"minimum": 256})
-    stop_seconds: float = 20.0
+    max_connections: int = setting(256)
+    max_user_connections: int = setting(128)
+    max_unanswered: int = setting(64)
+    max_message_bytes: int = setting(64 << 20, unit="bytes", minimum=4096, effect="new connections")
+    max_user_bytes: int = setting(256 << 20, unit="bytes", minimum=4096)
+    message_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
+    write_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
+    max_regions: int = setting(64, effect="new connections")
+    max_queue: int = setting(256)
+    run_seconds: float = setting(60.0, unit="s", minimum=0.1)
+    load_seconds: float = setting(300.0, unit="s", minimum=1)
+    max_models: int = setting(256)
+    max_model_bytes: int = setting(2 << 30, unit="bytes")
+    max_jobs: int = setting(8)
+    compile_seconds: float = setting(1800.0, unit="s", minimum=1)
+    compile_memory_mib: int = setting(6144, unit="MiB", minimum=256)
+    stop_seconds: float = setting(20.0, unit="s", minimum=0)
+
+    def become(self, other: Limits) -> None:
+        """Take over every value of `other`."""
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, getattr(other, field.name))

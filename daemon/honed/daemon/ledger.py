@@ -1,0 +1,174 @@
+"""How long each model ran in served requests, kept over restarts: what decides what is worth tuning.
+
+The file is written whole, at intervals and at the end, so that a crash loses one interval at most.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import strict
+from honed.runtime.errors import HonedError
+from honed.runtime.files import replacing
+
+from .settings import setting
+from .spent import Spent, away, decay, shares
+
+FORMAT = 1
+_DAY = 86_400.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsageSettings:
+    """The [usage] table.
+
+    half_life_days: after so long, time spent counts half when it is decided what to tune.
+    save_seconds: between two writes of the time spent; a crash loses no more than this.
+    """
+
+    half_life_days: float = setting(3.0, unit="days", minimum=0.01)
+    save_seconds: float = setting(60.0, unit="s", minimum=0.1)
+
+    @property
+    def half_life(self) -> float:
+        """In seconds."""
+        return self.half_life_days * _DAY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedModel:
+    seconds: float
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saved:
+    """The file: seconds as they were when it was saved, at `saved` seconds since 1970."""
+
+    format: int
+    saved: float
+    models: dict[str, _SavedModel]
+
+
+@dataclass(slots=True)
+class _Model:
+    spent: Spent = field(default_factory=Spent)
+    shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
+
+
+class Ledger:
+    """Seconds spent by model and task. `clock` is monotonic, `wall` counts seconds since 1970."""
+
+    def __init__(
+        self, path: Path, settings: UsageSettings, *, clock: Callable[[], float], wall: Callable[[], float]
+    ) -> None:
+        """Read what was kept; a file that is not readable is set aside and told in the log."""
+        self.settings = settings
+        self._path = path
+        self._clock = clock
+        self._wall = wall
+        self._models: dict[str, _Model] = {}
+        self._saved_wall = 0.0
+        self._changed = False
+        self._failing = False
+        self._read()
+
+    def ran(self, model: str, seconds: float) -> None:
+        """A request kept the device busy for so long."""
+        known = self._models.setdefault(model, _Model())
+        known.spent.add(seconds, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def profiled(self, model: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A profile tells how a model's time divides among its tasks (rows as in ModelProfile)."""
+        times: dict[str, float] = {}
+        for row in rows:
+            times[row["task"]] = times.get(row["task"], 0.0) + row["us"]
+        self._models.setdefault(model, _Model()).shares = shares(times)
+        self._changed = True
+
+    def forget(self, model: str) -> None:
+        """The model was removed."""
+        self._changed = self._models.pop(model, None) is not None or self._changed
+
+    def change(self, settings: UsageSettings) -> None:
+        """From now on these settings hold; what was spent keeps its present value."""
+        now = self._clock()
+        for model in self._models.values():
+            model.spent.settle(now, self.settings.half_life)
+        self.settings = settings
+
+    def plain(self) -> dict[str, dict[str, Any]]:
+        """By model: `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks.
+
+        Time outside of tasks (copies, host calls) is in no task; no tasks where no profile was made.
+        """
+        now, half_life = self._clock(), self.settings.half_life
+        told: dict[str, dict[str, Any]] = {}
+        for name, model in sorted(self._models.items()):
+            seconds = model.spent.value(now, half_life)
+            tasks = {task: seconds * share for task, share in model.shares.items() if task}
+            told[name] = {"seconds": seconds, "tasks": tasks}
+        return told
+
+    def snapshot(self) -> bytes | None:
+        """What `write` is to write; None where nothing happened since it was last asked."""
+        if not self._changed:
+            return None
+        self._changed = False
+        now, half_life = self._clock(), self.settings.half_life
+        models = {
+            name: _SavedModel(seconds=model.spent.value(now, half_life), shares=dict(model.shares))
+            for name, model in sorted(self._models.items())
+        }
+        self._saved_wall = max(self._saved_wall, self._wall())  # never back: see `away`
+        saved = _Saved(format=FORMAT, saved=self._saved_wall, models=models)
+        return json.dumps(strict.to_plain(saved), indent=1).encode()
+
+    def write(self, snapshot: bytes) -> None:
+        """Put a snapshot on disk; where that fails it is told once, and tried again with the next one."""
+        try:
+            with replacing(self._path) as file:
+                file.write(snapshot)
+        except HonedError as error:
+            self._changed = True
+            if not self._failing:
+                _log.error("how much models are used cannot be saved: %s", error)
+            self._failing = True
+        else:
+            self._failing = False
+
+    def _read(self) -> None:
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return
+        try:
+            saved = strict.from_plain(_Saved, json.loads(data), where=self._path.name)
+            _check(saved)
+        except ValueError as error:  # not JSON, not UTF-8, or not ours
+            aside = self._path.with_name(self._path.name + ".damaged")
+            self._path.replace(aside)
+            _log.error("how much models were used is lost (%s); the file is now %s", error, aside)
+            return
+        left = decay(away(saved.saved, self._wall(), self.settings.half_life), self.settings.half_life)
+        self._saved_wall = saved.saved
+        now = self._clock()
+        for name, model in saved.models.items():
+            self._models[name] = _Model(Spent(model.seconds * left, now), dict(model.shares))
+
+
+def _check(saved: _Saved) -> None:
+    if saved.format != FORMAT:
+        raise ValueError(f"it has format {saved.format} instead of {FORMAT}")
+    amounts = [saved.saved, *(model.seconds for model in saved.models.values())]
+    amounts += [share for model in saved.models.values() for share in model.shares.values()]
+    if not all(math.isfinite(amount) and amount >= 0 for amount in amounts):
+        raise ValueError("an amount in it is below zero or not finite")
