@@ -75,6 +75,7 @@ def test_nothing_is_expected_below_the_roofline() -> None:
 
 def test_finishing_gives_every_task_a_stage_and_a_reason() -> None:
     tried, waiting, lost = timed("tried", 1.0), timed("waiting", 1.0), timed("lost", 1.0)
+    tried.trials = 1
     tried.end_round(1.0, 1.0)
     lost.lose("the compiler ended: signal SIGSEGV")
     finish([tried, waiting, lost])
@@ -87,6 +88,36 @@ def test_latency_is_weighted() -> None:
     one, two = timed("one", 1e-3, weight=2), timed("two", 1e-3)
     one.found(5e-4, "trace")
     assert latency([one, two]) == pytest.approx({"before_us": 3000.0, "now_us": 2000.0})
+
+
+def test_a_task_of_which_nothing_could_be_tried_says_why() -> None:
+    filtered, alone = timed("filtered", 1.0), timed("alone", 1.0)
+    filtered.filtered["its source has 99 bytes and the device's profile allows 9"] = 3
+    for progress in (filtered, alone):
+        progress.end_round(1.0, 1.0)
+    finish([filtered, alone])
+    assert [p.stage for p in (filtered, alone)] == [Stage.SKIPPED, Stage.SKIPPED]
+    assert "none of its 3 candidates" in filtered.reason
+    assert "source" in filtered.reason
+    assert "no schedule but the default one" in alone.reason
+
+
+def test_a_share_beyond_the_roofline_is_shown_as_it_is() -> None:
+    progress = timed("fast", 1e-3, roofline=2e-3)
+    assert progress.row()["roofline_share"] == pytest.approx(2.0)
+    assert progress.beyond
+
+
+def test_caches_lower_the_roofline_of_traffic() -> None:
+    assert task(nbytes=10**6).roofline(PEAKS, 40e9) == pytest.approx(25e-6 + 1e-6)
+    assert task(nbytes=10**6).roofline(PEAKS, 1e9) == pytest.approx(100e-6 + 1e-6)
+
+
+def test_a_condemned_best_is_forgotten() -> None:
+    progress = timed("task", 1.0)
+    progress.found(0.5, "trace")
+    progress.forget_best()
+    assert (progress.best, progress.best_trace) == (1.0, None)
 
 
 @given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.integers(1, 40)), min_size=1, max_size=4), st.randoms())

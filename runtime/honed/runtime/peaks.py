@@ -48,13 +48,19 @@ def measured(device: Device, cache_dir: str | os.PathLike[str]) -> DeviceProfile
     if kept is not None:
         return replace(device.profile, peaks=kept)
     profile = replace(device.profile, peaks=measure(device))
+    keep(profile, cache_dir)
+    return profile
+
+
+def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
+    """Keep a profile's peaks below `cache_dir` for `measured`; a warning is logged where that fails."""
+    path = Path(cache_dir) / "peaks" / f"{_name(profile.identity)}.toml"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(profilefile.dumps(profile).encode())
     except (OSError, HonedError) as error:
         _log.warning("the measured peaks were not kept: %s", error)
-    return profile
 
 
 def measure(device: Device) -> DevicePeaks:

@@ -1,1 +1,19 @@
 """ONNX in, compiled model out, and the search for a better one: the only part that knows TVM."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .tune.function import TunedFunction, tune_function
+
+__all__ = ["TunedFunction", "tune_function"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import TVM, which takes seconds, for those who use the library only."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .tune import function
+
+    return getattr(function, name)

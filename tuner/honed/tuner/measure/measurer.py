@@ -86,6 +86,11 @@ class Measurer:
         """Whether `prepare` does anything: only where building does not disturb what is timed."""
         return self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= _SPARE_CORES
 
+    @property
+    def rate(self) -> float:
+        """Bytes per second that the device was seen to move at the loaded workload's size; 0 if unknown."""
+        return self._traffic.get(self._workload.bytes, 0.0) if self._workload else 0.0
+
     def load(self, workload: Workload) -> None:
         """Have the following candidates measured on `workload`.
 

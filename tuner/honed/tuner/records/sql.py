@@ -81,6 +81,14 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         ) STRICT""",
         "CREATE INDEX progress_of ON progress (model, id)",
     ),
+    (
+        """CREATE TABLE yardsticks (
+            device INTEGER NOT NULL REFERENCES devices (id),
+            driver TEXT NOT NULL,
+            seconds REAL NOT NULL CHECK (seconds > 0),
+            PRIMARY KEY (device, driver)
+        ) STRICT""",
+    ),
 )
 
 _COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
@@ -123,6 +131,9 @@ FINISH: Final = """UPDATE candidates SET
         yardstick_ratio = :yardstick_ratio,
         source_sha256 = COALESCE(:source_sha256, source_sha256), finished_s = :now, measured_by = :measured_by
     WHERE id = :id AND state = 'in-flight' AND owner = :owner"""
+CONDEMN: Final = """UPDATE candidates SET
+        state = 'quarantined', outcome = 'faulted', reason = :reason, story = :story
+    WHERE id = :id AND state = 'done'"""
 FORGET_FIRST: Final = (
     "DELETE FROM candidates WHERE id = :id AND state = 'in-flight' AND owner = :owner AND outcome IS NULL"
 )
@@ -199,3 +210,7 @@ PUT_COST_MODEL: Final = """INSERT INTO cost_models (device, compiler, blob, sha2
         trained_on = excluded.trained_on, saved_s = excluded.saved_s"""
 COST_MODEL: Final = """SELECT m.blob, m.sha256, m.trained_on, m.saved_s
     FROM cost_models m JOIN devices d ON d.id = m.device WHERE d.key = :device AND m.compiler = :compiler"""
+PUT_YARDSTICK: Final = """INSERT INTO yardsticks (device, driver, seconds)
+    SELECT id, :driver, :seconds FROM devices WHERE key = :device ON CONFLICT DO NOTHING"""
+YARDSTICK: Final = """SELECT y.seconds FROM yardsticks y JOIN devices d ON d.id = y.device
+    WHERE d.key = :device AND y.driver = :driver"""

@@ -156,6 +156,13 @@ class Records:
             self._change_one(sql.FINISH, values)
             return self._candidates(sql.BY_ID, {"id": candidate_id})[0]
 
+    def condemn(self, candidate_id: int, reason: str, story: str) -> None:
+        """Quarantine a candidate whose fault was found after its verdict; raises NotFound without one."""
+        values = {"id": candidate_id, "reason": reason, "story": story}
+        with self._writing():
+            if self._connection.execute(sql.CONDEMN, values).rowcount != 1:
+                raise NotFound(f"candidate {candidate_id} has no verdict; finish it before it is condemned")
+
     def withdraw(self, candidate_id: int) -> None:
         """Take back a candidate that was begun but never given to the device.
 
@@ -314,6 +321,22 @@ class Records:
             logger.warning("the cost model in %s is damaged; a new one will be learned", self.path)
             return None
         return CostModel(blob=blob, trained_on=trained_on, saved_s=saved_s)
+
+    def yardstick(self, setup: Setup) -> float | None:
+        """Seconds of the yardstick kernel at the device's reference speed; None where it was never kept."""
+        rows = self._rows(sql.YARDSTICK, self._here(setup))
+        return rows[0][0] if rows else None
+
+    def keep_yardstick(self, setup: Setup, seconds: float) -> float:
+        """Keep `seconds` as the yardstick of the device's reference speed; gives the one kept first.
+
+        It never changes, so that yardstick ratios of all times compare.
+        """
+        with self._writing():
+            self._add_device(setup)
+            self._connection.execute(sql.PUT_YARDSTICK, self._here(setup, seconds=seconds))
+            kept: float = self._rows(sql.YARDSTICK, self._here(setup))[0][0]
+        return kept
 
     @contextmanager
     def importing(self) -> Iterator[Callable[[Setup, Task | None, Mapping[str, Any]], bool]]:

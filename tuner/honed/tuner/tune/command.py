@@ -9,20 +9,20 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import DeviceError, HonedError, ModelRefused
-from honed.runtime.kernellog import Reader, open_reader
-from honed.tuner.records import Records
-from honed.tuner.setup import setup_for
+from honed.runtime.errors import DeviceError, ModelRefused
 from honed.tuner.shapes import parse_shapes
 
+from .apart import run_apart
 from .compare import Comparison, compare
-from .profiling import measured_profile
-from .search_child import SearchChild
-from .session import Budget, Model, Session
+from .opening import Opened
+from .search_child import Found
+from .session import Budget, Session
 from .task import Stage
 
 Emit = Callable[[dict[str, Any]], None]
@@ -55,62 +55,68 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
 def list_tasks(arguments: argparse.Namespace, emit: Emit) -> None:
     """Extract the tasks and time their default schedules; search nothing."""
     with _opened(arguments, emit) as run:
-        run.session.run(Budget(trials=0))
+        run.session.run(_extraction(arguments, run), Budget(trials=0))
     emit({"event": "done"})
 
 
 def tune_model(arguments: argparse.Namespace, emit: Emit) -> None:
     """Tune within the budget, compile with the best schedules, compare, and tell."""
-    with _opened(arguments, emit) as run:
-        session = run.session
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda _number, _frame: session.stop())
-        session.run(Budget(trials=arguments.trials, seconds=arguments.seconds))
-        spec = run.spec
-    emit(_published(arguments, emit, session, spec))
-
-
-class _opened:  # noqa: N801 - reads as a function
-    """Everything a session needs, closed afterwards."""
-
-    def __init__(self, arguments: argparse.Namespace, emit: Emit) -> None:
-        emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "look at the device"})
-        self.spec, profile = measured_profile(arguments.device, arguments.cache_dir)
-        setup = setup_for(profile.identity)
-        model = Model(
-            path=arguments.file,
-            name=arguments.name or arguments.file.stem,
-            shapes=parse_shapes(arguments.shape),
-            precision=arguments.precision,
+    with _stoppable() as stop, _opened(arguments, emit) as run:
+        stop.session = run.session
+        if stop.asked:
+            run.session.stop()
+        run.session.run(
+            _extraction(arguments, run), Budget(trials=arguments.trials, seconds=arguments.seconds)
         )
-        arguments.records.parent.mkdir(parents=True, exist_ok=True)
-        self.records = Records.open(arguments.records)
-        for note in self.records.notes:
-            emit({"event": "note", "text": note})
-        cost_model = arguments.cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
-        self.search = SearchChild(profile, cost_model, getattr(arguments, "seed", 0))
-        self.session = Session(
-            model, setup, self.spec, profile, self.records, self.search, emit, _kernel_log(emit)
-        )
-
-    def __enter__(self) -> _opened:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.search.close()
-        self.records.close()
+        run.search.close()
+        done = _published(arguments, emit, run)
+    emit(done)
 
 
-def _kernel_log(emit: Emit) -> Reader | None:
+@dataclass(slots=True)
+class _Stop:
+    """Whether a signal asked to stop, and the session to tell."""
+
+    asked: bool = False
+    session: Session | None = None
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        self.asked = True
+        if self.session is not None:
+            self.session.stop()
+
+
+@contextmanager
+def _stoppable() -> Iterator[_Stop]:
+    """SIGINT and SIGTERM end the search, not the run: what was found is used."""
+    stop = _Stop()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return open_reader()
-    except HonedError as error:
-        emit({"event": "note", "text": f"candidates are not watched for GPU faults: {error}"})
-        return None
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _published(arguments: argparse.Namespace, emit: Emit, session: Session, spec: str) -> dict[str, Any]:
+def _opened(arguments: argparse.Namespace, emit: Emit) -> Opened:
+    return Opened(
+        arguments.name or arguments.file.stem,
+        device=arguments.device,
+        records=arguments.records,
+        cache_dir=arguments.cache_dir,
+        seed=getattr(arguments, "seed", 0),
+        emit=emit,
+    )
+
+
+def _extraction(arguments: argparse.Namespace, run: Opened) -> Callable[[], Found]:
+    shapes = parse_shapes(arguments.shape)
+    return lambda: run.search.extract(arguments.file, shapes, arguments.precision)
+
+
+def _published(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[str, Any]:
     """Compile the best, compare it with what is served now, and say what came of it."""
+    session, spec = run.session, run.spec
     stages = Counter(p.stage for p in session.tasks)
     failures: Counter[str] = Counter()
     for p in session.tasks:
@@ -129,7 +135,7 @@ def _published(arguments: argparse.Namespace, emit: Emit, session: Session, spec
         "after_us": None,
     }
     if arguments.output is None or all(p.best_trace is None for p in session.tasks):
-        return event | {"sentence": "no schedule faster than the present ones was found"}
+        return event | {"sentence": _nothing(session)}
     emit({"event": "stage", "stage": "publish", "fraction": 0.0, "text": "compile with the best schedules"})
     with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
         _compile(arguments, arguments.output, spec, records=True)
@@ -144,10 +150,19 @@ def _published(arguments: argparse.Namespace, emit: Emit, session: Session, spec
         arguments.output.unlink(missing_ok=True)
         return event | {"sentence": sentence}
     why = f"tuned: {session.trials} trials in {session.seconds:.0f} s"
-    session.records = Records.open(arguments.records)
-    with session.records as records:
-        records.add_version(session.model.name, why, found.new)
+    run.records.add_version(session.name, why, found.new)
     return event | {"output": str(arguments.output), "sentence": sentence}
+
+
+def _nothing(session: Session) -> str:
+    """Why nothing faster is there."""
+    if session.trials:
+        return "no schedule faster than the present ones was found"
+    if session.stopped:
+        return "it was stopped before a candidate was tried"
+    reasons = Counter(p.reason for p in session.tasks if p.reason)
+    most = f", most often because: {reasons.most_common(1)[0][0]}" if reasons else ""
+    return f"nothing could be tried: no task is left to tune{most}"
 
 
 def _sentence(found: Comparison) -> str:
@@ -167,7 +182,7 @@ def _compile(arguments: argparse.Namespace, output: Path, spec: str, *, records:
     if records:
         command += ["--records", str(arguments.records)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_SECONDS, check=False)
+        done = run_apart(command, _COMPILE_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise DeviceError(f"compiling took more than {_COMPILE_SECONDS:g} s") from error
     lines = done.stdout.splitlines()

@@ -21,6 +21,8 @@ from honed.runtime import devices, proof
 from honed.runtime.errors import DeviceError, HonedError
 from honed.runtime.executor import Executor, load
 
+from .apart import run_apart
+
 _SECONDS = 6.0
 _LEAST, _MOST = 5, 200  # runs of each
 _DEADLINE = 300.0
@@ -40,7 +42,7 @@ def compare(old: Path, new: Path, spec: str) -> Comparison:
     """Compare in a child process. Raises DeviceError where one of them cannot be run."""
     command = [sys.executable, "-P", "-m", "honed.tuner.tune.compare", str(old), str(new), "--device", spec]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_DEADLINE, check=False)
+        done = run_apart(command, _DEADLINE)
     except subprocess.TimeoutExpired as error:
         raise DeviceError(f"comparing the two versions took more than {_DEADLINE:g} s") from error
     lines = done.stdout.splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
+from honed.runtime.errors import InvalidArgument
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.lower.cost import function_flops
@@ -72,6 +74,18 @@ def extract(
     return list(found.values()), opaque
 
 
+def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:
+    """A function of one's own as a task of weight 1; raises InvalidArgument where it cannot be one."""
+    if not 0 < outputs <= len(func.params):
+        raise InvalidArgument(
+            f"{name} has {len(func.params)} parameters, so its last {outputs} cannot be outputs; "
+            "say how many of its last parameters are"
+        )
+    if any(not isinstance(n, tirx.IntImm) for p in func.params for n in getattr(p, "shape", (None,))):
+        raise InvalidArgument(f"{name} has parameters that are no buffers of known shape; give it some")
+    return Extracted(_task(func, name, task_key(func), 1), func, outputs)
+
+
 def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
     values = parameters(func)
     floats = [v.dtype for v in values if v.dtype.startswith("float")]
@@ -110,8 +124,14 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
 
 
 def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> None:
-    """Draw inputs and compute outputs with TVM's CPU code of the unscheduled function; writes S.P.npy."""
+    """Draw inputs and compute outputs with TVM's CPU code of the unscheduled function; writes S.P.npy.
+
+    `folder` is there when all of them are, and not before.
+    """
     values = parameters(func)
+    draft = folder.with_name(f"{folder.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
     module = tvm.compile(tvm.IRModule({"main": _public(func)}), target="llvm")
     run = module["main"]
     for n in range(SETS):
@@ -121,7 +141,8 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
         tensors = [tvm.runtime.tensor(a) for a in arrays]
         run(*tensors)
         for p, tensor in enumerate(tensors):
-            np.save(folder / f"{n}.{p}.npy", tensor.numpy())
+            np.save(draft / f"{n}.{p}.npy", tensor.numpy())
+    draft.rename(folder)
 
 
 def _public(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -20,14 +20,31 @@ from honed.tuner.measure.process import Child, Ended
 from .task import Task
 
 COMMAND = (sys.executable, "-P", "-m", "honed.tuner.tune.searcher")
-_START_SECONDS = 120.0
-_EXTRACT_SECONDS = 600.0
-_LOAD_SECONDS = 180.0
-_PROPOSE_SECONDS = 90.0
+Found = tuple[list[tuple[Task, int]], list[Task]]  # tasks with their outputs, and what cannot be tuned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """How long the child may take, in seconds; then it hangs."""
+
+    start: float = 120.0
+    extract: float = 600.0
+    load: float = 180.0
+    propose: float = 90.0
+
+
+_DEADLINES = Deadlines()
 
 
 class SearchBroke(Exception):
-    """The search of a task failed, crashed or hung; the text says how. Another task may be taken up."""
+    """The search of a task failed, crashed or hung; the text says how. Another task may be taken up.
+
+    `killed`: its process was ended by SIGKILL, which is not its own doing.
+    """
+
+    def __init__(self, text: str, *, killed: bool = False) -> None:
+        super().__init__(text)
+        self.killed = killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +67,16 @@ class SearchChild:
         cost_model: Path,
         seed: int,
         command: Sequence[str] = COMMAND,
+        deadlines: Deadlines = _DEADLINES,
     ) -> None:
+        """`command` is another child in tests."""
+        self._deadlines = deadlines
         self._profile = profile
         self._cost_model = cost_model
         self._seed = seed
         self._command = tuple(command)
         self._folder = tempfile.TemporaryDirectory(prefix="honed-search-")
         self._child: Child | None = None
-        self._loaded = ""
 
     def __enter__(self) -> SearchChild:
         return self
@@ -77,9 +96,7 @@ class SearchChild:
         """The child's process id; None while there is none."""
         return self._child.pid if self._child else None
 
-    def extract(
-        self, path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str
-    ) -> tuple[list[tuple[Task, int]], list[Task]]:
+    def extract(self, path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str) -> Found:
         """The model's tasks, each with its number of outputs, and what cannot be tuned.
 
         Raises ModelRefused as compiling does, Internal where the child breaks.
@@ -90,8 +107,15 @@ class SearchChild:
             "shapes": {name: list(shape) for name, shape in shapes.items()},
             "precision": precision,
         }
+        return self._found(message)
+
+    def adopt(self, func: str, name: str, outputs: int) -> Found:
+        """One function as TVM's JSON text for the only task, run once; raises as `extract`."""
+        return self._found({"do": "adopt", "func": func, "name": name, "outputs": outputs})
+
+    def _found(self, message: Mapping[str, object]) -> Found:
         try:
-            answer = self._ask(message, _EXTRACT_SECONDS)
+            answer = self._twice(message, self._deadlines.extract)
         except SearchBroke as broke:
             raise Internal(f"the compiler broke while it extracted the model's tasks: {broke}") from broke
         tasks = []
@@ -109,28 +133,40 @@ class SearchChild:
             "flops": task.flops,
             "bytes": task.bytes,
         }
-        workload = codec.workload_from_plain(self._ask(message, _LOAD_SECONDS)["workload"])
-        self._loaded = task.key
-        return workload
+        return codec.workload_from_plain(self._ask(message, self._deadlines.load)["workload"])
 
     def default(self) -> Candidate:
         """The loaded task's default schedule."""
-        return codec.candidate_from_plain(self._ask({"do": "default"}, _PROPOSE_SECONDS)["candidate"])
+        return codec.candidate_from_plain(self._ask({"do": "default"}, self._deadlines.propose)["candidate"])
 
     def propose(self, known: Sequence[tuple[str, float | None]], round_: int) -> list[Entry]:
         """A batch for the loaded task; `known` are traces with their seconds (None: refused)."""
         message = {"do": "propose", "known": [list(k) for k in known], "round": round_}
-        answer = self._ask(message, _PROPOSE_SECONDS)
+        answer = self._ask(message, self._deadlines.propose)
         if answer["why"]:
             raise SearchBroke(str(answer["why"]))
+        return [_entry(plain) for plain in answer["candidates"]]
+
+    def replay(self, traces: Sequence[str]) -> list[Entry]:
+        """Candidates of the loaded task with the schedules of `traces`, less those that do not fit."""
+        answer = self._ask({"do": "replay", "traces": list(traces)}, self._deadlines.propose)
         return [_entry(plain) for plain in answer["candidates"]]
 
     def learn(self, results: Mapping[str, float | None]) -> dict[str, Any] | None:
         """Tell what a batch took; gives how well it had been ranked, where that can be said."""
         ranking: dict[str, Any] | None = self._ask(
-            {"do": "learn", "results": dict(results)}, _PROPOSE_SECONDS
+            {"do": "learn", "results": dict(results)}, self._deadlines.propose
         )["ranking"]
         return ranking
+
+    def _twice(self, message: Mapping[str, object], seconds: float) -> codec.Message:
+        """Ask, and once again where the child was ended by a signal from elsewhere."""
+        try:
+            return self._ask(message, seconds)
+        except SearchBroke as broke:
+            if not broke.killed:
+                raise
+            return self._ask(message, seconds)
 
     def _ask(self, message: Mapping[str, object], seconds: float) -> codec.Message:
         try:
@@ -139,8 +175,9 @@ class SearchChild:
             assert self._child is not None
             answer = self._child.ask(message, seconds)
         except Ended as ended:
-            self._child, self._loaded = None, ""
-            raise SearchBroke(f"the compiler ended: {ended}") from ended
+            self._child = None
+            killed = ended.how == "signal SIGKILL" and not ended.late
+            raise SearchBroke(f"the compiler ended: {ended}", killed=killed) from ended
         if "refused" in answer:
             raise ModelRefused(str(answer["refused"]), tuple(answer["reasons"]))
         if "failed" in answer:
@@ -150,7 +187,7 @@ class SearchChild:
     def _start(self) -> None:
         folder = Path(self._folder.name)
         self._child = Child(folder / "search.log", self._command)
-        self._child.ask(
+        answer = self._child.ask(
             {
                 "do": "start",
                 "profile": to_plain(self._profile),
@@ -158,8 +195,11 @@ class SearchChild:
                 "cost_model": str(self._cost_model),
                 "seed": self._seed,
             },
-            _START_SECONDS,
+            self._deadlines.start,
         )
+        if "failed" in answer:
+            self._stop()
+            raise SearchBroke(f"the compiler cannot be started: {answer['failed']}")
 
     def _stop(self) -> None:
         if self._child is not None:

@@ -7,17 +7,19 @@ matters, starts another. Messages are those of `honed.tuner.measure.codec`.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import tvm
 
-from honed.runtime.errors import HonedError, ModelRefused
+from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
 from honed.runtime.offspring import die_with
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import from_plain, to_plain
@@ -26,13 +28,16 @@ from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.search import traces
 from honed.tuner.search.costmodel import CostModel, ranking
 from honed.tuner.search.evolve import WIDTH, Evolution, Proposal
 from honed.tuner.search.rules import postprocs, space
 
-from .extract import SETS, extract, parameters, tolerances, write_sets
+from .extract import SETS, Extracted, adopt, extract, parameters, tolerances, write_sets
+from .task import Task
 
 BATCH = 16
+_log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,9 +73,11 @@ def _serve(channel: socket.socket) -> None:
 
 _OPERATIONS = {
     "extract": "extract",
+    "adopt": "adopt",
     "load": "load",
     "default": "default",
     "propose": "propose",
+    "replay": "replay",
     "learn": "learn",
 }
 
@@ -84,7 +91,7 @@ class Searcher:
         self.model_file = Path(message["cost_model"])
         self.seed = int(message["seed"])
         self.target = target_for(self.profile)
-        self.model = CostModel.load(self.model_file, WIDTH)
+        self.model = _cost_model(self.model_file)
         self.key = ""
         self.func: tvm.tirx.PrimFunc | None = None
         self.evolution: Evolution | None = None
@@ -94,6 +101,16 @@ class Searcher:
         """All tasks of a model; their functions are written to the folder."""
         shapes = {name: tuple(shape) for name, shape in message["shapes"].items()}
         found, opaque = extract(Path(message["path"]), shapes, message["precision"], self.profile)
+        return self._kept(found, opaque)
+
+    def adopt(self, message: Mapping[str, Any]) -> codec.Message:
+        """A function of the caller's as the only task."""
+        func = tvm.ir.load_json(message["func"])
+        if not isinstance(func, tvm.tirx.PrimFunc):
+            raise InvalidArgument(f"{message['name']} is no PrimFunc; give one")
+        return self._kept([adopt(func, message["name"], int(message["outputs"]))], [])
+
+    def _kept(self, found: Sequence[Extracted], opaque: Sequence[Task]) -> codec.Message:
         for one in found:
             (self.folder / f"{one.task.key}.json").write_text(tvm.ir.save_json(one.func))
         return {
@@ -107,7 +124,6 @@ class Searcher:
         self.func = tvm.ir.load_json((self.folder / f"{self.key}.json").read_text())
         sets = self.folder / self.key
         if not sets.exists():
-            sets.mkdir()
             write_sets(self.func, outputs, sets, self.seed)
         values = parameters(self.func)
         workload = Workload(
@@ -151,21 +167,34 @@ class Searcher:
                     self.evolution.know(trace, float("inf") if seconds is None else seconds)
         proposals = self.evolution.propose()
         self.proposed = {p.id: p for p in proposals}
-        return {"candidates": [self._entry(p) for p in proposals], "why": ""}
+        entries = [self._entry(p.id, p.trace, p.score, p.scheduled) for p in proposals]
+        return {"candidates": entries, "why": ""}
 
-    def _entry(self, proposal: Proposal) -> codec.Message:
-        entry: codec.Message = {"id": proposal.id, "trace": proposal.trace, "score": proposal.score}
+    def replay(self, message: Mapping[str, Any]) -> codec.Message:
+        """Recorded schedules as candidates, where they fit; learned from when they are known."""
+        assert self.func is not None
+        func = narrow_indices(self.func)
+        self.proposed, entries = {}, []
+        for trace in message["traces"]:
+            with suppress(LoweringFailed):
+                scheduled = traces.apply(trace, func).mod["main"]
+                entries.append(self._entry(traces.identity(trace), trace, None, scheduled))
+        return {"candidates": entries}
+
+    def _entry(
+        self, key: str, trace: str, score: float | None, scheduled: tvm.tirx.PrimFunc
+    ) -> codec.Message:
+        entry: codec.Message = {"id": key, "trace": trace, "score": score}
         try:
-            lowered = lower_function(proposal.scheduled, "main", self.target, self.profile)
+            lowered = lower_function(scheduled, "main", self.target, self.profile)
         except LoweringFailed as failed:
             return entry | {"refused": str(failed)}
-        return entry | {"candidate": codec.candidate_to_plain(_candidate(proposal.id, lowered))}
+        return entry | {"candidate": codec.candidate_to_plain(_candidate(key, lowered))}
 
     def learn(self, message: Mapping[str, Any]) -> codec.Message:
         """Learn from a batch: `results` maps ids to seconds, nil for refused ones."""
-        assert self.evolution is not None
         known = [(self.proposed[i], s) for i, s in message["results"].items() if i in self.proposed]
-        if not known:
+        if not known or self.evolution is None:
             return {"ranking": None}
         seconds = np.array([np.inf if s is None else s for _, s in known])
         scores = [p.score for p, _ in known]
@@ -176,6 +205,17 @@ class Searcher:
         for (proposal, _), s in zip(known, seconds, strict=True):
             self.evolution.know(proposal.trace, float(s))
         return {"ranking": ranked and to_plain(ranked)}
+
+
+def _cost_model(file: Path) -> CostModel:
+    """The kept cost model; a damaged one is moved aside, and a new one learned."""
+    try:
+        return CostModel.load(file, WIDTH)
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        aside = file.with_name(f"{file.name}.damaged")
+        _log.warning("the cost model %s is damaged (%s); it is kept in %s", file, error, aside)
+        os.replace(file, aside)
+        return CostModel(WIDTH)
 
 
 def _candidate(key: str, lowered: Lowered) -> Candidate:

@@ -3,43 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from honed.runtime.errors import AlreadyExists, HonedError
-from honed.runtime.kernellog import Reader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Candidate, Outcome, Verdict, Workload
-from honed.tuner.measure.measurer import Measurer
+from honed.tuner.measure.candidate import Outcome, Verdict
 from honed.tuner.records import Records
-from honed.tuner.records.rows import sha256
 
-from .search_child import Entry, SearchBroke, SearchChild
+from .search_child import Entry, Found, SearchBroke, SearchChild
 from .task import Progress, Stage, Task, finish, judge, latency, next_task
+from .trials import Trials
 
 Emit = Callable[[dict[str, Any]], None]
 _BREAKS = 2  # times a task's search may break before it is given up
-
-_OUTCOMES = {
-    Outcome.BUILD: kept.Outcome.NOT_BUILT,
-    Outcome.BARRIER: kept.Outcome.NOT_BUILT,
-    Outcome.MEMORY: kept.Outcome.NOT_RUN,
-    Outcome.RUN: kept.Outcome.NOT_RUN,
-    Outcome.DEADLINE: kept.Outcome.NOT_RUN,
-    Outcome.CRASH: kept.Outcome.NOT_RUN,
-    Outcome.IMPOSSIBLE: kept.Outcome.IMPOSSIBLE,
-    Outcome.FAULT: kept.Outcome.FAULTED,
-    Outcome.UNWRITTEN: kept.Outcome.WRONG,
-    Outcome.OUT_OF_BOUNDS: kept.Outcome.WRONG,
-    Outcome.WRONG: kept.Outcome.WRONG,
-    Outcome.RIGHT: kept.Outcome.RIGHT,
-}
-# What may have harmed the device once is not tried again.
-_QUARANTINED = {Outcome.DEADLINE, Outcome.FAULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASH}
+_IDLE = 3  # rounds in a row in which nothing could be tried before a task is left
+_PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,47 +30,41 @@ class Budget:
     seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """What is tuned."""
-
-    path: Path
-    name: str
-    shapes: Mapping[str, tuple[int, ...]]
-    precision: str
-
-
 class Session:
-    """Tunes one model. `stop` may be called from a signal handler; what was found until then is kept."""
+    """Tunes one model. `stop` may be called from a signal handler; what was found until then is kept.
+
+    All times are seconds at the device's reference speed (`Trials`).
+    """
 
     def __init__(
         self,
-        model: Model,
-        setup: kept.Setup,
-        spec: str,
+        name: str,
         profile: DeviceProfile,
-        records: Records,
+        trials: Trials,
         search: SearchChild,
         emit: Emit,
-        kernel_log: Reader | None,
+        *,
+        peaks_again: Callable[[], DeviceProfile],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`profile` must hold measured peaks."""
-        self.model = model
-        self.setup = setup
-        self.records = records
+        """`name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them."""
+        self.name = name
+        self.setup = trials.setup
+        self.records: Records = trials.records
         self.search = search
         self.emit = emit
         self.clock = clock
-        self.profile = profile
-        self.measurer = Measurer(spec, profile, kernel_log=kernel_log, begin=self._begin)
         self.tasks: list[Progress] = []
         self.trials = 0
+        self._profile = profile
+        self._trying = trials
+        self._peaks_again = peaks_again
+        self._peaks_at = float("-inf")
+        self._rates: dict[str, float] = {}  # bytes per second by task
         self._outputs: dict[str, int] = {}
         self._breaks: dict[str, int] = {}
-        self._traces: dict[str, str] = {}  # by candidate id, of the loaded task
-        self._flight: dict[str, int] = {}  # record ids by candidate id
-        self._workload: Workload | None = None
+        self._idle: dict[str, int] = {}
+        self._told: set[str] = set()  # tasks whose records the present child knows
         self._stopping = False
         self._started = clock()
 
@@ -99,40 +73,47 @@ class Session:
         self._stopping = True
 
     @property
+    def stopped(self) -> bool:
+        """Whether it was told to stop."""
+        return self._stopping
+
+    @property
     def seconds(self) -> float:
         """Since the session began."""
         return self.clock() - self._started
 
-    def run(self, budget: Budget) -> None:
-        """Extract the tasks, time their default schedules, then search until the budget or the gain ends."""
-        with self.measurer:
+    def run(self, found: Callable[[], Found], budget: Budget) -> None:
+        """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
+        with self._trying:
             self.records.abandoned()
-            self._extract()
-            self._time_defaults()
-            judge(self.tasks)
+            if not self._stopping:
+                self._extract(found)
+                self._time_defaults()
+                self._doubt_peaks([p for p in self.tasks if p.stage is Stage.TUNING])
+                judge(self.tasks)
             self.emit({"event": "tasks", **self.table()})
-            if not self._spent(budget):
-                self._note_progress(0)
+            if self.tasks and not self._spent(budget):
+                self._note_start()
             while not self._spent(budget):
                 progress = next_task(self.tasks)
                 if progress is None:
                     break
                 self._round(progress, budget)
+            self._condemn(settle=True)
             finish(self.tasks)
 
-    def _extract(self) -> None:
+    def _extract(self, found: Callable[[], Found]) -> None:
         self.emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "extract the tasks"})
-        found, opaque = self.search.extract(self.model.path, self.model.shapes, self.model.precision)
-        assert self.profile.peaks is not None
-        for task, outputs in found:
+        tasks, opaque = found()
+        for task, outputs in tasks:
             self._outputs[task.key] = outputs
-            self.tasks.append(Progress(task=task, roofline=task.roofline(self.profile.peaks)))
+            self.tasks.append(Progress(task=task, roofline=self._roofline(task)))
         for task in opaque:
             progress = Progress(task=task, roofline=0.0)
             progress.skip(task.opaque)
             self.tasks.append(progress)
         weighted = {_task_row(p.task): p.task.weight for p in self.tasks if not p.task.opaque}
-        self.records.put_model(self.model.name, weighted)
+        self.records.put_model(self.name, weighted)
 
     def _time_defaults(self) -> None:
         """Time every task's default schedule, and take up what the records know of it."""
@@ -142,42 +123,86 @@ class Session:
                 break
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit({"event": "stage", "stage": "baseline", "fraction": n / len(live), "text": text})
-            try:
-                self._take_up(progress)
-                verdict = self.measurer.measure(self.search.default())
-            except SearchBroke as broke:
-                progress.lose(f"its default schedule cannot be made: {broke}")
-                continue
-            if verdict.timing is None:
-                progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")
-                continue
-            progress.default = verdict.timing.median
-            progress.found(verdict.timing.median, None)
-            best = self.records.best(progress.task.key, self.setup)
-            if best is not None and best.timing is not None:
-                progress.found(best.timing.median_s, best.trace)
+            while progress.default is None and progress.stage is Stage.TUNING:
+                try:
+                    self._time_default(progress, last=n == len(live) - 1)
+                except SearchBroke as broke:
+                    self._broken(progress, f"its default schedule cannot be made: {broke}")
+        self._trying.settle_speed()
+        self._condemn()
+
+    def _time_default(self, progress: Progress, *, last: bool) -> None:
+        self._take_up(progress)
+        default = self.search.default()
+        trial = self._trying.default(default)
+        while last and self._trying.wants_yardsticks and trial.seconds is not None:
+            trial = self._trying.default(default)
+        if trial.seconds is None:
+            verdict = trial.verdict
+            progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")
+            return
+        progress.default = trial.seconds
+        progress.found(trial.seconds, None)
+        self._recall(progress)
+
+    def _recall(self, progress: Progress) -> None:
+        """The best of the records, where it is better."""
+        best = self.records.best(progress.task.key, self.setup)
+        if best is not None and best.timing is not None:
+            progress.found(best.timing.fair_s, best.trace)
 
     def _take_up(self, progress: Progress) -> None:
-        self._workload = self.search.load(progress.task, self._outputs[progress.task.key])
-        self._traces = {}
-        self.measurer.load(self._workload)
+        self._trying.unload()
+        key = progress.task.key
+        self._told.clear()
+        self._trying.load(self.search.load(progress.task, self._outputs[key]))
+        self._rates[key] = self._trying.measurer.rate
+        progress.roofline = self._roofline(progress.task)
+
+    def _roofline(self, task: Task) -> float:
+        assert self._profile.peaks is not None
+        return task.roofline(self._profile.peaks, self._rates.get(task.key, 0.0))
+
+    def _doubt_peaks(self, tasks: list[Progress]) -> None:
+        """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low.
+
+        They were measured once, and the machine may have been busy then. What is beyond them afterwards is
+        so in truth, by the caches or a clock that rises.
+        """
+        if not any(p.beyond for p in tasks) or self.clock() - self._peaks_at < _PEAKS_SECONDS:
+            return
+        self._peaks_at = self.clock()
+        self._profile = replace(self._profile, peaks=self._peaks_again().peaks)
+        for p in self.tasks:
+            if not p.task.opaque:
+                p.roofline = self._roofline(p.task)
+
+    def _note_start(self) -> None:
+        """What the model's history begins with."""
+        if not self.records.versions(self.name):
+            known = any(p.best_trace is not None for p in self.tasks)
+            why = "the best schedules recorded before" if known else "default schedules"
+            self.records.add_version(self.name, why, None)
+        self._note_progress(0)
 
     def _round(self, progress: Progress, budget: Budget) -> None:
         """Measure one batch of a task's candidates."""
         began, before, made = self.clock(), progress.best, self.trials
         ranking = None
         try:
-            if self._workload is None or self._workload.task != progress.task.key or not self.search.pid:
+            workload = self._trying.workload
+            if workload is None or workload.task != progress.task.key or not self.search.pid:
                 self._take_up(progress)
-            entries = self.search.propose(self._known(progress), progress.rounds)
+            entries = self._proposed(progress)
             results = self._measure(progress, entries, budget)
             if results:
                 ranking = self.search.learn(results)
-            if not entries:
-                progress.stage = Stage.TUNED
+            self._end_idle(progress, entries, self.trials - made, budget)
         except SearchBroke as broke:
-            self._workload = None
-            self._broken(progress, str(broke))
+            self._trying.unload()
+            self._broken(progress, f"its search ended: {broke}")
+        self._condemn()
+        self._doubt_peaks([progress])
         progress.end_round(before, self.clock() - began)
         self._note_progress(self.trials - made)
         self.emit(
@@ -193,99 +218,91 @@ class Session:
             }
         )
 
+    def _end_idle(self, progress: Progress, entries: list[Entry], tried: int, budget: Budget) -> None:
+        """Leave a task of which nothing can be tried."""
+        key = progress.task.key
+        self._idle[key] = 0 if tried or self._spent(budget) else self._idle.get(key, 0) + 1
+        if not entries or self._idle[key] >= _IDLE:
+            progress.exhaust()
+
     def _note_progress(self, trials: int) -> None:
         """Keep what the model is estimated to take after so many more trials, for its history."""
-        self.records.add_progress(self.model.name, trials, latency(self.tasks)["now_us"] * 1e-6)
+        self.records.add_progress(self.name, trials, latency(self.tasks)["now_us"] * 1e-6)
 
     def _broken(self, progress: Progress, reason: str) -> None:
         key = progress.task.key
         self._breaks[key] = self._breaks.get(key, 0) + 1
         progress.failures["compiler"] += 1
+        self.emit({"event": "broke", "task": key, "reason": reason})
         if self._breaks[key] >= _BREAKS or "no schedule rule" in reason:
-            progress.lose(f"its search ended: {reason}")
+            progress.lose(reason)
+
+    def _proposed(self, progress: Progress) -> list[Entry]:
+        """The next batch; first of all, what was best with another driver or compiler."""
+        key = progress.task.key
+        if progress.rounds == 0:
+            stale = self.records.stale(key, self.setup)
+            if stale and (entries := self.search.replay([c.trace for c in stale])):
+                return entries
+        return self.search.propose(self._known(progress), progress.rounds)
 
     def _known(self, progress: Progress) -> list[tuple[str, float | None]]:
         """Traces measured before on this setup; those in quarantine come as refused."""
-        if progress.rounds and self._traces:
+        key = progress.task.key
+        if key in self._told:
             return []  # the child knows them already
+        self._told.add(key)
         return [
-            (c.trace, c.timing.median_s if c.outcome is kept.Outcome.RIGHT and c.timing else None)
-            for c in self.records.history(progress.task.key, self.setup)
+            (c.trace, c.timing.fair_s if c.outcome is kept.Outcome.RIGHT and c.timing else None)
+            for c in self.records.history(key, self.setup)
         ]
 
     def _measure(self, progress: Progress, entries: list[Entry], budget: Budget) -> dict[str, float | None]:
+        """Try the entries; gives seconds by id, None for what was refused."""
         results: dict[str, float | None] = {}
-        self._traces.update({e.id: e.trace for e in entries})
         for n, entry in enumerate(entries):
             if self._spent(budget):
                 break
             if entry.candidate is None:
                 results[entry.id] = None
-                self._tell(progress, Verdict(outcome=Outcome.BUILD, reason=entry.refused))
+                self._filtered(progress, entry.refused)
                 continue
-            prepared = entry.id in self._flight  # noted already, when it was built beside the one before
-            if not prepared and not self.records.may_run(self.setup, progress.task.key, sha256(entry.trace)):
+            following = next((e for e in entries[n + 1 :] if e.candidate), None)
+            if following is not None and following.candidate is not None:
+                self._trying.prepare(following.candidate, following.trace)
+            trial = self._trying.measure(entry.candidate, entry.trace, progress.best)
+            if trial is None:
                 continue
-            following = next((e.candidate for e in entries[n + 1 :] if e.candidate), None)
-            if following is not None and self.measurer.pipelines:
-                self.measurer.prepare(following)
-            try:
-                verdict = self.measurer.measure(entry.candidate, progress.best)
-            except (kept.Quarantined, AlreadyExists):
+            results[entry.id] = trial.seconds
+            if not trial.ran:
+                self._filtered(progress, trial.verdict.reason)
                 continue
-            results[entry.id] = verdict.timing.median if verdict.timing else None
-            self._record(entry.id, verdict)
-            if verdict.timing is not None:
-                progress.found(verdict.timing.median, entry.trace)
-            self._tell(progress, verdict)
-        self._withdraw()
+            if trial.seconds is not None:
+                progress.found(trial.seconds, entry.trace)
+            self._tell(progress, trial.verdict, trial.seconds)
+        self._trying.withdraw()
         return results
 
-    def _begin(self, candidate: Candidate) -> None:
-        """Note a candidate before it may touch the device. Default schedules are not recorded."""
-        trace = self._traces.get(candidate.id)
-        if trace is None or self._workload is None:
-            return
-        new = kept.NewCandidate(
-            workload=self._workload.task,
-            setup=self.setup,
-            trace=trace,
-            source_sha256=sha256(candidate.source),
-        )
-        self._flight[candidate.id] = self.records.begin(new)
+    def _filtered(self, progress: Progress, reason: str) -> None:
+        """A candidate that was refused before the device saw it: no trial."""
+        progress.filtered[reason] += 1
+        self.emit({"event": "filtered", "task": progress.task.key, "reason": reason})
 
-    def _record(self, candidate_id: str, verdict: Verdict) -> None:
-        number = self._flight.pop(candidate_id, None)
-        if number is None:
-            return  # refused before it was given to the device
-        measured = verdict.timing
-        timing = None
-        if measured is not None:
-            timing = kept.Timing(
-                median_s=measured.median,
-                low_s=measured.low,
-                high_s=measured.high,
-                repeats=measured.repeats,
-            )
-        self.records.finish(
-            number,
-            kept.Verdict(
-                outcome=_OUTCOMES[verdict.outcome],
-                reason=verdict.reason,
-                timing=timing,
-                quarantine=verdict.outcome in _QUARANTINED,
-                story=verdict.reason if verdict.outcome is Outcome.FAULT else None,
-            ),
-        )
+    def _condemn(self, *, settle: bool = False) -> None:
+        """Drop what was found right and has turned out to have faulted."""
+        by_key = {p.task.key: p for p in self.tasks}
+        for one in self._trying.condemned(settle=settle):
+            progress = by_key[one.task]
+            self.emit({"event": "condemned", "task": one.task, "reason": one.reason})
+            if one.trace is None:
+                progress.lose(f"its default schedule faulted: {one.reason}")
+                continue
+            progress.failures[str(Outcome.FAULT)] += 1
+            if progress.best_trace == one.trace:
+                progress.forget_best()
+                self._recall(progress)
 
-    def _withdraw(self) -> None:
-        """Take back what was prepared and never run."""
-        for number in self._flight.values():
-            with suppress(HonedError):
-                self.records.withdraw(number)
-        self._flight.clear()
-
-    def _tell(self, progress: Progress, verdict: Verdict) -> None:
+    def _tell(self, progress: Progress, verdict: Verdict, seconds: float | None) -> None:
         self.trials += 1
         progress.trials += 1
         if verdict.outcome is not Outcome.RIGHT:
@@ -296,7 +313,7 @@ class Session:
                 "task": progress.task.key,
                 "outcome": str(verdict.outcome),
                 "reason": verdict.reason,
-                "us": verdict.timing.median * 1e6 if verdict.timing else None,
+                "us": None if seconds is None else seconds * 1e6,
                 "best_us": None if progress.best is None else progress.best * 1e6,
             }
         )

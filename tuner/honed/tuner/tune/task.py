@@ -37,10 +37,14 @@ class Task:
     dtype: str  # that its arithmetic is done in
     opaque: str  # why it cannot be tuned; empty where it can
 
-    def roofline(self, peaks: DevicePeaks) -> float:
-        """The least seconds that the device's measured peaks and its cost of a launch allow."""
+    def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
+        """The least seconds that the device's measured peaks and its cost of a launch allow.
+
+        `rate` is what the device was seen to move at the task's size, in bytes per second: caches are
+        faster than its memory.
+        """
         peak = peaks.fp16_gflops if self.dtype == "float16" and peaks.fp16_gflops else peaks.fp32_gflops
-        work = max(self.flops / (peak * 1e9), self.bytes / (peaks.bandwidth_gbs * 1e9))
+        work = max(self.flops / (peak * 1e9), self.bytes / max(rate, peaks.bandwidth_gbs * 1e9))
         return work + peaks.launch_us * 1e-6
 
 
@@ -56,6 +60,7 @@ class Progress:
     best: float | None = None
     best_trace: str | None = None  # None: the default schedule is the best known
     trials: int = 0
+    filtered: Counter[str] = field(default_factory=Counter)  # refused before they ran, by reason
     rounds: int = 0
     failures: Counter[str] = field(default_factory=Counter)
     rate: float = 0.5  # share of the time that a round is expected to take off
@@ -82,10 +87,29 @@ class Progress:
         """Its search broke."""
         self.stage, self.reason = Stage.LOST, reason
 
+    def exhaust(self) -> None:
+        """Nothing more can be tried."""
+        if self.trials or self.best_trace is not None:
+            self.stage = Stage.TUNED
+        elif self.filtered:
+            reason, _ = self.filtered.most_common(1)[0]
+            self.skip(f"none of its {self.filtered.total()} candidates could be tried: {reason}")
+        else:
+            self.skip("no schedule but the default one was found")
+
     def found(self, seconds: float, trace: str | None) -> None:
         """A right candidate took `seconds`."""
         if self.best is None or seconds < self.best:
             self.best, self.best_trace = seconds, trace
+
+    def forget_best(self) -> None:
+        """The best known schedule must not be used after all: back to the default one."""
+        self.best, self.best_trace = self.default, None
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it is so near its roofline, or beyond, that the peaks behind it are to be doubted."""
+        return self.best is not None and self.best <= AT_ROOFLINE * self.roofline
 
     def end_round(self, before: float | None, seconds: float) -> None:
         """Learn from a round that began at `before` how much the next may bring."""
@@ -107,8 +131,9 @@ class Progress:
             "default_us": None if self.default is None else self.default * 1e6,
             "best_us": None if best is None else best * 1e6,
             "gflops": None if not best else self.task.flops / best / 1e9,
-            "roofline_share": None if not best else min(1.0, self.roofline / best),
+            "roofline_share": None if not best else self.roofline / best,
             "trials": self.trials,
+            "filtered": self.filtered.total(),
             "failures": dict(self.failures),
             "state": str(self.stage),
             "reason": self.reason,
@@ -125,7 +150,7 @@ def judge(tasks: list[Progress]) -> None:
             continue
         if p.cost < SMALL * whole:
             p.skip(f"too small to matter: {100 * p.cost / whole:.2g} % of the model's time")
-        elif p.best <= AT_ROOFLINE * p.roofline:
+        elif p.beyond:
             p.skip("already at its roofline")
 
 
@@ -155,7 +180,9 @@ def finish(tasks: list[Progress]) -> None:
     """Call tuned what was tried."""
     for p in tasks:
         if p.stage is Stage.TUNING:
-            if p.rounds:
+            if p.trials:
                 p.stage = Stage.TUNED
+            elif p.rounds:
+                p.exhaust()
             else:
                 p.skip("the time or trials allowed ended before its turn")

@@ -1,0 +1,100 @@
+"""Tuning one function from Python: `honed.tuner.tune_function`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from honed.runtime.errors import DeviceError
+from honed.tuner.lower.opencl import Lowered, lower_function
+from honed.tuner.lower.schedule import default_kernels, narrow_indices
+from honed.tuner.lower.target import target_for
+from honed.tuner.search import traces
+
+from .extract import adopt
+from .opening import Opened
+from .session import Budget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TunedFunction:
+    """What tuning made of a function.
+
+    Times are seconds by the device's clock. `scheduled` and `trace` are None where no schedule was found
+    faster than the default one; `lowered` has the OpenCL C of the better of both, with its launches.
+    """
+
+    default_s: float
+    best_s: float
+    roofline_s: float  # what the device's measured peaks allow
+    trials: int
+    failures: dict[str, int]  # by outcome
+    trace: str | None
+    scheduled: tirx.PrimFunc | None
+    lowered: Lowered
+
+
+def tune_function(
+    func: tirx.PrimFunc,
+    *,
+    outputs: int = 1,
+    name: str = "main",
+    device: str | None = None,
+    trials: int | None = 64,
+    seconds: float | None = None,
+    records: Path | None = None,
+    cache_dir: Path | None = None,
+    seed: int = 0,
+    emit: Callable[[dict[str, Any]], None] = lambda event: None,
+) -> TunedFunction:
+    """Search the fastest schedule of `func` on an OpenCL device, as `hone tune` does for a model's tasks.
+
+    Its last `outputs` parameters are written, the others read. `device` is a spec as of `$HONED_DEVICE`;
+    None: the best there is. The search ends after `trials` measured candidates or `seconds`, or when nothing
+    more is worth it. With `records` and `cache_dir` another call goes on from there. `emit` gets the events
+    that `hone tune` shows. The device is used in child processes only.
+
+    Raises InvalidArgument for a function that is no task, DeviceError where the device cannot be used or the
+    default schedule is not right on it.
+    """
+    adopt(func, name, outputs)
+    text = tvm.ir.save_json(func)
+    with (
+        tempfile.TemporaryDirectory(prefix="honed-tune-") as own,
+        Opened(
+            name,
+            device=device,
+            records=records or Path(own) / "records.sqlite",
+            cache_dir=cache_dir or Path(own),
+            seed=seed,
+            emit=emit,
+        ) as run,
+    ):
+        budget = Budget(trials=trials, seconds=seconds)
+        run.session.run(lambda: run.search.adopt(text, name, outputs), budget)
+        (progress,) = run.session.tasks
+    if progress.default is None or progress.best is None:
+        raise DeviceError(f"{name} cannot be tuned: {progress.reason}")
+    target = target_for(run.profile)
+    scheduled = None
+    if progress.best_trace is None:
+        _, lowered, _ = default_kernels(func, name, target, run.profile)
+    else:
+        scheduled = traces.apply(progress.best_trace, narrow_indices(func)).mod["main"]
+        lowered = lower_function(scheduled, name, target, run.profile)
+    return TunedFunction(
+        default_s=progress.default,
+        best_s=progress.best,
+        roofline_s=progress.roofline,
+        trials=progress.trials,
+        failures=dict(progress.failures),
+        trace=progress.best_trace,
+        scheduled=scheduled,
+        lowered=lowered,
+    )

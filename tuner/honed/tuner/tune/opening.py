@@ -1,0 +1,69 @@
+"""A session with all it needs: device, records, kernel log, searching and measuring children."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from honed.runtime.errors import HonedError
+from honed.runtime.kernellog import Reader, open_reader
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.records import Records
+from honed.tuner.setup import setup_for
+
+from .profiling import measured_profile
+from .search_child import SearchChild
+from .session import Session
+from .trials import Trials
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Opened:
+    """A context manager; everything is closed and every child ended afterwards."""
+
+    def __init__(
+        self, name: str, *, device: str | None, records: Path, cache_dir: Path, seed: int, emit: Emit
+    ) -> None:
+        """`name` is what is tuned, in the records; `device` a spec, None for the best there is.
+
+        Raises DeviceError where there is no device, and what `Records.open` raises.
+        """
+        emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "look at the device"})
+        self.spec, profile = measured_profile(device, cache_dir)
+        self.profile = profile
+        setup = setup_for(profile.identity)
+        records.parent.mkdir(parents=True, exist_ok=True)
+        self.records = Records.open(records)
+        for note in self.records.notes:
+            emit({"event": "note", "text": note})
+        cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
+        self.search = SearchChild(profile, cost_model, seed)
+        log = _kernel_log(emit)
+        trials = Trials(
+            lambda begin: Measurer(self.spec, profile, kernel_log=log, begin=begin), self.records, setup
+        )
+        self.session = Session(
+            name,
+            profile,
+            trials,
+            self.search,
+            emit,
+            peaks_again=lambda: measured_profile(self.spec, cache_dir, again=True)[1],
+        )
+
+    def __enter__(self) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.search.close()
+        self.records.close()
+
+
+def _kernel_log(emit: Emit) -> Reader | None:
+    try:
+        return open_reader()
+    except HonedError as error:
+        emit({"event": "note", "text": f"candidates are not watched for GPU faults: {error}"})
+        return None

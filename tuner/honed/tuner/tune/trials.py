@@ -1,0 +1,259 @@
+"""Trials: candidates measured one by one, each noted in the records before it runs and judged after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from honed.runtime.errors import AlreadyExists, DeviceError, HonedError
+from honed.runtime.kernellog import FaultStory
+from honed.tuner import records as kept
+from honed.tuner.measure.candidate import Candidate, Outcome, Timing, Verdict, Workload
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.records.rows import sha256
+
+from .speed import Speed
+
+T = TypeVar("T")
+_STARTS = 3  # times a measuring child is started for one candidate before the device is given up
+_REMEMBERED = 256  # candidates; faults come to light within seconds
+_LEAST_YARDSTICKS = 5  # that a reference speed rests on
+
+_OUTCOMES = {
+    Outcome.BUILD: kept.Outcome.NOT_BUILT,
+    Outcome.BARRIER: kept.Outcome.NOT_BUILT,
+    Outcome.MEMORY: kept.Outcome.NOT_RUN,
+    Outcome.RUN: kept.Outcome.NOT_RUN,
+    Outcome.DEADLINE: kept.Outcome.NOT_RUN,
+    Outcome.CRASH: kept.Outcome.NOT_RUN,
+    Outcome.IMPOSSIBLE: kept.Outcome.IMPOSSIBLE,
+    Outcome.FAULT: kept.Outcome.FAULTED,
+    Outcome.UNWRITTEN: kept.Outcome.WRONG,
+    Outcome.OUT_OF_BOUNDS: kept.Outcome.WRONG,
+    Outcome.WRONG: kept.Outcome.WRONG,
+    Outcome.RIGHT: kept.Outcome.RIGHT,
+}
+# What may have harmed the device once is not tried again.
+_QUARANTINED = {Outcome.DEADLINE, Outcome.FAULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASH}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What came of a candidate. `seconds` is its time at the device's reference speed, of a right one."""
+
+    verdict: Verdict
+    ran: bool  # False: it was refused before anything was given to the device
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemned:
+    """A candidate found right whose fault came to light later; `trace` is None for a default schedule."""
+
+    task: str
+    trace: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A candidate of this run: where it is recorded (0: a default schedule, not recorded)."""
+
+    record: int
+    task: str
+    trace: str | None
+
+
+class Trials:
+    """The measurer and the records, kept in step. A context manager, as the measurer is."""
+
+    def __init__(
+        self,
+        measurer: Callable[[Callable[[Candidate], None]], Measurer],
+        records: kept.Records,
+        setup: kept.Setup,
+    ) -> None:
+        """`measurer` makes one that calls what it is given before a candidate may touch the device."""
+        self.measurer = measurer(self._begin)
+        self.records = records
+        self.setup = setup
+        self.speed = Speed(records.yardstick(setup))
+        self.workload: Workload | None = None
+        self._traces: dict[str, str | None] = {}  # by candidate id; of default schedules None
+        self._flight: dict[str, int] = {}  # record ids by candidate id
+        self._known: dict[str, _Known] = {}  # by candidate id, the latest
+        self._late: list[tuple[str, FaultStory]] = []
+        self._banned: set[str] = set()  # candidate ids
+
+    def __enter__(self) -> Trials:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.measurer.close()
+
+    def load(self, workload: Workload) -> None:
+        """Measure candidates of `workload` from now on."""
+        self.workload = workload
+        self._again(lambda: self.measurer.load(workload))
+
+    def unload(self) -> None:
+        """Forget the workload, so that it is loaded again before the next trial."""
+        self.workload = None
+
+    def default(self, candidate: Candidate) -> Trial:
+        """Measure the loaded workload's default schedule, which is not recorded."""
+        assert self.workload is not None
+        named = replace(candidate, id=f"default {self.workload.task}")
+        verdict = self._again(lambda: self.measurer.measure(named))
+        self._know(named.id, _Known(record=0, task=self.workload.task, trace=None))
+        if verdict.timing is None:
+            return Trial(verdict=verdict, ran=True, seconds=None)
+        self.speed.note(verdict.timing.yardstick)
+        return Trial(verdict=verdict, ran=True, seconds=verdict.timing.median / self.speed.ratio)
+
+    @property
+    def wants_yardsticks(self) -> bool:
+        """Whether more default schedules must be measured before the reference speed is known."""
+        return self.speed.reference is None and 0 < self.speed.known < _LEAST_YARDSTICKS
+
+    def settle_speed(self) -> None:
+        """Take the speed at which default schedules were measured for the reference, where there is none."""
+        if self.speed.reference is None and self.speed.now is not None:
+            self.speed.reference = self.records.keep_yardstick(self.setup, self.speed.now)
+
+    def prepare(self, candidate: Candidate, trace: str) -> None:
+        """Have a candidate built beside the one that is tried next, where the device allows that."""
+        if not self.measurer.pipelines or not self._may_run(candidate, trace):
+            return
+        self._traces[candidate.id] = trace
+        try:
+            self.measurer.prepare(candidate)
+        except (kept.Quarantined, AlreadyExists):  # another tuner was faster
+            self._banned.add(candidate.id)
+
+    def _may_run(self, candidate: Candidate, trace: str) -> bool:
+        assert self.workload is not None
+        if candidate.id in self._flight:  # noted when it was built beside the one before
+            return True
+        return candidate.id not in self._banned and self.records.may_run(
+            self.setup, self.workload.task, sha256(trace), sha256(candidate.source)
+        )
+
+    def measure(self, candidate: Candidate, trace: str, best: float | None) -> Trial | None:
+        """Try a candidate; `best` is the best known time of its workload at reference speed.
+
+        None where its kernels are in quarantine or another tuner has them in flight. Raises DeviceError
+        where the device cannot be used any more.
+        """
+        if not self._may_run(candidate, trace):
+            return None
+        self._traces[candidate.id] = trace
+        known = None if best is None else best * self.speed.ratio
+        try:
+            verdict = self._again(lambda: self.measurer.measure(candidate, known))
+        except (kept.Quarantined, AlreadyExists):
+            return None
+        number = self._flight.pop(candidate.id, None)
+        if number is None:
+            return Trial(verdict=verdict, ran=False, seconds=None)
+        story = self._story(candidate.id, number, trace)
+        if story is not None and verdict.outcome is Outcome.RIGHT:
+            verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story))
+        if verdict.timing is not None:
+            self.speed.note(verdict.timing.yardstick)
+        timing = None if verdict.timing is None else self._timing(verdict.timing)
+        self.records.finish(
+            number,
+            kept.Verdict(
+                outcome=_OUTCOMES[verdict.outcome],
+                reason=verdict.reason,
+                timing=timing,
+                quarantine=verdict.outcome in _QUARANTINED,
+                story=story,
+            ),
+        )
+        return Trial(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
+
+    def withdraw(self) -> None:
+        """Take back what was prepared and never run."""
+        for number in self._flight.values():
+            with suppress(HonedError):
+                self.records.withdraw(number)
+        self._flight.clear()
+
+    def condemned(self, *, settle: bool = False) -> list[Condemned]:
+        """Candidates whose faults have come to light since their verdicts; they are in quarantine now.
+
+        With `settle`, waits until a fault of what ran last must be in the kernel log.
+        """
+        if settle:
+            self.measurer.settle()
+        self._late += self.measurer.take_faults()
+        late, self._late = self._late, []
+        found = []
+        for name, story in late:
+            known = self._known.pop(name, None)
+            if known is None:
+                continue
+            text = _text(story)
+            reason = _reason(text)
+            if known.record:
+                self.records.condemn(known.record, reason, text)
+            found.append(Condemned(task=known.task, trace=known.trace, reason=reason))
+        return found
+
+    def _again(self, do: Callable[[], T]) -> T:
+        """Do what may have to start a measuring child, more than once where that child dies at its start."""
+        for _ in range(_STARTS - 1):
+            with suppress(DeviceError):
+                return do()
+        return do()
+
+    def _begin(self, candidate: Candidate) -> None:
+        """Note a candidate before it may touch the device."""
+        trace = self._traces.get(candidate.id)
+        if trace is None or self.workload is None:
+            return
+        new = kept.NewCandidate(
+            workload=self.workload.task,
+            setup=self.setup,
+            trace=trace,
+            source_sha256=sha256(candidate.source),
+        )
+        self._flight[candidate.id] = self.records.begin(new)
+
+    def _story(self, candidate_id: str, number: int, trace: str) -> str | None:
+        """The kernel log's records of a fault of the candidate just measured; others wait."""
+        assert self.workload is not None
+        faults = self.measurer.take_faults()
+        own = [_text(story) for name, story in faults if name == candidate_id]
+        self._late += [(name, story) for name, story in faults if name != candidate_id]
+        if own:
+            return "\n".join(own)
+        self._know(candidate_id, _Known(record=number, task=self.workload.task, trace=trace))
+        return None
+
+    def _know(self, candidate_id: str, known: _Known) -> None:
+        self._known.pop(candidate_id, None)
+        self._known[candidate_id] = known
+        if len(self._known) > _REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    def _timing(self, measured: Timing) -> kept.Timing:
+        return kept.Timing(
+            median_s=measured.median,
+            low_s=measured.low,
+            high_s=measured.high,
+            repeats=measured.repeats,
+            yardstick_ratio=None if self.speed.reference is None else self.speed.ratio,
+        )
+
+
+def _text(story: FaultStory) -> str:
+    return "\n".join(fault.text.strip() for fault in story.faults)
+
+
+def _reason(story: str) -> str:
+    return f"the kernel log has a fault of it: {' / '.join(story.splitlines())[:300]}"
