@@ -1,9 +1,9 @@
 """The service's settings: defaults, then TOML files, then the environment, then the command line.
 
 `honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
-which device is used, [limits] bounds what is accepted, [usage] says how use is remembered. Files in
-`honed.toml.d/` beside it that end in .toml are read after it in the order of their names; a later file wins
-setting by setting. Every setting keeps its origin.
+which device is used, [limits] bounds what is accepted, [usage] says how use is remembered, [idle] when the
+machine counts as idle. Files in `honed.toml.d/` beside it that end in .toml are read after it in the order
+of their names; a later file wins setting by setting. Every setting keeps its origin.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from honed.runtime.errors import InvalidArgument
 
+from .idle.settings import IdleSettings
 from .ledger import UsageSettings
 from .limits import Limits
 from .places import Places, drop_in_dir, places
@@ -47,7 +48,7 @@ class Service:
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
-    {"service": Service, "limits": Limits, "usage": UsageSettings}
+    {"service": Service, "limits": Limits, "usage": UsageSettings, "idle": IdleSettings}
 )
 
 
@@ -62,6 +63,7 @@ class Config:
     service: Service
     limits: Limits
     usage: UsageSettings
+    idle: IdleSettings
     files: tuple[Path, ...]  # read, in order
     origins: Mapping[str, str]
 
@@ -231,6 +233,11 @@ def _checked(setting: Setting, value: object, origin: str) -> object:
             raise InvalidArgument(f"{where} is {value!r}; give a number of at least {setting.minimum:g}")
         if abs(value) > 2**63 - 1:
             raise InvalidArgument(f"{where} is {value!r}; give a number below 2^63")
+    if setting.check is not None:
+        try:
+            setting.check(value)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{where} is {value!r}; {error}") from error
     return value
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, Literal
@@ -17,7 +18,8 @@ RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
 class Setting:
     """One setting: its place, type, unit ("" for none), least value (of numbers), and when a change counts.
 
-    `effect` says when a running service that reads its files again uses a new value.
+    `effect` says when a running service that reads its files again uses a new value. `check` raises
+    InvalidArgument with what to give instead for values that are wrong in another way.
     """
 
     table: str
@@ -26,6 +28,7 @@ class Setting:
     unit: str
     minimum: float
     effect: Effect
+    check: Callable[[Any], object] | None = None
 
     @property
     def name(self) -> str:
@@ -33,9 +36,17 @@ class Setting:
         return f"{self.table}.{self.key}"
 
 
-def setting(default: Any, *, unit: str = "", minimum: float = 1, effect: Effect = "at once") -> Any:
+def setting(
+    default: Any,
+    *,
+    unit: str = "",
+    minimum: float = 1,
+    effect: Effect = "at once",
+    check: Callable[[Any], object] | None = None,
+) -> Any:
     """A field of a table; the arguments are those of `Setting`."""
-    return dataclasses.field(default=default, metadata={"unit": unit, "minimum": minimum, "effect": effect})
+    metadata = {"unit": unit, "minimum": minimum, "effect": effect, "check": check}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def of_table(table: str, kind: type[Any]) -> list[Setting]:
@@ -49,6 +60,7 @@ def of_table(table: str, kind: type[Any]) -> list[Setting]:
             unit=field.metadata.get("unit", ""),
             minimum=float(field.metadata.get("minimum", 1 if hints[field.name] is int else 0)),
             effect=field.metadata.get("effect", "at once"),
+            check=field.metadata.get("check"),
         )
         for field in dataclasses.fields(kind)
     ]
