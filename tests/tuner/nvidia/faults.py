@@ -18,10 +18,12 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
 from honed.tuner.tune.search_child import Entry, SearchChild
-from honed.tuner.tune.session import Budget, Model, Session
+from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.task import Task
+from honed.tuner.tune.trials import Trials
 
 from .tuning import _candidate, dense_function, dense_workload
 
@@ -100,11 +102,12 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
     events: list[Mapping[str, Any]] = []
     setup = Setup(device=profile.identity, compiler="bench")
     with Records.open(folder / "records.db", measured_by="bench") as records:
-        model = Model(path=folder, name="dense", shapes={}, precision="fp32")
-        session = Session(
-            model, setup, spec, profile, records, cast("SearchChild", planted), events.append, kernel_log
+        trials = Trials(
+            lambda begin: Measurer(spec, profile, kernel_log=kernel_log, begin=begin), records, setup
         )
-        session.run(Budget(seconds=120))
+        search = cast("SearchChild", planted)
+        session = Session("dense", profile, trials, search, events.append, peaks_again=lambda: profile)
+        session.run(planted.extract, Budget(seconds=120))
         candidates = [
             {"trace": c.trace, "state": str(c.state), "outcome": str(c.outcome), "reason": c.reason}
             for c in records.history("dense", setup)
@@ -113,6 +116,6 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
             "trials": [dict(e) for e in events if e["event"] == "trial"],
             "records": candidates,
             "quarantine": [c.trace for c in records.quarantined(setup)],
-            "children": session.measurer.children,
+            "children": trials.measurer.children,
             "results": planted.results,
         }
