@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,8 @@ from .schedule import SERIAL, default_kernels
 from .target import target_for
 
 Progress = Callable[[float, str], None]
-_LONGEST_NAME = 44
+# Of kernels, in characters: they fit a table, and PoCL, which makes them folder names, fails on long ones.
+LONGEST_NAME = 40
 # Given a task and its function: the name of a schedule and the function scheduled by it, or None for the
 # default. May raise LoweringFailed.
 Choose = Callable[[str, tirx.PrimFunc], tuple[str, tirx.PrimFunc] | None]
@@ -62,10 +63,13 @@ def lower_module(
     functions: dict[str, Function] = {}
     notes: list[str] = []
     failed: list[str] = []
+    taken: set[str] = set()
     for n, name in enumerate(names):
         progress(0.3 + 0.7 * n / len(names), f"kernel {n + 1} of {len(names)}: {name}")
         try:
-            functions[name], told = _lower(legal[name], name, target, profile, choose)
+            short = kernel_name(name, task_key(legal[name]), taken)
+            taken.add(short)
+            functions[name], told = _lower(legal[name], short, target, profile, choose)
             notes += told
         except LoweringFailed as error:
             failed.append(f"{name}: {error}")
@@ -94,7 +98,7 @@ def _lower(
             why = "; ".join(passed_over)
             notes.append(f"{name} runs on a single work-item, slowly: no default schedule fits ({why})")
     function = Function(
-        name=_short(name, task),
+        name=name,
         task=task,
         schedule=found[0],
         source=found[1].source,
@@ -105,9 +109,19 @@ def _lower(
     return function, notes
 
 
-def _short(name: str, task: str) -> str:
-    """A kernel name that fits a table: names of many fused operators are cut and told apart by their task."""
-    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 5].rstrip('_')}_{task[:4]}"
+def kernel_name(name: str, task: str, taken: Container[str]) -> str:
+    """A name not yet taken of at most LONGEST_NAME characters: those of many fused operators are cut.
+
+    Cut names are told apart by their task.
+    """
+    if len(name) <= LONGEST_NAME and name not in taken:
+        return name
+    for digits in range(4, len(task) + 1):
+        cut = name[: LONGEST_NAME - 1 - digits].rstrip("_")
+        if (short := f"{cut}_{task[:digits]}") not in taken:
+            return short
+    numbered = (f"{name[:16]}_{task}_{n}" for n in range(2, 10**6))
+    return next(short for short in numbered if short not in taken)
 
 
 def task_key(func: tirx.PrimFunc) -> str:

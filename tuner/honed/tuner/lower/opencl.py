@@ -22,6 +22,7 @@ from tvm_ffi import structural_walk
 from honed.runtime.model import KernelArg
 from honed.runtime.profile import DeviceProfile
 
+from . import intrinsics
 from .barriers import divergent_barriers
 from .broadcasts import shorten_broadcasts
 from .cost import executed_operations
@@ -29,6 +30,7 @@ from .program import KernelLaunch, Value
 
 _AXES = ("x", "y", "z")
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
+intrinsics.register()
 
 
 class LoweringFailed(Exception):
