@@ -19,7 +19,7 @@ from .model import Buffer, CompiledModel, Kernel, Probe, Tensor
 MAX_RANK = 32  # NumPy 1's
 MAX_GRID = 2**31 - 1  # work-groups along one axis
 CONSTANT_OFFSET_ALIGN = 64  # bytes: any dtype, and a cache line
-PRECISIONS = ("fp32", "fp16", "mixed")
+PRECISIONS = ("fp16", "fp32", "fp64", "mixed")
 _DECLARATION = 500  # characters between __kernel and its name: attributes and the type
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
