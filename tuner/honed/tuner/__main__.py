@@ -25,8 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 0 done, 1 refused or failed, 2 used wrongly."""
     arguments = _parser().parse_args(argv)
     if arguments.memory_mib:
-        limit = arguments.memory_mib << 20
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        limit_memory(arguments.memory_mib)
     emit = _emitter()
     try:
         arguments.run(arguments, emit)
@@ -52,10 +51,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def limit_memory(mib: int) -> None:
+    """Bound what this process and its children may write to.
+
+    RLIMIT_DATA and not RLIMIT_AS: OpenCL drivers reserve address space far beyond what they use. A lower
+    limit that the spawner has set stays.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = mib << 20 if hard == resource.RLIM_INFINITY else min(mib << 20, hard)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m honed.tuner", description=__doc__)
     limits = argparse.ArgumentParser(add_help=False)
-    limits.add_argument("--memory-mib", type=int, default=0, help="limit of address space, in MiB")
+    limits.add_argument("--memory-mib", type=int, default=0, help="limit of memory, in MiB")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     compile_ = commands.add_parser("compile", parents=[limits], help="compile an ONNX file to a .honed file")
     compile_.set_defaults(run=_compile)
