@@ -19,6 +19,7 @@ from honed.runtime.protocol import (
     ExportParams,
     InferParams,
     LoadParams,
+    MetricsParams,
     ModelParams,
     Nothing,
     ProfileParams,
@@ -33,9 +34,12 @@ from . import inference, models
 from .connection import Connection, WithDescriptors
 from .dispatch import Dispatcher
 from .jobs import Jobs
+from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, Limits
+from .metrics import Metrics
 from .models import Registry, State
 from .peers import Policy
+from .reload import Reloader
 from .supervisor import Supervisor
 
 MAX_PROFILE_RUNS = 100
@@ -72,6 +76,9 @@ class Api:
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         jobs: Jobs,
+        ledger: Ledger,
+        metrics: Metrics,
+        reloader: Reloader,
         connections: Callable[[], int],
         damaged: list[str],
     ) -> None:
@@ -82,6 +89,9 @@ class Api:
         self._supervisor = supervisor
         self._dispatcher = dispatcher
         self._jobs = jobs
+        self._ledger = ledger
+        self._metrics = metrics
+        self._reloader = reloader
         self._connections = connections
         self._damaged = damaged
         self._started = time.monotonic()
@@ -135,6 +145,15 @@ class Api:
             "damaged": self._damaged,
         }
 
+    async def _show_metrics(self, call: Call, params: MetricsParams) -> dict[str, Any]:
+        return await self._metrics.answer(params.format)
+
+    async def _config_show(self, call: Call, params: Nothing) -> dict[str, Any]:
+        return await self._reloader.show()
+
+    async def _config_reload(self, call: Call, params: Nothing) -> dict[str, Any]:
+        return await self._reloader.reload()
+
     async def _model_ready(self, call: Call, params: ModelParams) -> dict[str, Any]:
         return {"ready": self._registry.get(_named(params)).state is State.READY}
 
@@ -151,7 +170,7 @@ class Api:
     async def _model_statistics(self, call: Call, params: ModelParams) -> dict[str, Any]:
         check_version(params.version)
         entries = [self._registry.get(params.name)] if params.name else self._registry.all()
-        return {"model_stats": [entry.statistics.plain(entry.name) for entry in entries]}
+        return {"model_stats": [entry.statistics.triton(entry.name) for entry in entries]}
 
     async def _model_show(self, call: Call, params: ModelParams) -> dict[str, Any]:
         return models.show(self._registry.get(_named(params)))
@@ -161,7 +180,9 @@ class Api:
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         entry, _ = self._registry.compiled(params.name)
-        return await self._dispatcher.profile(call.connection.number, entry, runs)
+        profile = await self._dispatcher.profile(call.connection.number, entry, runs)
+        self._ledger.profiled(entry.name, profile["rows"])
+        return profile
 
     async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors:
         manifest, descriptors = self._jobs.export(params.name)
@@ -174,10 +195,13 @@ class Api:
         return WithDescriptors(result, descriptors)
 
     async def _model_infer(self, call: Call, params: InferParams) -> dict[str, Any]:
-        check_version(params.model_version)
-        entry, model = self._registry.compiled(params.model_name)
-        plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
-        return await self._dispatcher.infer(call.connection.number, entry, plan)
+        with self._registry.statistics(params.model_name).request():
+            check_version(params.model_version)
+            entry, model = self._registry.compiled(params.model_name)
+            plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
+            result = await self._dispatcher.infer(call.connection.number, entry, plan)
+            self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
+            return result
 
     async def _region_register(self, call: Call, params: RegionParams) -> dict[str, Any]:
         if len(call.descriptors) != 1:
@@ -212,6 +236,7 @@ class Api:
 
     async def _repository_unload(self, call: Call, params: UnloadParams) -> dict[str, Any]:
         await self._jobs.remove(params.model_name)
+        self._ledger.forget(params.model_name)
         return {}
 
     _METHODS: dict[str, Callable[..., Awaitable[dict[str, Any] | WithDescriptors]]] = {
@@ -219,6 +244,9 @@ class Api:
         "ServerReady": _server_ready,
         "ServerMetadata": _server_metadata,
         "ServerStatus": _server_status,
+        "Metrics": _show_metrics,
+        "ConfigShow": _config_show,
+        "ConfigReload": _config_reload,
         "ModelReady": _model_ready,
         "ModelMetadata": _model_metadata,
         "ModelStatistics": _model_statistics,

@@ -267,7 +267,7 @@ class Connection:
             close_all(descriptors)
             return
         try:
-            frame = wire.encode(message, wire.FrameLimits(max_bytes=2 * self._limits.max_message_bytes))
+            frame = wire.encode(message, wire.FrameLimits(max_bytes=2 * self._frame_limits.max_bytes))
         except (ResourceExhausted, wire.OwnFault) as error:
             close_all(descriptors)
             self._send(_instead(message, error))
@@ -338,7 +338,7 @@ class Connection:
             )
 
     def _too_slow(self) -> None:
-        seconds = self._limits.message_seconds
+        seconds = self._frame_timer.seconds
         self.end(DeadlineExceeded(f"the message was not complete after {seconds:g} s; send it faster"))
 
     def _not_reading(self) -> None:
@@ -360,14 +360,14 @@ class _Timer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]) -> None:
         self._loop = loop
-        self._seconds = seconds
+        self.seconds = seconds
         self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Call back after the seconds, unless it is running already."""
         if self._handle is None:
-            self._handle = self._loop.call_later(self._seconds, self._fire)
+            self._handle = self._loop.call_later(self.seconds, self._fire)
 
     def stop(self) -> None:
         """Do not call back."""

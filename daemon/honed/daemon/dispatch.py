@@ -16,9 +16,10 @@ from honed.runtime.errors import DeadlineExceeded, DeviceError, HonedError, NotF
 
 from .inference import Plan
 from .limits import Limits
-from .models import MAX_CRASHES, Entry, Registry, State
+from .models import MAX_CRASHES, Entry, Registry, State, launches
 from .regions import HeldRegion
 from .requests import Queue, Ticket
+from .statistics import Served
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
 
@@ -69,6 +70,15 @@ class Dispatcher:
         return len(self._queue)
 
     @property
+    def queue(self) -> Queue:
+        """Those that wait, to be looked at."""
+        return self._queue
+
+    def limits_changed(self) -> None:
+        """The limits are others from now on; what waits already keeps waiting."""
+        self._queue.limit = self._limits.max_queue
+
+    @property
     def running(self) -> int:
         """Requests that run: 0 or 1."""
         return int(self._running is not None)
@@ -77,11 +87,7 @@ class Dispatcher:
         """The result of ModelInfer; raises what went wrong."""
         arrived = time.monotonic()
         work = self._new_work("Infer", plan.for_worker, self._limits.run_seconds, plan.regions)
-        try:
-            answer = await self._wait(client, entry, plan.priority, plan.timeout, work)
-        except HonedError:
-            entry.statistics.fail.add(round((time.monotonic() - arrived) * 1e9))
-            raise
+        answer = await self._wait(client, entry, plan.priority, plan.timeout, work)
         queued = work.started - arrived
         self._count(entry, answer, queued, time.monotonic() - arrived)
         return plan.result(answer["raw"], round(queued * 1e6), round(answer["infer_ns"] / 1000))
@@ -258,7 +264,10 @@ class Dispatcher:
             if entry.crashes >= MAX_CRASHES:
                 self._give_up(entry, f"{entry.crashes} workers in a row failed running it; last: {error}")
         usable = entry is not None and entry.state is not State.UNAVAILABLE
-        if work.answer.done() or (usable and self._queue.retry(ticket)):
+        if work.answer.done():
+            return
+        if entry is not None and usable and self._queue.retry(ticket):
+            entry.statistics.retried()
             return
         _give(work.answer, Unavailable(f"the request failed in {ticket.attempts} workers; last: {error}"))
 
@@ -318,13 +327,15 @@ class Dispatcher:
         _give(self._work[ticket.number].answer, error)
 
     def _count(self, entry: Entry, answer: dict[str, Any], queued: float, whole: float) -> None:
-        statistics = entry.statistics
-        statistics.last_inference = time.time_ns() // 1_000_000
-        statistics.success.add(round(whole * 1e9))
-        statistics.queue.add(round(queued * 1e9))
-        statistics.compute_input.add(answer["input_ns"])
-        statistics.compute_infer.add(answer["infer_ns"])
-        statistics.compute_output.add(answer["output_ns"])
+        served = Served(
+            queued=queued,
+            whole=whole,
+            input_ns=answer["input_ns"],
+            infer_ns=answer["infer_ns"],
+            output_ns=answer["output_ns"],
+            launches=launches(entry.compiled) if entry.compiled else 0,
+        )
+        entry.statistics.served(served, time.monotonic(), time.time_ns() // 1_000_000)
 
     async def _tell(self, method: str, params: dict[str, Any]) -> None:
         """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""

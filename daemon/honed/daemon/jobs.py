@@ -295,7 +295,6 @@ class Jobs:
             replaced = self._registry.put(entry)
             self._dispatcher.admit(entry, loaded)
             if replaced is not None:
-                entry.statistics = replaced.statistics
                 self._dispatcher.unload(replaced.key)
                 await in_thread(self._store.sweep, self._manifests())
 

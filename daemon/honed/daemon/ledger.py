@@ -5,6 +5,7 @@ The file is written whole, at intervals and at the end, so that a crash loses on
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -17,6 +18,7 @@ from honed.runtime import strict
 from honed.runtime.errors import HonedError
 from honed.runtime.files import replacing
 
+from .blocking import in_thread
 from .settings import setting
 from .spent import Spent, away, decay, shares
 
@@ -117,6 +119,18 @@ class Ledger:
             tasks = {task: seconds * share for task, share in model.shares.items() if task}
             told[name] = {"seconds": seconds, "tasks": tasks}
         return told
+
+    async def keep(self) -> None:
+        """Save at intervals until cancelled."""
+        while True:
+            await asyncio.sleep(self.settings.save_seconds)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write what changed since it was last written, if anything did."""
+        snapshot = self.snapshot()
+        if snapshot is not None:
+            await in_thread(self.write, snapshot)
 
     def snapshot(self) -> bytes | None:
         """What `write` is to write; None where nothing happened since it was last asked."""

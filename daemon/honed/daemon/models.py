@@ -1,4 +1,4 @@
-"""The models being served: their state, what is known about them, and their statistics. No I/O."""
+"""The models being served: their state and what is known about them. No I/O."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from honed.runtime import strict
 from honed.runtime.errors import NotFound, Unavailable
 from honed.runtime.model import CompiledModel, Copy, HostCall, Launch
-from honed.runtime.protocol import VERSION
 
 from .inference import describe
+from .statistics import Statistics
 from .store import Manifest
 
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
@@ -23,45 +23,6 @@ class State(enum.Enum):
     LOADING = "LOADING"
     READY = "READY"
     UNAVAILABLE = "UNAVAILABLE"
-
-
-@dataclass(slots=True)
-class Tally:
-    """How often, and nanoseconds in all."""
-
-    count: int = 0
-    ns: int = 0
-
-    def add(self, ns: int) -> None:
-        """Count one more."""
-        self.count += 1
-        self.ns += ns
-
-
-@dataclass(slots=True)
-class Statistics:
-    """Of one model since the service started."""
-
-    last_inference: int = 0  # milliseconds since 1970
-    success: Tally = field(default_factory=Tally)
-    fail: Tally = field(default_factory=Tally)
-    queue: Tally = field(default_factory=Tally)
-    compute_input: Tally = field(default_factory=Tally)
-    compute_infer: Tally = field(default_factory=Tally)
-    compute_output: Tally = field(default_factory=Tally)
-
-    def plain(self, name: str) -> dict[str, Any]:
-        """As ModelStatistics shows it."""
-        parts = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-        tallies = {part: getattr(self, part) for part in parts}
-        return {
-            "name": name,
-            "version": VERSION,
-            "last_inference": self.last_inference,
-            "inference_count": self.success.count,
-            "execution_count": self.success.count,
-            "inference_stats": {part: {"count": t.count, "ns": t.ns} for part, t in tallies.items()},
-        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,14 +58,16 @@ class Entry:
 
 
 class Registry:
-    """The models by name."""
+    """The models by name. `whole` counts the requests for all of them, those gone and those unknown too."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
+        self.whole = Statistics()
 
     def put(self, entry: Entry) -> Entry | None:
-        """Enter a model; gives the one it replaces."""
+        """Enter a model; gives the one it replaces, whose statistics it goes on with."""
         replaced = self._entries.get(entry.name)
+        entry.statistics = replaced.statistics if replaced else Statistics(whole=self.whole)
         self._entries[entry.name] = entry
         return replaced
 
@@ -118,6 +81,11 @@ class Registry:
     def find(self, name: str) -> Entry | None:
         """The model of that name, or None."""
         return self._entries.get(name)
+
+    def statistics(self, name: str) -> Statistics:
+        """Where requests for that name are counted."""
+        entry = self._entries.get(name)
+        return entry.statistics if entry else self.whole
 
     def compiled(self, name: str) -> tuple[Entry, CompiledModel]:
         """A model whose file is readable; raises NotFound or Unavailable."""
@@ -143,6 +111,11 @@ class Registry:
     def users(self, key: str) -> int:
         """How many names stand for one compiled file."""
         return sum(entry.key == key for entry in self._entries.values())
+
+
+def launches(model: CompiledModel) -> int:
+    """Kernels that one inference executes."""
+    return sum(isinstance(step, Launch) for step in model.steps)
 
 
 def show(entry: Entry) -> dict[str, Any]:
@@ -171,7 +144,7 @@ def show(entry: Entry) -> dict[str, Any]:
         "proof": _proof(model),
         "checked": entry.checked,
         "kernels": _kernels(model),
-        "launches": sum(isinstance(step, Launch) for step in steps),
+        "launches": launches(model),
         "copies": sum(isinstance(step, Copy) for step in steps),
         "host_calls": sum(isinstance(step, HostCall) for step in steps),
         "constant_bytes": model.constant_bytes,
@@ -180,10 +153,10 @@ def show(entry: Entry) -> dict[str, Any]:
 
 
 def _kernels(model: CompiledModel) -> list[dict[str, Any]]:
-    launches = [0] * len(model.kernels)
+    counts = [0] * len(model.kernels)
     for step in model.steps:
         if isinstance(step, Launch):
-            launches[step.kernel] += 1
+            counts[step.kernel] += 1
     return [
         {
             "name": kernel.name,
@@ -195,7 +168,7 @@ def _kernels(model: CompiledModel) -> list[dict[str, Any]]:
             "schedule": kernel.schedule,
             "launches": count,
         }
-        for kernel, count in zip(model.kernels, launches, strict=True)
+        for kernel, count in zip(model.kernels, counts, strict=True)
     ]
 
 

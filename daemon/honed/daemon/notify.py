@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +35,10 @@ class Systemd:
         """Send states such as READY=1 or STATUS=...; nothing happens without systemd."""
         if self._notifies:
             self._daemon.daemon.notify("\n".join(lines))
+
+    def reloading(self) -> None:
+        """The configuration is being read again; say READY=1 when that is done (sd_notify(3))."""
+        self.tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
     def socket(self) -> socket.socket | None:
         """The listening socket systemd passed to us; raises InvalidArgument where it is none of ours."""

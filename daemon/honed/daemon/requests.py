@@ -5,6 +5,7 @@ All times are seconds on one monotonic clock that the caller passes in; nothing 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,7 +32,8 @@ class Queue:
     """Tickets that wait. Within a priority clients take turns; within a client the order is kept."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
+        self.longest = 0  # tickets that ever waited at once
         self._waiting: dict[int, Ticket] = {}
         self._served: dict[int, int] = {}  # client -> when it last had its turn
         self._turns = 0
@@ -41,9 +43,10 @@ class Queue:
 
     def submit(self, ticket: Ticket) -> None:
         """Let a ticket wait; raises ResourceExhausted where too many do."""
-        if len(self._waiting) >= self._limit:
-            raise ResourceExhausted(f"{self._limit} requests wait already; send them more slowly")
+        if len(self._waiting) >= self.limit:
+            raise ResourceExhausted(f"{self.limit} requests wait already; send them more slowly")
         self._waiting[ticket.number] = ticket
+        self.longest = max(self.longest, len(self._waiting))
 
     def take(self, now: float, servable: Callable[[str], bool]) -> Ticket | None:
         """Remove and give the ticket whose turn it is, of those in time and with a servable model."""
@@ -81,7 +84,11 @@ class Queue:
 
     def models(self) -> set[str]:
         """The models that tickets wait for."""
-        return {ticket.model for ticket in self._waiting.values()}
+        return set(self.by_model())
+
+    def by_model(self) -> Counter[str]:
+        """How many tickets wait for each model."""
+        return Counter(ticket.model for ticket in self._waiting.values())
 
     def forget_client(self, client: int) -> None:
         """Drop what is remembered of a client that went away; its tickets must be cancelled."""

@@ -78,6 +78,11 @@ class Server:
         """Clients connected now."""
         return len(self._connections)
 
+    def limits_changed(self) -> None:
+        """The limits are others from now on; whoever is connected stays."""
+        self._bytes.limit = self._limits.max_user_bytes
+        self._by_user.limit = self._limits.max_user_connections
+
     def start_accepting(self) -> None:
         """Accept clients from now on."""
         self._accepting = True

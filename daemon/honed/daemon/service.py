@@ -11,7 +11,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,10 +23,15 @@ from . import api, lock, server
 from .blocking import in_thread
 from .config import Config, load
 from .dispatch import Dispatcher
+from .gains import Gains
 from .jobs import Jobs, failure
+from .ledger import Ledger
+from .metrics import Metrics
 from .models import Entry, Registry
 from .notify import Systemd
 from .peers import current_policy
+from .places import records_in
+from .reload import Reloader
 from .store import Manifest, Store
 from .supervisor import Supervisor
 
@@ -47,7 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         systemd = Systemd(os.environ)
         systemd.set_up_logging(options.verbose)
-        config = load(
+        read = partial(
+            load,
             environ=os.environ,
             uid=os.getuid(),
             config=options.config,
@@ -58,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "device": options.device,
             },
         )
-        _serve(config, systemd)
+        _serve(read, systemd)
     except HonedError as error:
         print(f"honed: {error}", file=sys.stderr)
         return 1
@@ -84,8 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(config: Config, systemd: Systemd) -> None:
-    """Take the places, serve, and give them back."""
+def _serve(read: Callable[[], Config], systemd: Systemd) -> None:
+    """Take the places that the configuration names, serve, and give them back."""
+    config = read()
     _allow_many_descriptors()
     places = config.service
     passed = systemd.socket()
@@ -98,7 +106,7 @@ def _serve(config: Config, systemd: Systemd) -> None:
         models, damaged = store.open()
         listening = passed or server.listen(places.socket)
         try:
-            asyncio.run(_run(config, systemd, listening, store, models, damaged))
+            asyncio.run(_run(config, read, systemd, listening, store, models, damaged))
         finally:
             listening.close()
             if passed is None:
@@ -111,6 +119,7 @@ def _serve(config: Config, systemd: Systemd) -> None:
 
 async def _run(
     config: Config,
+    read: Callable[[], Config],
     systemd: Systemd,
     listening: socket.socket,
     store: Store,
@@ -121,6 +130,7 @@ async def _run(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    started = time.monotonic()
     places, limits = config.service, config.limits
     registry = Registry()
     broken = await in_thread(_fill, registry, store, models)
@@ -131,6 +141,27 @@ async def _run(
     dispatcher = Dispatcher(limits, supervisor, registry, store)
     jobs = Jobs(limits, store, registry, supervisor, dispatcher, places.cache_dir)
     clients = server.Server(listening, limits, dispatcher)
+    ledger = Ledger(
+        places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
+    )
+
+    def changed(new: Config) -> None:
+        ledger.change(new.usage)
+        dispatcher.limits_changed()
+        clients.limits_changed()
+
+    reloader = Reloader(config, read, systemd, changed)
+    loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
+    metrics = Metrics(
+        version=api.own_version(),
+        started=started,
+        registry=registry,
+        supervisor=supervisor,
+        dispatcher=dispatcher,
+        ledger=ledger,
+        gains=Gains(records_in(places.state_dir)),
+        connections=lambda: clients.connections,
+    )
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),
@@ -139,13 +170,18 @@ async def _run(
         supervisor=supervisor,
         dispatcher=dispatcher,
         jobs=jobs,
+        ledger=ledger,
+        metrics=metrics,
+        reloader=reloader,
         connections=lambda: clients.connections,
         damaged=damaged,
     )
     async with contextlib.AsyncExitStack() as running:
+        running.push_async_callback(ledger.save)
         for work in (
             supervisor.run(),
             _keep_watchdog(systemd),
+            ledger.keep(),
             *(_restore(jobs, manifest) for manifest, _ in broken),
         ):
             task = asyncio.ensure_future(work)

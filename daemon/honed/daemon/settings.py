@@ -66,8 +66,3 @@ def of_table(table: str, kind: type[Any]) -> list[Setting]:
     ]
 
 
-def differences(before: object, after: object) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two values of one dataclass differ: both values by name."""
-    names = [field.name for field in dataclasses.fields(typing.cast(Any, before))]
-    pairs = {name: (getattr(before, name), getattr(after, name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,13 +46,14 @@ class Supervisor:
         self._process: asyncio.subprocess.Process | None = None
         self._link: AsyncLink | None = None
         self._mapped: set[int] = set()  # regions the present worker knows
-        self._kill_reason = ""
+        self._kill_reason = self._kill_kind = ""
         self._turned = asyncio.Event()  # set at each change of state
         self.on_ready: Callable[[], Awaitable[None]] | None = None
         self.on_lost: Callable[[], None] | None = None
         self._state = "starting"
         self.reason = ""
         self.starts = 0
+        self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
         self.spec = ""
         self.profile: DeviceProfile | None = None
 
@@ -76,7 +78,7 @@ class Supervisor:
             try:
                 was_ready = await self._live_once()
             except (OSError, HonedError) as error:
-                self._ended(str(error))
+                self._ended("not started", str(error))
             finally:
                 await self._end()
             failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
@@ -111,12 +113,12 @@ class Supervisor:
                 result: dict[str, Any] = await link.call(method, params, descriptors)
                 return result
         except TimeoutError as error:
-            self.kill(f"it did not finish within {seconds:g} s")
+            self.kill(f"it did not finish within {seconds:g} s", kind="hung")
             raise self._lost() from error
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str, *, kind: str = "device") -> None:
         """End the worker at once; `run` starts another."""
-        self._kill_reason = self._kill_reason or reason
+        self._kill_reason, self._kill_kind = self._kill_reason or reason, self._kill_kind or kind
         if self._process is not None and self._process.returncode is None:
             _log.warning("killing the worker %d: %s", self._process.pid, reason)
             kill_group(self._process.pid)
@@ -155,16 +157,17 @@ class Supervisor:
         finally:
             if setup is not None:
                 setup.cancel()
-        self._ended(self._kill_reason or describe_exit(status))
+        self._ended(self._kill_kind or "crashed", self._kill_reason or describe_exit(status))
         return True
 
-    def _ended(self, reason: str) -> None:
+    def _ended(self, kind: str, reason: str) -> None:
+        self.ends[kind] += 1
         self._state, self.reason = "starting", reason
         _log.error("the worker ended: %s", reason)
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, AsyncLink]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._kill_reason = ""
+        self._kill_reason = self._kill_kind = ""
         with theirs:
             program = [sys.executable, "-m", "honed.daemon.worker"]
             arguments = [str(theirs.fileno()), str(self._cache_dir), self._device]

@@ -7,7 +7,7 @@ class Usage:
     """Amounts by user id, with one limit for each user."""
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._amounts: dict[int, int] = {}
 
     def change(self, uid: int, amount: int) -> bool:
@@ -17,7 +17,7 @@ class Usage:
             self._amounts[uid] = total
         else:
             self._amounts.pop(uid, None)
-        return total <= self._limit
+        return total <= self.limit
 
     def of(self, uid: int) -> int:
         """What a user holds."""

@@ -85,6 +85,22 @@ class AsyncClient:
         ]
         return stats
 
+    async def metrics(self) -> dict[str, Any]:
+        """Every figure the service has of itself and its models (docs/metrics.md)."""
+        return await self._call("Metrics", {})
+
+    async def openmetrics(self) -> str:
+        """The same as OpenMetrics text."""
+        return str((await self._call("Metrics", {"format": "openmetrics"}))["text"])
+
+    async def config(self) -> dict[str, Any]:
+        """The settings in force, and what the service's files say instead."""
+        return await self._call("ConfigShow", {})
+
+    async def reload_config(self) -> dict[str, Any]:
+        """Have the service read its files again; raises InvalidArgument where one is wrong."""
+        return await self._call("ConfigReload", {})
+
     async def show(self, model: str) -> dict[str, Any]:
         """Where `model` comes from, how it was proven right, and its kernels."""
         return await self._call("ModelShow", {"name": model})

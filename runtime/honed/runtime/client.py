@@ -103,6 +103,22 @@ class Client:
         stats: list[dict[str, Any]] = self._call("ModelStatistics", {"name": model or ""})["model_stats"]
         return stats
 
+    def metrics(self) -> dict[str, Any]:
+        """Every figure the service has of itself and its models (docs/metrics.md)."""
+        return self._call("Metrics", {})
+
+    def openmetrics(self) -> str:
+        """The same as OpenMetrics text."""
+        return str(self._call("Metrics", {"format": "openmetrics"})["text"])
+
+    def config(self) -> dict[str, Any]:
+        """The settings in force, and what the service's files say instead."""
+        return self._call("ConfigShow", {})
+
+    def reload_config(self) -> dict[str, Any]:
+        """Have the service read its files again; raises InvalidArgument where one is wrong."""
+        return self._call("ConfigReload", {})
+
     def show(self, model: str) -> dict[str, Any]:
         """Where `model` comes from, how it was proven right, and its kernels."""
         return self._call("ModelShow", {"name": model})

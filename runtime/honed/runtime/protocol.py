@@ -164,6 +164,13 @@ class ProfileParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsParams:
+    """Parameters of Metrics: "openmetrics" for its text, None or "" for plain data."""
+
+    format: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelParams:
     """Parameters of the Cancel notification."""
 
@@ -183,6 +190,9 @@ METHODS: Final[Mapping[str, Method]] = {
     "ServerReady": Method(Nothing, Right.ANYONE),
     "ServerMetadata": Method(Nothing, Right.ANYONE),
     "ServerStatus": Method(Nothing, Right.INFER),
+    "Metrics": Method(MetricsParams, Right.INFER),
+    "ConfigShow": Method(Nothing, Right.INFER),
+    "ConfigReload": Method(Nothing, Right.CHANGE),
     "ModelReady": Method(ModelParams, Right.INFER),
     "ModelMetadata": Method(ModelParams, Right.INFER),
     "ModelStatistics": Method(ModelParams, Right.INFER),

@@ -1,0 +1,103 @@
+"""What the service knows of itself, as one document of plain data: the method Metrics (docs/metrics.md)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import strict
+from honed.runtime.errors import InvalidArgument
+
+from . import openmetrics
+from .blocking import in_thread
+from .dispatch import Dispatcher
+from .gains import Gains
+from .ledger import Ledger
+from .models import Entry, Registry, State
+from .supervisor import Supervisor
+from .thermal import temperatures
+
+# The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
+# profile is asked for, since that slows some drivers down.
+DEVICE_TIME = "wall time of inferences in the worker"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """Gathers the figures. `lease` gives `held` (bool), `seconds` and `grants` since the service started."""
+
+    version: str
+    started: float  # of time.monotonic
+    registry: Registry
+    supervisor: Supervisor
+    dispatcher: Dispatcher
+    ledger: Ledger
+    gains: Gains
+    connections: Callable[[], int]
+    lease: Callable[[], Mapping[str, Any]] | None = None
+    root: Path = Path("/")  # of the file system that has the sensors
+
+    async def answer(self, form: str | None) -> dict[str, Any]:
+        """The result of Metrics; raises InvalidArgument for forms there are not."""
+        if form not in (None, "", "openmetrics"):
+            raise InvalidArgument(
+                f"there is no format {form[:40]!r}; use openmetrics, or none for plain data"
+            )
+        document = await self.document()
+        if not form:
+            return document
+        return {"content_type": openmetrics.CONTENT_TYPE, "text": openmetrics.text(document)}
+
+    async def document(self) -> dict[str, Any]:
+        """Every figure; spans in seconds, temperatures in degrees Celsius."""
+        tuning = await in_thread(self.gains.now)
+        sensors = await in_thread(temperatures, self.root)
+        now, supervisor, profile = time.monotonic(), self.supervisor, self.supervisor.profile
+        uptime = now - self.started
+        spent, waiting = self.ledger.plain(), self.dispatcher.queue.by_model()
+        return {
+            "version": self.version,
+            "pid": os.getpid(),
+            "time": time.time(),
+            "uptime_seconds": uptime,
+            "device": strict.to_plain(profile.identity) if profile else None,
+            "device_time": DEVICE_TIME,
+            "worker": {
+                "state": supervisor.state,
+                "reason": supervisor.reason,
+                "starts": supervisor.starts,
+                "ends": dict(sorted(supervisor.ends.items())),
+            },
+            "queue": {
+                "waiting": self.dispatcher.waiting,
+                "running": self.dispatcher.running,
+                "longest": self.dispatcher.queue.longest,
+            },
+            "connections": self.connections(),
+            "whole": self.registry.whole.plain(now, uptime),
+            "models": [
+                _model(entry, now, uptime)
+                | {"waiting": waiting[entry.name], "spent": spent.get(entry.name, _NOTHING_SPENT)}
+                for entry in self.registry.all()
+            ],
+            "tuning": tuning,
+            "temperatures": sensors,
+            "lease": dict(self.lease()) if self.lease else None,
+        }
+
+
+_NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}}
+
+
+def _model(entry: Entry, now: float, uptime: float) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "sha256": entry.key,
+        "state": entry.state.value,
+        "ready": entry.state is State.READY,
+        **entry.statistics.plain(now, uptime),
+    }

@@ -1,0 +1,145 @@
+"""What was served, how fast, and what failed; of one model, and of all. No I/O."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from honed.runtime.errors import HonedError
+from honed.runtime.protocol import VERSION
+
+from .histogram import Histogram, Recent
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often, and nanoseconds in all."""
+
+    count: int = 0
+    ns: int = 0
+
+    def add(self, ns: int) -> None:
+        """Count one more."""
+        self.count += 1
+        self.ns += ns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
+
+    queued: float
+    whole: float
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+    launches: int
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Since the service started, of one model; what is noted here is noted in `whole` as well.
+
+    Nothing in it is ever taken back, so every count only goes up.
+    """
+
+    whole: Statistics | None = None
+    last_inference: int = 0  # milliseconds since 1970
+    requests: int = 0
+    retries: int = 0  # runs of a request beyond its first
+    kernels: int = 0  # executed for requests that were answered
+    failures: Counter[str] = field(default_factory=Counter)  # by the error's code
+    latency: Histogram = field(default_factory=Histogram)
+    queued: Histogram = field(default_factory=Histogram)
+    recent: Recent = field(default_factory=Recent)
+    success: Tally = field(default_factory=Tally)
+    fail: Tally = field(default_factory=Tally)
+    queue: Tally = field(default_factory=Tally)
+    compute_input: Tally = field(default_factory=Tally)
+    compute_infer: Tally = field(default_factory=Tally)
+    compute_output: Tally = field(default_factory=Tally)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Around the work for one request: counts it, and its failure if it raises."""
+        self._arrived()
+        begun = time.monotonic_ns()
+        try:
+            yield
+        except HonedError as error:
+            self._failed(error.code, time.monotonic_ns() - begun)
+            raise
+        except asyncio.CancelledError:
+            self._failed("CANCELLED", time.monotonic_ns() - begun)
+            raise
+        except BaseException:
+            self._failed("INTERNAL", time.monotonic_ns() - begun)
+            raise
+
+    def served(self, inference: Served, now: float, wall_ms: int) -> None:
+        """An inference was answered, at `now` of a monotonic clock."""
+        for each in self._self_and_whole():
+            each.last_inference = wall_ms
+            each.kernels += inference.launches
+            each.latency.add(inference.whole)
+            each.queued.add(inference.queued)
+            each.recent.add(inference.whole, now)
+            each.success.add(round(inference.whole * 1e9))
+            each.queue.add(round(inference.queued * 1e9))
+            each.compute_input.add(inference.input_ns)
+            each.compute_infer.add(inference.infer_ns)
+            each.compute_output.add(inference.output_ns)
+
+    def retried(self) -> None:
+        """A request is run again, because its worker failed."""
+        for each in self._self_and_whole():
+            each.retries += 1
+
+    def triton(self, name: str) -> dict[str, Any]:
+        """As ModelStatistics shows it."""
+        parts = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+        tallies = {part: getattr(self, part) for part in parts}
+        return {
+            "name": name,
+            "version": VERSION,
+            "last_inference": self.last_inference,
+            "inference_count": self.success.count,
+            "execution_count": self.success.count,
+            "inference_stats": {part: {"count": t.count, "ns": t.ns} for part, t in tallies.items()},
+        }
+
+    def plain(self, now: float, uptime: float) -> dict[str, Any]:
+        """As Metrics shows it; times in seconds."""
+        recent, covered = self.recent.whole(now), min(self.recent.covered(now), uptime)
+        return {
+            "requests": self.requests,
+            "served": self.success.count,
+            "failures": dict(sorted(self.failures.items())),
+            "retries": self.retries,
+            "kernel_executions": self.kernels,
+            "device_seconds": self.compute_infer.ns / 1e9,
+            "latency": self.latency.plain(),
+            "queue_time": self.queued.plain(),
+            "recent": {
+                "seconds": covered,
+                "per_second": recent.count / covered if covered > 0 else 0.0,
+                "latency": recent.plain(),
+            },
+        }
+
+    def _arrived(self) -> None:
+        for each in self._self_and_whole():
+            each.requests += 1
+
+    def _failed(self, code: str, ns: int) -> None:
+        for each in self._self_and_whole():
+            each.failures[code] += 1
+            each.fail.add(ns)
+
+    def _self_and_whole(self) -> tuple[Statistics, ...]:
+        return (self,) if self.whole is None else (self, self.whole)
