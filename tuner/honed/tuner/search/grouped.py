@@ -12,7 +12,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import CHOICES, REDUCE, SPATIAL, Keep, calls, is_dear
-from .parts import Part, SketchLimits, bind_alone, fuse, is_contraction, lanes_of, parts
+from .parts import Part, SketchLimits, bind_alone, fuse, is_contraction, lanes_of, parts, set_private
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def _write(schedule: Schedule, rest: list[Part], thread: LoopRV) -> None:
     main = rest[0].block
     if len(rest) == 2:
         tail = rest[1].block
-        schedule.set_scope(main, 0, "local")
+        set_private(schedule, main)
     else:
         tail = schedule.cache_write(main, 0, "local")
     schedule.reverse_compute_at(tail, thread, preserve_unit_loops=True)

@@ -122,6 +122,12 @@ def vectorise(schedule: Schedule, block: SBlockRV, under: LoopRV, lanes: int, li
     schedule.annotate(inner[0] if len(inner) > 1 else rest, "pragma_auto_unroll_max_step", steps)
 
 
+def set_private(schedule: Schedule, block: SBlockRV) -> None:
+    """Keep all that a block writes (the value and the place of a largest element) in private memory."""
+    for number in range(len(schedule.get(block).writes)):
+        schedule.set_scope(block, number, "local")
+
+
 def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: SketchLimits) -> None:
     """Keep the `elements` that a block computes per work-item in private memory.
 
@@ -130,4 +136,4 @@ def keep_private(schedule: Schedule, block: SBlockRV, elements: int, limits: Ske
     buffer = schedule.get(block).writes[0].source
     if elements * int(str(buffer.dtype).strip("abcdefghijklmnopqrstuvwxyz") or 8) // 8 > limits.row_bytes:
         raise ValueError("a row is too long to be kept by one work-item")
-    schedule.set_scope(block, 0, "local")
+    set_private(schedule, block)

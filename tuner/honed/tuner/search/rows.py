@@ -14,7 +14,18 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axes
-from .parts import Part, SketchLimits, below, bind, is_contraction, keep_private, lanes_of, parts, vectorise
+from .parts import (
+    Part,
+    SketchLimits,
+    below,
+    bind,
+    is_contraction,
+    keep_private,
+    lanes_of,
+    parts,
+    set_private,
+    vectorise,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +92,10 @@ def _row(schedule: Schedule, part: Part, split: SBlockRV | None, under: LoopRV, 
         keep_private(schedule, part.block, math.prod(part.info.extents[by.kept :]), by.limits)
         vectorise(schedule, part.block, under, lanes_of(part.info.extents[-1], by.most), by.limits)
         return
-    schedule.set_scope(part.block, 0, "local")
+    set_private(schedule, part.block)
     if split is not None:
         schedule.compute_at(split, under, preserve_unit_loops=True)
-        schedule.set_scope(split, 0, "local")
+        set_private(schedule, split)
         _lanes_innermost(schedule, split, under)
 
 
@@ -107,7 +118,7 @@ def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) ->
     for part in reversed(work.parts[:-1]):
         schedule.compute_at(part.block, under, preserve_unit_loops=True)
         if part.info.is_reduction:
-            schedule.set_scope(part.block, 0, "local")
+            set_private(schedule, part.block)
         else:
             elements = math.prod(work.final.info.extents[n] for n in walked) * lanes
             keep_private(schedule, part.block, elements, limits)

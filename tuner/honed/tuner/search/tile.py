@@ -25,6 +25,7 @@ from .parts import (
     is_contraction,
     lanes_of,
     parts,
+    set_private,
     vectorise,
 )
 
@@ -114,7 +115,7 @@ def _tile(schedule: Schedule, found: list[Part], limits: SketchLimits, most: int
     under = bind(schedule, outer, limits)
     if len(found) == 2:
         tail = found[1].block
-        schedule.set_scope(block, 0, "local")
+        set_private(schedule, block)
     else:
         tail = schedule.cache_write(block, 0, "local")
     last = laned == len(spatial) - 1

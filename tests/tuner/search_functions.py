@@ -1,0 +1,103 @@
+"""Small functions of every kind that models are made of, as the tuner gets them: out of ONNX models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import onnx.parser
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+from honed.runtime.devices import rules_for
+from honed.runtime.profile import DeviceLimits, DevicePeaks, DeviceProfile
+from honed.tuner.lower.schedule import narrow_indices
+from honed.tuner.lower.target import target_for
+from honed.tuner.search import rules, traces
+from honed.tuner.search.context import tune_context
+from honed.tuner.tune.extract import Extracted, extract
+
+FAMILIES = ("cpu", "mali", "gpu")
+
+GRAPHS = {
+    "dense with bias": """(float[12, 24] x, float[24, 32] w, float[32] b) => (float[12, 32] y) {
+        m = MatMul(x, w) y = Add(m, b) }""",
+    "dense of 1000 classes": """(float[1, 48] x, float[1000, 48] w, float[1000] b) => (float[1, 1000] y) {
+        y = Gemm <transB = 1> (x, w, b) }""",
+    "batched matmul": """(float[4, 12, 16] x, float[4, 16, 20] w) => (float[4, 12, 20] y) {
+        y = MatMul(x, w) }""",
+    "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
+        => (float[1, 16, 13, 13] y) {
+        c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",
+    "convolution 1x1": """(float[1, 12, 12, 12] x, float[20, 12, 1, 1] w, float[20] b)
+        => (float[1, 20, 12, 12] y) {
+        c = Conv(x, w, b) s = Sigmoid(c) y = Mul(c, s) }""",
+    "depthwise convolution": """(float[1, 16, 13, 13] x, float[16, 1, 3, 3] w) => (float[1, 16, 7, 7] y) {
+        y = Conv <group = 16, pads = [1, 1, 1, 1], strides = [2, 2]> (x, w) }""",
+    "pooling": """(float[1, 8, 13, 13] x) => (float[1, 8, 6, 6] y) {
+        y = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (x) }""",
+    "softmax": "(float[3, 7, 20] x) => (float[3, 7, 20] y) { y = Softmax <axis = -1> (x) }",
+    "log-softmax of columns": """(float[2, 12, 40] x) => (float[2, 12, 40] y) {
+        y = LogSoftmax <axis = -2> (x) }""",
+    "layer norm with gelu": """(float[6, 48] x, float[48] s, float[48] b) => (float[6, 48] y)
+        <float root = {1.4142135}, float one = {1.0}, float half = {0.5}> {
+        n = LayerNormalization <axis = -1> (x, s, b)
+        d = Div(n, root) e = Erf(d) p = Add(e, one) g = Mul(n, p) y = Mul(g, half) }""",
+    "transpose": """(float[5, 13, 8] x) => (float[8, 5, 13] y) {
+        y = Transpose <perm = [2, 0, 1]> (x) }""",
+    "concatenation": """(float[4, 6] p, float[4, 10] q) => (float[4, 16] y) {
+        y = Concat <axis = 1> (p, q) }""",
+    "product of two": """(float[2] p, float[2] q) => (float[1] y) {
+        m = Mul(p, q) y = ReduceProd <axes = [0]> (m) }""",
+    "products of pairs": """(float[50, 2] p, float[50, 2] q) => (float[50] y) {
+        m = Mul(p, q) y = ReduceProd <axes = [1], keepdims = 0> (m) }""",
+    "place of the largest": """(float[6, 40] x) => (int64[6, 1] y) {
+        y = ArgMax <axis = 1> (x) }""",
+    "mean of images": """(float[1, 10, 7, 7] x) => (float[1, 10, 1, 1] y) { y = GlobalAveragePool(x) }""",
+}
+
+
+def tasks(name: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
+    """The tasks of a graph, with 32-bit indices as the search has them."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {GRAPHS[name]}')
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    found, _ = extract(path, {}, "fp32", profile)
+    return [Extracted(one.task, narrow_indices(one.func), one.outputs) for one in found]
+
+
+def profile_of(family: str, device: DeviceProfile) -> DeviceProfile:
+    """The profile of a device of the family; peaks are beyond what any device reaches."""
+    limits: DeviceLimits = device.limits
+    if family != "cpu":
+        limits = replace(
+            limits,
+            max_work_group_size=1024,
+            max_work_item_sizes=(1024, 1024, 64 if family == "gpu" else 1024),
+            local_mem_bytes=32 << 10,
+        )
+    peaks = DevicePeaks(fp32_gflops=1e6, fp16_gflops=None, bandwidth_gbs=1e6, launch_us=0.1)
+    return replace(device, limits=limits, rules=rules_for(family, limits), peaks=peaks)
+
+
+def draws(
+    func: tirx.PrimFunc,
+    profile: DeviceProfile,
+    space: Sequence[Schedule],
+    count: int,
+    postprocs: Sequence[ms.Postproc] | None = None,
+) -> list[Schedule]:
+    """Random schedules out of a space, as the search would make them; fewer where most draws are refused."""
+    found = rules.postprocs(profile) if postprocs is None else list(postprocs)
+    generator = ms.space_generator.ScheduleFn(
+        lambda _schedule: None, sch_rules=[], postprocs=found, mutator_probs={}
+    )
+    strategy = ms.search_strategy.ReplayTrace(max_fail_count=50)
+    context = tune_context(
+        traces.as_module(func), target_for(profile), generator, strategy, seed=11, threads=1
+    )
+    context.pre_tuning(count, count, list(space), ms.database.MemoryDatabase(), ms.cost_model.RandomModel())
+    return [candidate.sch for candidate in context.generate_measure_candidates() or []]

@@ -1,0 +1,119 @@
+"""Every kind of function has a space on every family of devices, and what is drawn from it is right.
+
+Candidates of all families run on the OpenCL devices of this machine, through the real measuring child: its
+checks find what writes out of bounds or leaves elements out.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tvm.s_tir import Schedule
+
+from honed.runtime.devices import Device
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.search import rules, traces
+from honed.tuner.search.budget import size_of
+from honed.tuner.tune.extract import SETS, Extracted, parameters, tolerances, write_sets
+
+from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
+
+pytestmark = pytest.mark.tvm
+
+LIMITS = Limits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
+SPACES = 3  # of a function that are drawn from: the first, one in the middle and the last
+LOCAL = re.compile(r"__local (?:uint|int|float|long)(\d*) \w+\[(\d+)\]")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def profile(request: pytest.FixtureRequest, device: Device) -> DeviceProfile:
+    return profile_of(request.param, device.profile)
+
+
+@pytest.fixture(scope="module")
+def measurer(device: Device, profile: DeviceProfile) -> Iterator[Measurer]:
+    with Measurer(device.spec, profile, LIMITS) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Extracted], Workload]:
+    """Workloads of tasks, each made once for all families."""
+    folder = tmp_path_factory.mktemp("sets")
+
+    def made(one: Extracted) -> Workload:
+        sets = folder / one.task.key
+        if not sets.exists():
+            write_sets(one.func, one.outputs, sets, 1)
+        values = parameters(one.func)
+        return Workload(
+            task=one.task.key,
+            parameters=values,
+            outputs=tuple(range(len(values) - one.outputs, len(values))),
+            sets=SETS,
+            folder=sets,
+            flops=one.task.flops,
+            bytes=one.task.bytes,
+            tolerance=tolerances(one.func, one.outputs),
+        )
+
+    return made
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_draws_are_right_and_replay(
+    name: str,
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+    tmp_path: Path,
+) -> None:
+    for one in tasks(name, tmp_path, profile):
+        space = rules.space(one.func, target_for(profile), profile)
+        assert space, f"nothing to search for {one.task.name}"
+        measurer.load(workload(one))
+        tried = [space[n] for n in sorted({0, len(space) // 2, len(space) - 1})][:SPACES]
+        drawn = [schedule for sketch in tried for schedule in draws(one.func, profile, [sketch], 1)]
+        right = [_right(one, schedule, profile, measurer) for schedule in drawn]
+        assert any(right), f"nothing drawn for {one.task.name} could be run"
+
+
+def _right(one: Extracted, schedule: Schedule, profile: DeviceProfile, measurer: Measurer) -> bool:
+    """Whether a draw could be run; fails where it is wrong, too large, or not what its trace makes."""
+    scheduled, text = schedule.mod["main"], traces.to_text(schedule.trace)
+    assert size_of(scheduled).registers <= rules.rules_of(profile.rules).most.registers
+    try:
+        lowered = _lowered(schedule, profile)
+    except LoweringFailed as failed:
+        if "above the device profile's" not in str(failed):
+            raise
+        return False  # its source is too long: known only now
+    assert _lowered(traces.apply(text, one.func), profile) == lowered
+    for launch in lowered.launches:
+        assert math.prod(launch.block) <= profile.rules.max_threads
+    assert _local_bytes(lowered.source) <= profile.limits.local_mem_bytes
+    candidate = Candidate(
+        id=traces.identity(text), source=lowered.source, inner=lowered.inner, launches=lowered.launches
+    )
+    verdict = measurer.measure(candidate)
+    assert verdict.outcome is Outcome.RIGHT, f"{verdict.outcome}: {verdict.reason}\n{lowered.source}"
+    return True
+
+
+def _lowered(schedule: Schedule, profile: DeviceProfile) -> Lowered:
+    return lower_function(schedule.mod["main"], "main", target_for(profile), profile)
+
+
+def _local_bytes(source: str) -> int:
+    """Of the kernel that declares most; elements have four bytes here."""
+    kernels = source.split("__kernel")
+    return max(sum(4 * int(w or 1) * int(n) for w, n in LOCAL.findall(kernel)) for kernel in kernels)
