@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from honed.daemon.settings import setting
+
 from . import window
 
 

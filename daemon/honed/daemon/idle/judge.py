@@ -1,0 +1,109 @@
+"""From samples to verdicts, by the bounds of [idle]. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from . import window
+from .own import Own
+from .readings import Reading, Sample, Verdict
+from .settings import IdleSettings
+
+TRIP_MARGIN = 5.0  # °C below the machine's own trip point
+COOL_MARGIN = 5.0  # °C below the bound that it must get before it counts as cool again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What the verdicts depend on besides the samples.
+
+    own: the tuner's share of the CPU. leased: the tuner may be using the GPU. was_idle: the machine counted
+    as idle until now. minute: local time, minutes after midnight.
+    """
+
+    own: Own
+    leased: bool
+    was_idle: bool
+    minute: int
+
+
+def judge(samples: Iterable[Sample], settings: IdleSettings, context: Context) -> tuple[Reading, ...]:
+    """Each sample with its verdict, and the configured window."""
+    known = list(samples)
+    utilisation = any(sample.signal == "gpu" and sample.value is not None for sample in known)
+    readings = [_judged(sample, settings, context, utilisation) for sample in known]
+    return (*readings, _window(settings, context.minute))
+
+
+def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisation: bool) -> Reading:
+    if sample.value is None:
+        return _reading(sample, "absent")
+    match sample.signal.partition(" ")[0], sample.signal:
+        case "gpu", "gpu" if context.leased:
+            return _reading(sample, "quiet", "not judged while the tuner uses it")
+        case "gpu", "gpu clock" if utilisation or context.leased:
+            return _reading(
+                sample, "quiet", "not judged: " + ("in use" if context.leased else "use is known")
+            )
+        case "gpu", _:
+            return _at_most(sample, settings.max_gpu_percent)
+        case _, "cpu pressure":
+            return _at_most(sample, settings.max_pressure_percent, context.own.cpu_percent)
+        case _, "memory pressure" | "io pressure":
+            return _at_most(sample, settings.max_pressure_percent)
+        case _, "load":
+            return _at_most(sample, settings.max_load_per_core, context.own.load_per_core)
+        case "temperature", _:
+            return _cool(sample, settings, context.was_idle)
+        case _, "power":
+            return _reading(sample, "busy" if sample.value > 0 and not settings.on_battery else "quiet")
+        case _, "requests":
+            waits = sample.value < settings.quiet_seconds
+            return (
+                _reading(sample, "busy", f"of {settings.quiet_seconds:g} s")
+                if waits
+                else _reading(sample, "quiet")
+            )
+        case _:  # counts of what must be none
+            return _reading(sample, "busy" if sample.value > 0 else "quiet")
+
+
+def _at_most(sample: Sample, bound: float, own: float = 0.0) -> Reading:
+    assert sample.value is not None
+    notes = [f"the tuner's own {own:.2g} taken off"] if own >= 0.01 else []
+    if sample.value - own > bound:
+        return _reading(sample, "busy", *notes, f"at most {bound:g}")
+    return _reading(sample, "quiet", *notes)
+
+
+def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> Reading:
+    assert sample.value is not None
+    bound = settings.max_temperature_c
+    if sample.limit is not None:
+        bound = min(bound, sample.limit - TRIP_MARGIN)
+    if not was_idle:
+        bound -= COOL_MARGIN
+    return (
+        _reading(sample, "busy", f"at most {bound:g}") if sample.value > bound else _reading(sample, "quiet")
+    )
+
+
+def _window(settings: IdleSettings, minute: int) -> Reading:
+    allowed = window.parse(settings.window)
+    if allowed is None:
+        return Reading(
+            signal="window", value=None, unit="", verdict="absent", text="tuning at any time of day"
+        )
+    return Reading(
+        signal="window",
+        value=float(minute),
+        unit="min",
+        verdict="quiet" if allowed.holds(minute) else "busy",
+        text=f"it is {window.clock_text(minute)}; tuning at {settings.window}",
+    )
+
+
+def _reading(sample: Sample, verdict: Verdict, *notes: str) -> Reading:
+    text = ", ".join((sample.text, *notes))
+    return Reading(signal=sample.signal, value=sample.value, unit=sample.unit, verdict=verdict, text=text)

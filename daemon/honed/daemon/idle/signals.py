@@ -1,0 +1,41 @@
+"""Everything a machine shows of itself, read below a root folder without any privilege."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .gpu import Gpu
+from .own import Own, OwnShare
+from .power import power
+from .pressure import load, pressure
+from .readings import Sample
+from .thermal import temperatures
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was read at one time: the signals, and the tuner's share in them."""
+
+    samples: tuple[Sample, ...]
+    own: Own
+
+
+class Signals:
+    """Reads the signals; never raises for what a machine lacks. Blocks, for 100 ms at most."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._gpu = Gpu(root)
+        self._own = OwnShare(root)
+
+    def read(self, now: float, tuner: int | None) -> Machine:
+        """The signals at `now` (seconds of a steady clock); `tuner` is the process that has the lease."""
+        samples = (
+            *pressure(self._root),
+            load(self._root),
+            *self._gpu.samples(now),
+            *temperatures(self._root),
+            power(self._root),
+        )
+        return Machine(samples=samples, own=self._own.measure(tuner, now))

@@ -1,0 +1,198 @@
+"""Who may use the device for tuning: a state machine without clocks or I/O.
+
+One tuner at a time holds the lease, the others wait in the order in which they asked. What arrives are
+method calls with a time (seconds of a steady clock); what is to be sent comes back as a list of actions.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from honed.runtime.errors import InvalidArgument
+
+from .releases import ReleaseTimes
+
+
+class Phase(enum.Enum):
+    """What the lease is doing; the values are the protocol's."""
+
+    FREE = "free"
+    GRANTED = "granted"
+    REVOKING = "revoking"  # the holder was told to leave and may finish its candidate
+    OVERDUE = "overdue"  # it did not within the bound it stated
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """Tell a tuner that it holds lease `number`."""
+
+    holder: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revoke:
+    """Tell the holder to leave."""
+
+    holder: int
+    number: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """The holder should have left after `bound` seconds; for the log."""
+
+    holder: int
+    number: int
+    bound: float
+
+
+Action = Grant | Revoke | Overdue
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """The lease as it is held; `bound` in seconds, the rest moments."""
+
+    holder: int
+    number: int
+    bound: float
+    since: float
+    revoked: float | None = None
+    why: str = ""  # it was revoked
+    request: float | None = None  # when the first request came that must share the device with the holder
+    overdue: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the service started; `seconds` of leases that have ended."""
+
+    granted: int = 0
+    revoked: int = 0
+    overdue: int = 0
+    seconds: float = 0.0
+
+
+class Lease:
+    """The lease. Holders are named by a number, of their connection."""
+
+    def __init__(self) -> None:
+        self.held: Held | None = None
+        self.counts = Counts()
+        self.releases = ReleaseTimes()
+        self._waiting: dict[int, float] = {}  # their bounds, in the order of asking
+        self._idle = False
+        self._why = "the machine's signals were not read yet"
+
+    @property
+    def phase(self) -> Phase:
+        """What the lease is doing."""
+        if self.held is None:
+            return Phase.FREE
+        if self.held.revoked is None:
+            return Phase.GRANTED
+        return Phase.OVERDUE if self.held.overdue else Phase.REVOKING
+
+    @property
+    def waiting(self) -> tuple[int, ...]:
+        """Who asked and does not hold it, the first to ask first."""
+        return tuple(self._waiting)
+
+    @property
+    def why(self) -> str:
+        """Why a tuner that asks now would not get it; "" where it would."""
+        if self.held is not None:
+            return "another tuner has the lease"
+        return "" if self._idle else self._why
+
+    def seconds(self, now: float) -> float:
+        """How long the lease was held, in all."""
+        return self.counts.seconds + (now - self.held.since if self.held else 0.0)
+
+    def asked(self, tuner: int, bound: float, now: float) -> list[Action]:
+        """A tuner wants it, and will leave within `bound` seconds of being told.
+
+        Asking again changes nothing but the bound. Raises InvalidArgument for the holder of a lease that
+        was revoked: it must release that first.
+        """
+        if self.held is not None and self.held.holder == tuner:
+            if self.held.revoked is not None:
+                raise InvalidArgument(f"lease {self.held.number} was revoked; release it before asking again")
+            self.held.bound = bound
+            return []
+        self._waiting[tuner] = bound
+        return self._grant(now)
+
+    def released(self, tuner: int, number: int, now: float) -> list[Action]:
+        """A tuner has left the device; what is said about a lease it does not hold changes nothing."""
+        if self.held is None or (self.held.holder, self.held.number) != (tuner, number):
+            return []
+        return self._freed(now)
+
+    def gone(self, tuner: int, now: float) -> list[Action]:
+        """A tuner's connection ended."""
+        self._waiting.pop(tuner, None)
+        if self.held is None or self.held.holder != tuner:
+            return []
+        return self._freed(now)
+
+    def withdrawn(self, tuner: int) -> None:
+        """A tuner does not want it any more."""
+        self._waiting.pop(tuner, None)
+
+    def request(self, why: str, now: float) -> list[Action]:
+        """A request came. Until the readings say otherwise again, the machine is not idle."""
+        self._idle, self._why = False, why
+        if self.held is None:
+            return []
+        if self.held.request is None:
+            self.held.request = now
+        return self._revoke(why, now)
+
+    def readings(self, idle: bool, why: str, now: float) -> list[Action]:
+        """The machine was looked at; `why` it is not idle."""
+        self._idle, self._why = idle, why
+        return self._grant(now) if idle else self._revoke(why, now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time passed."""
+        held = self.held
+        if held is None or held.revoked is None or held.overdue or now - held.revoked <= held.bound:
+            return []
+        held.overdue = True
+        self.counts.overdue += 1
+        return [Overdue(held.holder, held.number, held.bound)]
+
+    def due(self) -> float | None:
+        """When `tick` has something to say, if the holder does not leave before."""
+        if self.held is None or self.held.revoked is None or self.held.overdue:
+            return None
+        return self.held.revoked + self.held.bound
+
+    def _grant(self, now: float) -> list[Action]:
+        if self.held is not None or not self._idle or not self._waiting:
+            return []
+        tuner = next(iter(self._waiting))
+        bound = self._waiting.pop(tuner)
+        self.counts.granted += 1
+        self.held = Held(holder=tuner, number=self.counts.granted, bound=bound, since=now)
+        return [Grant(tuner, self.held.number)]
+
+    def _revoke(self, why: str, now: float) -> list[Action]:
+        if self.held is None or self.held.revoked is not None:
+            return []
+        self.held.revoked, self.held.why = now, why
+        self.counts.revoked += 1
+        return [Revoke(self.held.holder, self.held.number, why)]
+
+    def _freed(self, now: float) -> list[Action]:
+        held = self.held
+        assert held is not None
+        self.counts.seconds += now - held.since
+        if held.request is not None:
+            self.releases.add(now - held.request)
+        self.held = None
+        return self._grant(now)
