@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.store import Manifest, Store, StoredFile, describe, receive
+from honed.daemon.store import Manifest, Store, StoredFile, begin, describe, new_version, receive
+from honed.daemon.versions import succeed
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 
 
@@ -31,6 +34,7 @@ def add(store: Store, name: str, compiled: bytes, source: bytes = b"onnx") -> Ma
             name=name,
             added=1.5,
             compiled=files[0][0],
+            history=begin(files[0][0], schedules="s", why="added", now=1.5),
             sources=(files[1][0],),
             shapes={"x": (1, 3)},
             precision="auto",
@@ -54,6 +58,38 @@ def test_models_come_back(store: Store) -> None:
     add(store, "b", b"compiled b", b"other")
     assert contents(store) == {"a": (b"compiled a", b"onnx"), "b": (b"compiled b", b"other")}
     assert store.open()[0]["a"] == manifest
+
+
+def test_versions_that_are_kept_keep_their_files(store: Store, tmp_path: Path) -> None:
+    manifest = add(store, "a", b"first")
+    history = manifest.history
+    for number, content in ((2, b"second"), (3, b"third"), (4, b"fourth")):
+        with store.staging() as folder:
+            (folder / "a.honed").write_bytes(content)
+            file = describe(folder / "a.honed", "a.honed")
+            version = new_version(file, number, schedules="s", why="tuned", now=2.0, settled=True)
+            history = succeed(history, version, 2.0, keep=True)
+            manifest = dataclasses.replace(manifest, compiled=file, history=history)
+            store.commit(manifest, [(file, folder / "a.honed")])
+            store.sweep([manifest])
+    found, damaged = store.open()
+    assert found["a"] == manifest
+    assert damaged == []
+    kept = {v.number: store.object(store.version_file(manifest, v)).exists() for v in history.versions}
+    assert kept == {1: False, 2: True, 3: True, 4: True}
+
+
+def test_a_manifest_from_before_versions_is_taken_over(store: Store) -> None:
+    manifest = add(store, "a", b"compiled")
+    path = next((store.object(manifest.compiled).parent.parent / "models").iterdir())
+    plain = json.loads(path.read_text().split("\n", 1)[1])
+    del plain["history"]
+    body = json.dumps(plain, sort_keys=True)
+    path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+    models, damaged = store.open()
+    assert damaged == []
+    assert models["a"].history.current.number == 1
+    assert models["a"].history.current.sha256 == manifest.compiled.sha256
 
 
 def test_equal_files_are_kept_once_and_as_long_as_needed(store: Store, tmp_path: Path) -> None:

@@ -17,14 +17,18 @@ from honed.runtime.protocol import (
     METHODS,
     VERSION,
     ExportParams,
+    HistoryParams,
     InferParams,
     LoadParams,
     MetricsParams,
     ModelParams,
     Nothing,
+    PinParams,
     ProfileParams,
+    PublishParams,
     RegionName,
     RegionParams,
+    RollbackParams,
     UnloadParams,
     check_version,
     parse,
@@ -39,6 +43,7 @@ from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, Limits
 from .metrics import Metrics
 from .models import Registry, State
 from .peers import Policy
+from .publishing import Publisher
 from .reload import Reloader
 from .supervisor import Supervisor
 
@@ -76,6 +81,7 @@ class Api:
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         jobs: Jobs,
+        publisher: Publisher,
         ledger: Ledger,
         metrics: Metrics,
         reloader: Reloader,
@@ -89,6 +95,7 @@ class Api:
         self._supervisor = supervisor
         self._dispatcher = dispatcher
         self._jobs = jobs
+        self._publisher = publisher
         self._ledger = ledger
         self._metrics = metrics
         self._reloader = reloader
@@ -203,6 +210,18 @@ class Api:
             self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
             return result
 
+    async def _model_publish(self, call: Call, params: PublishParams) -> dict[str, Any]:
+        return await self._publisher.publish(params, call.descriptors)
+
+    async def _model_history(self, call: Call, params: HistoryParams) -> dict[str, Any]:
+        return self._publisher.history(params)
+
+    async def _model_rollback(self, call: Call, params: RollbackParams) -> dict[str, Any]:
+        return await self._publisher.rollback(params)
+
+    async def _model_pin(self, call: Call, params: PinParams) -> dict[str, Any]:
+        return await self._publisher.pin(params)
+
     async def _region_register(self, call: Call, params: RegionParams) -> dict[str, Any]:
         if len(call.descriptors) != 1:
             raise InvalidArgument(
@@ -253,6 +272,10 @@ class Api:
         "ModelShow": _model_show,
         "ModelProfile": _model_profile,
         "ModelExport": _model_export,
+        "ModelPublish": _model_publish,
+        "ModelHistory": _model_history,
+        "ModelRollback": _model_rollback,
+        "ModelPin": _model_pin,
         "ModelInfer": _model_infer,
         "SystemSharedMemoryRegister": _region_register,
         "SystemSharedMemoryStatus": _region_status,

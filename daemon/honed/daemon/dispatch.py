@@ -12,7 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from honed.runtime.errors import DeadlineExceeded, DeviceError, HonedError, NotFound, Unavailable
+from honed.runtime.errors import (
+    DeadlineExceeded,
+    DeviceError,
+    HonedError,
+    ModelRefused,
+    NotFound,
+    Unavailable,
+)
 
 from .inference import Plan
 from .limits import Limits
@@ -22,6 +29,7 @@ from .requests import Queue, Ticket
 from .statistics import Served
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
+from .versions import Duel
 
 _PROFILE_SECONDS = 600.0
 _log = logging.getLogger(__name__)
@@ -61,6 +69,12 @@ class Dispatcher:
         self._kept: Counter[str] = Counter()  # by key, models being added
         self._running: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._suspect: Entry | None = None  # what ran when the worker was lost
+        # Of whoever knows versions. A model answered once more; a worker ended running one; one cannot be
+        # served any more, and the answer tells whether an earlier version took its place.
+        self.on_served: Callable[[Entry], None] = lambda _: None
+        self.on_fault: Callable[[Entry, str], None] = lambda _, __: None
+        self.on_broken: Callable[[Entry, str], bool] = lambda _, __: False
         supervisor.on_ready = self._load_all
         supervisor.on_lost = self._worker_lost
 
@@ -99,28 +113,65 @@ class Dispatcher:
         return {"name": entry.name, **answer}
 
     async def load(self, key: str, path: str) -> Loaded:
-        """Have the worker load a compiled file and compare it with its probes.
+        """Have the worker build a compiled file and compare its answers with its probes.
 
-        Raises ModelRefused where that is wrong, DeviceError where the device cannot build or hold the
-        model, and WorkerLost where the worker died of it.
+        Inferences go on meanwhile, and wait for one probe at most. Raises ModelRefused where an answer is
+        wrong, DeviceError where the device cannot build or hold the model, and WorkerLost where the worker
+        died of it.
         """
-        params = {"key": key, "path": path}
         worker = self._supervisor.starts
-        answer = await self._supervisor.call("Load", params, seconds=self._limits.load_seconds)
+        built = await self._supervisor.call(
+            "Load", {"key": key, "path": path}, seconds=self._limits.load_seconds
+        )
+        outputs: list[dict[str, Any]] = []
+        try:
+            for probe in range(built["probes"]):
+                outputs = (await self._careful("Check", {"key": key, "probe": probe}))["outputs"]
+        except ModelRefused:
+            self._in_background(self._tell("Unload", {"key": key}))
+            raise
+        return Loaded(worker, {"device": built["device"], "outputs": outputs})
+
+    async def duel(self, old: str, new: str, rounds: int) -> Duel:
+        """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
+
+        Stops at the first wrong answer. Raises WorkerLost where the worker died of it.
+        """
+        taken: tuple[list[int], list[int]] = ([], [])
+        wrong, turn = "", 0
+        while turn < 2 * rounds and not wrong:
+            answer = await self._careful("Duel", {"old": old, "new": new, "turn": turn})
+            taken[turn % 2].append(answer["ns"])
+            wrong = answer["wrong"]
+            rounds = max(rounds, answer["sets"])
+            turn += 1
+        return Duel(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+
+    async def _careful(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """A call that runs a model; a device that failed in it is not used again."""
+        answer = await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
         if "spoilt" in answer:
             self._supervisor.kill(f"the device failed: {answer['spoilt']}")
             raise WorkerLost(answer["spoilt"])
-        return Loaded(worker, answer)
+        return answer
 
     @contextmanager
     def keeping(self, key: str) -> Iterator[None]:
         """While this lasts the worker keeps a compiled file that no name stands for yet."""
-        self._kept[key] += 1
+        self.keep(key)
         try:
             yield
         finally:
-            self._kept[key] -= 1
-            self.unload(key)
+            self.let_go(key)
+
+    def keep(self, key: str) -> None:
+        """The worker keeps a compiled file until `let_go`, whatever the names stand for."""
+        self._kept[key] += 1
+
+    def let_go(self, key: str) -> None:
+        """End one `keep`."""
+        self._kept[key] -= 1
+        self.unload(key)
 
     def unload(self, key: str) -> None:
         """Have the worker forget a compiled file, unless a name stands for it or it is kept."""
@@ -138,7 +189,12 @@ class Dispatcher:
         if self._supervisor.starts == loaded.worker and self._supervisor.state == "ready":
             entry.ready(loaded.checked)
             self._pump()
-        elif self._supervisor.state == "ready":
+        else:
+            self.reload()
+
+    def reload(self) -> None:
+        """Models of the registry may lack in the worker: have it load them."""
+        if self._supervisor.state == "ready":
             self._in_background(self._load_all())
 
     def release(self, region: HeldRegion) -> None:
@@ -236,6 +292,7 @@ class Dispatcher:
             entry = self._registry.find(ticket.model)
             if entry is not None:
                 entry.crashes = 0
+                self.on_served(entry)
             if not work.answer.done():
                 work.answer.set_result(answer)
         finally:
@@ -260,9 +317,11 @@ class Dispatcher:
             self._supervisor.kill(f"the device failed: {error}")  # its context may be spoilt
         entry = self._registry.find(ticket.model)
         if entry is not None:
+            self._suspect = entry
             entry.crashes += 1
             if entry.crashes >= MAX_CRASHES:
                 self._give_up(entry, f"{entry.crashes} workers in a row failed running it; last: {error}")
+        entry = self._registry.find(ticket.model)
         usable = entry is not None and entry.state is not State.UNAVAILABLE
         if work.answer.done():
             return
@@ -272,6 +331,8 @@ class Dispatcher:
         _give(work.answer, Unavailable(f"the request failed in {ticket.attempts} workers; last: {error}"))
 
     def _give_up(self, entry: Entry, reason: str) -> None:
+        if self.on_broken(entry, reason):
+            return
         _log.error("model %s is not served any more: %s", entry.name, reason)
         entry.fail(reason)
         self.drop_model(entry.name, Unavailable(f"model {entry.name!r} cannot be used: {reason}"))
@@ -281,6 +342,9 @@ class Dispatcher:
         for entry in self._registry.all():
             if entry.state is State.READY:
                 entry.state = State.LOADING
+        suspect, self._suspect = self._suspect, None
+        if suspect is not None and not self._supervisor.ended_from_outside:
+            self.on_fault(suspect, self._supervisor.reason)
         if self._supervisor.state == "failed":
             for ticket in self._queue.drop_all():
                 self._fail(ticket, Unavailable(f"the worker does not start ({self._supervisor.reason})"))

@@ -31,8 +31,9 @@ from .blocking import in_thread, to_its_end
 from .dispatch import Dispatcher, Loaded, removed
 from .limits import Limits
 from .models import Entry, Registry
-from .store import Manifest, Store, StoredFile, describe, receive
+from .store import Manifest, Store, StoredFile, begin, describe, new_version, receive
 from .supervisor import Supervisor, WorkerLost
+from .versions import History, fingerprint, succeed
 
 PRECISIONS = ("auto", "fp32", "fp16")
 # Shares of a whole addition, for the progress shown.
@@ -91,8 +92,9 @@ class Jobs:
         self._dispatcher = dispatcher
         self._profile = cache_dir / "device.toml"
         self._compiling = asyncio.Lock()
-        self._committing = asyncio.Lock()
+        self.committing = asyncio.Lock()
         self.active: dict[str, Job] = {}
+        self.on_changed: Callable[[str], None] = lambda _: None  # a model was removed, or replaced by hand
 
     async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> dict[str, Any]:
         """Serve a model under a new name; the result of RepositoryModelLoad.
@@ -103,7 +105,7 @@ class Jobs:
         options = params.parameters or LoadOptions(shapes=None, precision=None, replace=None)
         _check(params, descriptors, options)
         with (
-            self._job(params.model_name, bool(options.replace), notify) as job,
+            self.job(params.model_name, bool(options.replace), notify) as job,
             self._store.staging() as folder,
         ):
             job.report("receive", 0.0)
@@ -123,7 +125,7 @@ class Jobs:
 
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
-        with self._job(manifest.name, True, lambda _: None) as job, self._store.staging() as folder:
+        with self.job(manifest.name, True, lambda _: None) as job, self._store.staging() as folder:
             staged = await in_thread(self._stage_again, manifest, folder)
             await self._make(job, staged, added=manifest.added)
 
@@ -142,15 +144,17 @@ class Jobs:
         entry = self._registry.pop(name)
         self._dispatcher.drop_model(name, removed(name))
         self._dispatcher.unload(entry.key)
+        self.on_changed(name)
         await to_its_end(self._delete(name))
         _log.info("removed model %s", name)
 
     async def _delete(self, name: str) -> None:
-        async with self._committing:
-            await in_thread(self._store.remove, name, self._manifests())
+        async with self.committing:
+            await in_thread(self._store.remove, name, self.manifests())
 
     @contextmanager
-    def _job(self, name: str, replace: bool, notify: Notify) -> Iterator[Job]:
+    def job(self, name: str, replace: bool, notify: Notify) -> Iterator[Job]:
+        """One change to a model at a time; raises AlreadyExists or ResourceExhausted."""
         self._check_idle(name)
         if self._registry.find(name) is not None and not replace:
             raise AlreadyExists(
@@ -222,23 +226,27 @@ class Jobs:
         if staged.sources:
             compiled = staged.folder / "compiled.honed"
             await self._compile(job, staged, compiled)
-        model = await in_thread(_read, compiled)
+        model = await in_thread(read, compiled)
         file = await in_thread(describe, compiled, f"{job.name}.honed")
+        now, why = time.time(), "added" if added is None else "compiled again: its file was damaged"
+        replaced = self._registry.find(job.name)
         manifest = Manifest(
             name=job.name,
-            added=time.time() if added is None else added,
+            added=now if added is None else added,
             compiled=file,
+            history=_history(file, fingerprint(model), why, now, replaced),
             sources=tuple(source for source, _ in staged.sources),
             shapes=staged.shapes,
             precision=staged.precision,
         )
-        replaced = self._registry.find(job.name)
-        if not staged.sources and replaced is not None and _same_but_schedules(model, replaced):
-            manifest = dataclasses.replace(replaced.manifest, added=manifest.added, compiled=file)
+        if not staged.sources and replaced is not None and same_but_schedules(model, replaced):
+            manifest = dataclasses.replace(
+                replaced.manifest, added=manifest.added, compiled=file, history=manifest.history
+            )
         entry = Entry(manifest=manifest, compiled=model)
         job.report("load", _COMPILED, "building kernels and checking the answers on the device")
         with self._dispatcher.keeping(entry.key):
-            loaded = await self._load(entry.key, compiled)
+            loaded = await self.load(entry.key, compiled)
             await to_its_end(self._commit(entry, [(file, compiled), *staged.sources], loaded))
         job.report("load", 1.0)
         _log.info("serving model %s (%s)", job.name, file.sha256[:12])
@@ -268,7 +276,7 @@ class Jobs:
             )
             await compiler.compile_model(task, report)
 
-    async def _load(self, key: str, path: Path) -> Loaded:
+    async def load(self, key: str, path: Path) -> Loaded:
         """Load and check in the worker; a model of which two workers die is refused."""
         for last in (False, True):
             await self._supervisor.wait_ready(self._limits.load_seconds)
@@ -286,19 +294,21 @@ class Jobs:
         raise AssertionError("the loop above returns or raises")
 
     async def _commit(self, entry: Entry, staged: list[tuple[StoredFile, Path]], loaded: Loaded) -> None:
-        async with self._committing:
+        async with self.committing:
             try:
                 await in_thread(self._store.commit, entry.manifest, staged)
             except HonedError:
-                await in_thread(self._store.sweep, self._manifests())
+                await in_thread(self._store.sweep, self.manifests())
                 raise
             replaced = self._registry.put(entry)
             self._dispatcher.admit(entry, loaded)
+            self.on_changed(entry.name)
             if replaced is not None:
                 self._dispatcher.unload(replaced.key)
-                await in_thread(self._store.sweep, self._manifests())
+                await in_thread(self._store.sweep, self.manifests())
 
-    def _manifests(self) -> list[Manifest]:
+    def manifests(self) -> list[Manifest]:
+        """Of every model, for the store to know what is used."""
         return [entry.manifest for entry in self._registry.all()]
 
 
@@ -320,7 +330,16 @@ def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions)
             )
 
 
-def _same_but_schedules(model: CompiledModel, replaced: Entry) -> bool:
+def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: Entry | None) -> History:
+    """Of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
+    if replaced is None:
+        return begin(file, schedules=schedules, why=why, now=now)
+    before = replaced.manifest.history
+    version = new_version(file, before.next_number, schedules=schedules, why=why, now=now, settled=True)
+    return succeed(before, version, now, keep=False)
+
+
+def same_but_schedules(model: CompiledModel, replaced: Entry) -> bool:
     """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
     manifest, before = replaced.manifest, replaced.compiled
     if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
@@ -336,7 +355,8 @@ def _is_compiled(path: Path) -> bool:
         return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
 
 
-def _read(path: Path) -> CompiledModel:
+def read(path: Path) -> CompiledModel:
+    """What a compiled file says, every byte of it checked; raises ModelFileError."""
     file = modelfile.read(path)
     file.close()
     return file.model

@@ -31,6 +31,7 @@ from .models import Entry, Registry
 from .notify import Systemd
 from .peers import current_policy
 from .places import records_in
+from .publishing import Publisher
 from .reload import Reloader
 from .store import Manifest, Store
 from .supervisor import Supervisor
@@ -170,6 +171,7 @@ async def _run(
         supervisor=supervisor,
         dispatcher=dispatcher,
         jobs=jobs,
+        publisher=Publisher(limits, store, registry, dispatcher, jobs),
         ledger=ledger,
         metrics=metrics,
         reloader=reloader,

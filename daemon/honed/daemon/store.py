@@ -31,6 +31,8 @@ from honed.runtime.errors import HonedError, InvalidArgument, PermissionDenied, 
 from honed.runtime.files import replacing, sync_folder
 from honed.runtime.protocol import NAME
 
+from .versions import History, Version, first
+
 _CHUNK = 4 << 20  # bytes copied at once
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -46,11 +48,12 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One model of the store."""
+    """One model of the store. `compiled` is the file of `history.current`."""
 
     name: str
     added: float  # seconds since 1970
     compiled: StoredFile
+    history: History
     sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
     shapes: dict[str, tuple[int, ...]]
     precision: str
@@ -82,6 +85,10 @@ class Store:
     def object(self, file: StoredFile) -> Path:
         """Where the bytes of a stored file are."""
         return self._objects / file.sha256
+
+    def version_file(self, manifest: Manifest, version: Version) -> StoredFile:
+        """The file of one of the model's versions."""
+        return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
 
     def open_files(self, manifest: Manifest) -> tuple[int, ...]:
         """Read-only descriptors of the model's compiled file and its sources, in this order; the caller's.
@@ -160,7 +167,9 @@ class Store:
         return models, damaged
 
     def _collect(self, models: Iterable[Manifest]) -> None:
+        models = list(models)
         used = {file.sha256 for manifest in models for file in (manifest.compiled, *manifest.sources)}
+        used |= {v.sha256 for manifest in models for v in manifest.history.versions if v.kept}
         for path in self._objects.iterdir():
             if path.name not in used:
                 path.unlink()
@@ -230,10 +239,53 @@ def _loads(name: str, data: bytes) -> Manifest:
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         raise ValueError("it does not match its checksum")
     plain: Any = json.loads(body)
+    if isinstance(plain, dict):
+        _migrate(plain)
     manifest = strict.from_plain(Manifest, plain, where=name)
     if manifest.name != name or not NAME.fullmatch(name):
         raise ValueError(f"it speaks of model {manifest.name!r}")
     return manifest
+
+
+def _migrate(plain: dict[str, Any]) -> None:
+    """Manifests of 0.1 before versions were kept know one file: it becomes the first version."""
+    if "history" in plain or not {"compiled", "added"} <= plain.keys():
+        return
+    file = strict.from_plain(StoredFile, plain["compiled"], where="compiled")
+    now = float(plain["added"])
+    plain["history"] = strict.to_plain(begin(file, schedules="", why="added", now=now))
+
+
+def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> History:
+    """The history of a model that is new with this compiled file."""
+    return first(new_version(file, 1, schedules=schedules, why=why, now=now, settled=True), now)
+
+
+def new_version(
+    file: StoredFile,
+    number: int,
+    *,
+    schedules: str,
+    why: str,
+    now: float,
+    settled: bool,
+    old_us: float | None = None,
+    new_us: float | None = None,
+) -> Version:
+    """A version whose file is about to be stored; see `versions.Version`."""
+    return Version(
+        number=number,
+        sha256=file.sha256,
+        nbytes=file.nbytes,
+        schedules=schedules,
+        made=now,
+        why=why,
+        old_us=old_us,
+        new_us=new_us,
+        settled=settled,
+        kept=True,
+        quarantine="",
+    )
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from .limits import Limits
 from .requests import restart_delay
 
 _HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger(__name__)
 
 
@@ -54,6 +55,7 @@ class Supervisor:
         self.reason = ""
         self.starts = 0
         self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
+        self.ended_from_outside = False  # the last worker was killed by somebody else, or for want of memory
         self.spec = ""
         self.profile: DeviceProfile | None = None
 
@@ -157,6 +159,7 @@ class Supervisor:
         finally:
             if setup is not None:
                 setup.cancel()
+        self.ended_from_outside = not self._kill_reason and -status in _FROM_OUTSIDE
         self._ended(self._kill_kind or "crashed", self._kill_reason or describe_exit(status))
         return True
 

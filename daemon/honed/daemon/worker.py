@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,11 @@ from honed.runtime.dtypes import dtype
 from honed.runtime.errors import DeviceError, HonedError, Internal, InvalidArgument, ModelRefused, NotFound
 from honed.runtime.executor import Executor, load
 from honed.runtime.profilefile import to_dict
-from honed.runtime.proof import Difference, check_probes
+from honed.runtime.proof import Difference, check_probe
 from honed.runtime.protocol import error_to_map
 from honed.runtime.regions import map_descriptor
 
+from .duel import Recorder, Turns
 from .profiling import profile
 
 Array = NDArray[Any]
@@ -53,7 +54,9 @@ class Worker:
         self._spec = spec
         self._device: Device | None = None
         self._models: dict[str, Executor] = {}
-        self._checked: dict[str, dict[str, Any]] = {}  # what `_load` found, by key
+        self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
+        self._recorder = Recorder()
+        self._turns: Turns | None = None
         self._regions: dict[int, Array] = {}
         self._descriptors: list[int] = []
         self._sending = threading.Lock()
@@ -78,6 +81,8 @@ class Worker:
                     self._answer(message, self._METHODS[message.method])
 
     def _load_all(self) -> None:
+        # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             self._answer(self._loads.get(), Worker._load)
 
@@ -112,38 +117,60 @@ class Worker:
         return {"spec": device.spec, "profile": to_dict(device.profile)}
 
     def _load(self, key: str, path: str) -> dict[str, Any]:
-        """Load a compiled file and check its probes on this device before it may serve.
+        """Build a compiled file; it may serve once each of its `probes` was checked.
 
-        A DeviceError means that this model cannot be built or held here. Where the device fails while it
-        runs, its state is unknown: the result is then "spoilt", and this process must be replaced.
+        A DeviceError means that this model cannot be built or held here.
         """
-        if key in self._checked:
-            return self._checked[key]
-        if self._device is None:
-            raise DeviceError("the worker has no device yet; this is a fault of the service")
-        executor = load(path, self._device, cache_dir=self._cache_dir)
-        try:
+        if key not in self._models:
+            if self._device is None:
+                raise DeviceError("the worker has no device yet; this is a fault of the service")
+            self._models[key] = load(path, self._device, cache_dir=self._cache_dir)
+            self._checked[key] = {}
+        proof = self._models[key].model.proof
+        return {"device": self._device_spec(), "probes": len(proof.probes) if proof else 0}
+
+    def _check(self, key: str, probe: int) -> dict[str, Any]:
+        """Compare a model's answers on this device with those its file knows to be right, for one probe.
+
+        Raises ModelRefused where they are wrong. Where the device fails while it runs, its state is unknown:
+        the result is then "spoilt", and this process must be replaced.
+        """
+        executor, checked = self._executor(key), self._checked[key]
+        if probe not in checked:
+            proof = executor.model.proof
+            assert proof is not None
             try:
-                differences = check_probes(executor)
+                checked[probe] = check_probe(executor, proof.probes[probe])
             except DeviceError as error:
                 return {"spoilt": str(error)}
-            wrong = tuple(str(d) for d in differences if not d.right)
-            if wrong:
-                raise ModelRefused(
-                    f"on {self._device.spec} the model gives wrong answers for inputs whose right outputs "
-                    "are known, so it is not served; compile it again on this device",
-                    wrong,
-                )
-        except BaseException:
-            executor.close()
-            raise
-        self._models[key] = executor
-        self._checked[key] = {"device": self._device.spec, "outputs": _worst(differences)}
-        return self._checked[key]
+        wrong = tuple(str(d) for d in checked[probe] if not d.right)
+        if wrong:
+            raise ModelRefused(
+                f"on {self._device_spec()} the model gives wrong answers for inputs whose right outputs "
+                "are known, so it is not served; compile it again on this device",
+                wrong,
+            )
+        return {"outputs": _worst(d for found in checked.values() for d in found)}
+
+    def _duel(self, old: str, new: str, turn: int) -> dict[str, Any]:
+        """One turn of two models, see `duel.Turns`; turn 0 begins anew."""
+        if turn == 0:
+            self._turns = Turns(self._executor(old), self._executor(new), self._recorder.of(old, new))
+        assert self._turns is not None
+        try:
+            ns, wrong = self._turns.turn(turn)
+        except DeviceError as error:
+            return {"spoilt": str(error)}
+        return {"ns": ns, "wrong": wrong, "sets": len(self._turns.sets)}
+
+    def _device_spec(self) -> str:
+        return self._device.spec if self._device is not None else ""
 
     def _unload(self, key: str) -> dict[str, Any]:
         executor = self._models.pop(key, None)
         self._checked.pop(key, None)
+        self._recorder.forget(key)
+        self._turns = None  # it may hold this one
         if executor is not None:
             executor.close()
         return {}
@@ -173,6 +200,7 @@ class Worker:
         begun = time.monotonic_ns()
         computed = executor.run(given)
         ended = time.monotonic_ns()
+        self._recorder.note(key, given)
         inline = []
         for name, place in outputs:
             data = computed[name].reshape(-1).view(np.uint8)
@@ -210,6 +238,8 @@ class Worker:
 
     _METHODS: dict[str, Callable[..., dict[str, Any]]] = {
         "Hello": _hello,
+        "Check": _check,
+        "Duel": _duel,
         "Unload": _unload,
         "Map": _map,
         "Drop": _drop,
@@ -226,7 +256,7 @@ def _check_finite(inputs: dict[str, Array]) -> None:
             )
 
 
-def _worst(differences: tuple[Difference, ...]) -> list[dict[str, Any]]:
+def _worst(differences: Iterable[Difference]) -> list[dict[str, Any]]:
     """For each output the largest error over the probes."""
     worst: dict[str, dict[str, Any]] = {}
     for d in differences:

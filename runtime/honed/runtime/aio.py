@@ -145,6 +145,29 @@ class AsyncClient:
             for descriptor in opened.values():
                 os.close(descriptor)
 
+    async def publish(
+        self, model: str, path: str | os.PathLike[str], *, expected: str, why: str
+    ) -> dict[str, Any]:
+        """Serve a faster form of `model`; as `Client.publish`."""
+        descriptor = calls.open_model(Path(path))
+        try:
+            params = {"name": model, "expected": expected, "why": why}
+            return await self._call("ModelPublish", params, descriptors=[descriptor], timeout=None)
+        finally:
+            os.close(descriptor)
+
+    async def history(self, model: str) -> dict[str, Any]:
+        """Versions of `model`; as `Client.history`."""
+        return await self._call("ModelHistory", {"name": model})
+
+    async def rollback(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """Serve an earlier version of `model` again; as `Client.rollback`."""
+        return await self._call("ModelRollback", {"name": model, "version": version}, timeout=None)
+
+    async def pin(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """Pin a version of `model`; as `Client.pin`."""
+        return await self._call("ModelPin", {"name": model, "version": version}, timeout=None)
+
     async def remove(self, model: str) -> None:
         """Remove `model` and its files for good."""
         await self._call("RepositoryModelUnload", {"model_name": model})

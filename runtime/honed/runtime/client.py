@@ -168,6 +168,34 @@ class Client:
             for descriptor in opened.values():
                 os.close(descriptor)
 
+    def publish(
+        self, model: str, path: str | os.PathLike[str], *, expected: str, why: str
+    ) -> dict[str, Any]:
+        """Serve a faster form of `model`, a `.honed` file, if the service finds it right and faster.
+
+        `expected` is the SHA-256 of the compiled file served when it was made (`export` tells). The result
+        says in "published" whether it is served, and in "sentence" why. Raises AlreadyExists where another
+        version came meanwhile, ModelRefused where it is not this model.
+        """
+        descriptor = calls.open_model(Path(path))
+        try:
+            params = {"name": model, "expected": expected, "why": why}
+            return self._call("ModelPublish", params, descriptors=[descriptor], timeout=None)
+        finally:
+            os.close(descriptor)
+
+    def history(self, model: str) -> dict[str, Any]:
+        """Versions of `model`: what was served when, and why each came and went."""
+        return self._call("ModelHistory", {"name": model})
+
+    def rollback(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """Serve an earlier version of `model` again, None: the one before; the one left stays out."""
+        return self._call("ModelRollback", {"name": model, "version": version}, timeout=None)
+
+    def pin(self, model: str, version: int | None = None) -> dict[str, Any]:
+        """Serve a version, None: the present one, and let no other take its place; 0 allows that again."""
+        return self._call("ModelPin", {"name": model, "version": version}, timeout=None)
+
     def remove(self, model: str) -> None:
         """Remove `model` and its files for good."""
         self._call("RepositoryModelUnload", {"model_name": model})

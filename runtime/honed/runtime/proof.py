@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .errors import InvalidArgument
 from .executor import Executor
+from .model import Probe
 
 Array = NDArray[Any]
 
@@ -72,19 +73,21 @@ def check_probes(executor: Executor) -> tuple[Difference, ...]:
 
     Raises as `Executor.run` does. A file without probes gives ().
     """
+    proof = executor.model.proof
+    return tuple(found for probe in (proof.probes if proof else ()) for found in check_probe(executor, probe))
+
+
+def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
+    """Run one probe of the executor's file: one Difference for each output; raises as `Executor.run` does."""
     model, file = executor.model, executor.file
-    found: list[Difference] = []
-    for probe in model.proof.probes if model.proof else ():
-        inputs = {
-            tensor.name: file.constant(index)
-            for tensor, index in zip(model.inputs, probe.inputs, strict=True)
-        }
-        outputs = executor.run(inputs)
-        found += [
-            compare(file.constant(index), outputs[tensor.name], tolerance, tensor.name)
-            for tensor, index, tolerance in zip(model.outputs, probe.outputs, probe.tolerance, strict=True)
-        ]
-    return tuple(found)
+    inputs = {
+        tensor.name: file.constant(index) for tensor, index in zip(model.inputs, probe.inputs, strict=True)
+    }
+    outputs = executor.run(inputs)
+    return tuple(
+        compare(file.constant(index), outputs[tensor.name], tolerance, tensor.name)
+        for tensor, index, tolerance in zip(model.outputs, probe.outputs, probe.tolerance, strict=True)
+    )
 
 
 def _errors(reference: Array, actual: Array) -> Array:

@@ -142,6 +142,38 @@ class ExportParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PublishParams:
+    """Parameters of ModelPublish. `expected` is the SHA-256 of the compiled file served when it was made."""
+
+    name: str
+    expected: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryParams:
+    """Parameters of ModelHistory."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackParams:
+    """Parameters of ModelRollback. `version` None: the one before."""
+
+    name: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinParams:
+    """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned."""
+
+    name: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadParams:
     """Parameters of RepositoryModelUnload."""
 
@@ -199,6 +231,10 @@ METHODS: Final[Mapping[str, Method]] = {
     "ModelShow": Method(ModelParams, Right.INFER),
     "ModelProfile": Method(ProfileParams, Right.INFER),
     "ModelExport": Method(ExportParams, Right.CHANGE),
+    "ModelPublish": Method(PublishParams, Right.CHANGE),
+    "ModelHistory": Method(HistoryParams, Right.INFER),
+    "ModelRollback": Method(RollbackParams, Right.CHANGE),
+    "ModelPin": Method(PinParams, Right.CHANGE),
     "ModelInfer": Method(InferParams, Right.INFER),
     "SystemSharedMemoryRegister": Method(RegionParams, Right.INFER),
     "SystemSharedMemoryStatus": Method(RegionName, Right.INFER),

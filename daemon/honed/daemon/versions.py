@@ -1,0 +1,214 @@
+"""The versions of a model: what was served when, why each came and went, and what may come next.
+
+A version is a compiled file; a stint is a time in which it was served, so one that was gone back to has two.
+No I/O and no clock: times are seconds since 1970 and passed in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass
+from statistics import median
+
+from honed.runtime.errors import AlreadyExists, NotFound
+from honed.runtime.model import CompiledModel
+
+KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
+REMEMBERED = 100  # versions and stints that are listed
+# Side by side, a successor must be so much faster to be taken, and may be so much slower before it goes.
+GAIN, LOSS = 1.02, 1.05
+# A new version has served cleanly after so many requests, or after so long with at least one.
+TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """One compiled file of the model.
+
+    `schedules` tells its kernels apart from those of other versions. `old_us` and `new_us` are medians in
+    microseconds of the version before and of this one, side by side in the serving worker when this one
+    came; None where they were not compared. `quarantine` says why it is not to be served again, or "".
+    """
+
+    number: int
+    sha256: str
+    nbytes: int
+    schedules: str
+    made: float
+    why: str
+    old_us: float | None
+    new_us: float | None
+    settled: bool  # it served cleanly, or was put there by hand
+    kept: bool  # its file is still there
+    quarantine: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stint:
+    """When a version was served; `until` is None for the one that is."""
+
+    number: int
+    since: float
+    until: float | None
+    end: str  # why it went
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """All that is remembered of a model's versions."""
+
+    versions: tuple[Version, ...]
+    stints: tuple[Stint, ...]
+    pinned: bool
+
+    @property
+    def current(self) -> Version:
+        """The one served."""
+        return self.get(self.stints[-1].number)
+
+    @property
+    def next_number(self) -> int:
+        """For the version to come."""
+        return max(v.number for v in self.versions) + 1
+
+    def get(self, number: int) -> Version:
+        """Raises NotFound."""
+        for version in self.versions:
+            if version.number == number:
+                return version
+        raise NotFound(f"there is no version {number}; 'hone history' lists those there are")
+
+    def earlier(self) -> Version | None:
+        """The latest one before the current that can be gone back to."""
+        served = [stint.number for stint in self.stints]
+        fit = [
+            v
+            for v in self.versions
+            if v.kept and v.settled and not v.quarantine and v.number != self.current.number
+        ]
+        return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
+
+
+def fingerprint(model: CompiledModel) -> str:
+    """SHA-256 over what the device runs: equal for files that differ in nothing but dates and notes."""
+    digest = hashlib.sha256()
+    for kernel in model.kernels:
+        digest.update(repr((kernel.entry, kernel.grid, kernel.block)).encode())
+        digest.update(model.sources[kernel.source].encode())
+    return digest.hexdigest()
+
+
+def first(version: Version, now: float) -> History:
+    """Of a model that is new."""
+    stint = Stint(number=version.number, since=now, until=None, end="")
+    return History(versions=(version,), stints=(stint,), pinned=False)
+
+
+def succeed(history: History, version: Version, now: float, *, keep: bool) -> History:
+    """`version` is served from now on; with `keep` earlier files stay to be gone back to."""
+    earlier = tuple(v if keep else dataclasses.replace(v, kept=False) for v in history.versions)
+    changed = dataclasses.replace(history, versions=(*earlier, version), pinned=history.pinned and keep)
+    return _pruned(_serve(changed, version.number, f"version {version.number} followed", now))
+
+
+def go_back(history: History, number: int, reason: str, quarantine: str, now: float) -> History:
+    """Version `number` is served again; the current one ends for `reason`, quarantined if that says why."""
+    left = history.current.number
+    versions = tuple(
+        dataclasses.replace(v, quarantine=quarantine) if v.number == left and quarantine else v
+        for v in history.versions
+    )
+    return _pruned(_serve(dataclasses.replace(history, versions=versions), number, reason, now))
+
+
+def settle(history: History) -> History:
+    """The current version has served cleanly."""
+    number = history.current.number
+    versions = tuple(
+        dataclasses.replace(v, settled=True) if v.number == number else v for v in history.versions
+    )
+    return dataclasses.replace(history, versions=versions)
+
+
+def check_new(history: History, schedules: str) -> None:
+    """Raise AlreadyExists where a model with these schedules must not be published."""
+    if history.pinned:
+        raise AlreadyExists(
+            f"version {history.current.number} is pinned, so no other takes its place; "
+            "'hone pin M --off' allows that again"
+        )
+    for version in history.versions:
+        if version.schedules == schedules and version.quarantine:
+            raise AlreadyExists(
+                f"these schedules are in quarantine since version {version.number}: {version.quarantine}"
+            )
+    if history.current.schedules == schedules:
+        raise AlreadyExists("these schedules are served already")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Duel:
+    """Two versions side by side: nanoseconds of each run, and what the new one answered wrong, or ""."""
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    wrong: str
+
+    @property
+    def old_us(self) -> float:
+        """Median."""
+        return median(self.old) / 1000
+
+    @property
+    def new_us(self) -> float:
+        """Median."""
+        return median(self.new) / 1000
+
+    def objection(self, *, serving: bool) -> str:
+        """Why the new version cannot take the old one's place, or keep it where it is `serving`, or ""."""
+        if self.wrong:
+            return f"its answers differ from those of the version before: {self.wrong}"
+        times = f"{self.old_us / 1000:.3g} ms before, {self.new_us / 1000:.3g} ms now"
+        if serving:
+            return f"it is slower in service ({times})" if self.new_us > LOSS * self.old_us else ""
+        if self.new_us * GAIN > self.old_us:
+            return f"side by side in the serving worker it is not faster ({times})"
+        return ""
+
+
+def trial_over(served: int, seconds: float) -> bool:
+    """Whether a new version has served long enough to be judged."""
+    return served >= TRIAL_REQUESTS or (served > 0 and seconds >= TRIAL_SECONDS)
+
+
+def _serve(history: History, number: int, reason: str, now: float) -> History:
+    *earlier, last = history.stints
+    stints = (
+        *earlier,
+        dataclasses.replace(last, until=now, end=reason),
+        Stint(number=number, since=now, until=None, end=""),
+    )
+    return dataclasses.replace(history, stints=stints)
+
+
+def _pruned(history: History) -> History:
+    """Let go of the files beyond KEPT, and of what is too old to be listed."""
+    wanted = [history.current.number]
+    for stint in reversed(history.stints):
+        version = history.get(stint.number)
+        if version.kept and not version.quarantine and version.number not in wanted:
+            wanted.append(version.number)
+    keep = set(wanted[:KEPT])
+    stints = history.stints[-REMEMBERED:]
+    listed = {stint.number for stint in stints} | keep
+    quarantined = [v.number for v in history.versions if v.quarantine][-REMEMBERED:]
+    return dataclasses.replace(
+        history,
+        versions=tuple(
+            dataclasses.replace(v, kept=v.kept and v.number in keep)
+            for v in history.versions
+            if v.number in listed or v.number in quarantined
+        ),
+        stints=stints,
+    )

@@ -1,0 +1,137 @@
+"""Which version is served, which can be gone back to, and what is never published again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.daemon.store import StoredFile, begin, new_version
+from honed.daemon.versions import (
+    KEPT,
+    REMEMBERED,
+    Duel,
+    History,
+    Version,
+    check_new,
+    go_back,
+    settle,
+    succeed,
+    trial_over,
+)
+from honed.runtime.errors import AlreadyExists, NotFound
+
+
+def file(number: int) -> StoredFile:
+    return StoredFile(name="m.honed", sha256=f"{number:064x}", nbytes=number)
+
+
+def version(number: int, settled: bool = True) -> Version:
+    return new_version(file(number), number, schedules=f"s{number}", why="tuned", now=number, settled=settled)
+
+
+def grown(count: int) -> History:
+    history = begin(file(1), schedules="s1", why="added", now=1.0)
+    for number in range(2, count + 1):
+        history = succeed(history, version(number), float(number), keep=True)
+    return history
+
+
+def test_a_successor_is_served_and_the_ones_before_are_kept() -> None:
+    history = grown(5)
+    assert history.current.number == 5
+    assert [v.number for v in history.versions if v.kept] == [3, 4, 5]
+    assert history.stints[-2].until == 5.0
+    assert history.stints[-2].end == "version 5 followed"
+
+
+def test_another_model_leaves_nothing_to_go_back_to() -> None:
+    history = succeed(grown(2), version(3), 3.0, keep=False)
+    assert history.earlier() is None
+    assert [v.number for v in history.versions if v.kept] == [3]
+
+
+def test_going_back_quarantines_what_was_left() -> None:
+    history = go_back(grown(3), 2, "it is slower", "it is slower", 4.0)
+    assert history.current.number == 2
+    assert history.get(3).quarantine == "it is slower"
+    assert not history.get(3).kept
+    with pytest.raises(AlreadyExists, match="in quarantine since version 3: it is slower"):
+        check_new(history, "s3")
+    check_new(history, "s4")
+
+
+def test_what_was_served_last_is_gone_back_to_first() -> None:
+    history = go_back(grown(3), 1, "by hand", "", 4.0)
+    earlier = history.earlier()
+    assert earlier is not None
+    assert earlier.number == 3
+
+
+def test_unproven_versions_are_not_gone_back_to() -> None:
+    history = succeed(grown(1), version(2, settled=False), 2.0, keep=True)
+    history = succeed(history, version(3), 3.0, keep=True)
+    earlier = history.earlier()
+    assert earlier is not None
+    assert earlier.number == 1
+    assert settle(succeed(grown(1), version(2, settled=False), 2.0, keep=True)).current.settled
+
+
+def test_what_is_served_or_pinned_over_is_not_published() -> None:
+    with pytest.raises(AlreadyExists, match="served already"):
+        check_new(grown(2), "s2")
+    import dataclasses
+
+    with pytest.raises(AlreadyExists, match="pinned"):
+        check_new(dataclasses.replace(grown(2), pinned=True), "s9")
+
+
+def test_unknown_numbers_are_named() -> None:
+    with pytest.raises(NotFound, match="no version 9"):
+        grown(2).get(9)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["new", "bad", "back", "other"]), st.booleans()), max_size=300))
+def test_there_is_always_one_served_version_with_its_file(steps: list[tuple[str, bool]]) -> None:
+    history = grown(1)
+    for now, (step, settled) in enumerate(steps, 2):
+        earlier = history.earlier()
+        if step == "new":
+            history = succeed(history, version(history.next_number, settled), now, keep=True)
+        elif step == "other":
+            history = succeed(history, version(history.next_number, True), now, keep=False)
+        elif earlier is not None:
+            story = "bad" if step == "bad" else ""
+            history = settle(go_back(history, earlier.number, "why", story, now))
+        current = history.current
+        assert current.kept
+        assert [s.until is None for s in history.stints].count(True) == 1
+        assert sum(v.kept for v in history.versions) <= KEPT
+        assert len(history.stints) <= REMEMBERED
+        assert len({v.number for v in history.versions}) == len(history.versions)
+        assert history.next_number > current.number
+        assert all(history.get(s.number) for s in history.stints)
+
+
+def duel(old: float, new: float, wrong: str = "") -> Duel:
+    return Duel(old=(int(old * 1e6),) * 3, new=(int(new * 1e6),) * 3, wrong=wrong)
+
+
+def test_a_duel_takes_the_faster_and_right_one() -> None:
+    assert duel(2.0, 1.0).objection(serving=False) == ""
+    assert "not faster" in duel(1.0, 0.99).objection(serving=False)
+    assert "differ" in duel(2.0, 1.0, "output 'y' differs").objection(serving=False)
+
+
+def test_in_service_noise_does_not_send_it_back() -> None:
+    assert duel(1.0, 1.03).objection(serving=True) == ""
+    assert "slower" in duel(1.0, 1.2).objection(serving=True)
+
+
+def test_a_trial_ends_by_requests_or_by_time_with_one() -> None:
+    assert [trial_over(20, 0.0), trial_over(0, 999.0), trial_over(1, 60.0), trial_over(19, 59.0)] == [
+        True,
+        False,
+        True,
+        False,
+    ]
