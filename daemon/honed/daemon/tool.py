@@ -16,14 +16,17 @@ from honed.runtime.errors import HonedError
 from .cli import (
     bench,
     compiling,
+    config,
     doctor,
     faults,
     history,
     infer,
+    metrics,
     models,
     profiling,
     records,
     tasks,
+    top,
     tuning,
 )
 from .cli.output import Output, clean, print_json
@@ -78,7 +81,7 @@ def parser() -> Parser:
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
     tuned = (tuning, tasks, history, records, faults)
-    for group in (models, infer, bench, profiling, *tuned, compiling, doctor):
+    for group in (models, infer, bench, profiling, *tuned, compiling, top, metrics, config, doctor):
         group.register(commands)
     return made
 

@@ -1,0 +1,145 @@
+"""Command config: the settings in force and where they come from; check a file; have the service reread."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, line, table
+from .parser import add_command
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    config = add_command(
+        commands,
+        "config",
+        _config,
+        about="show every setting with its value and where that comes from",
+        details=(
+            "Asks the running service; where none runs, shows what one started by this user would use. "
+            "docs/configuration.md explains the settings."
+        ),
+        examples="""\
+            hone config
+            hone config --check /etc/honed/honed.toml
+            hone config --reload""",
+    )
+    instead = config.add_mutually_exclusive_group()
+    instead.add_argument(
+        "--check", metavar="FILE", type=Path, help="only say whether FILE, with its drop-ins, is right"
+    )
+    instead.add_argument(
+        "--reload", action="store_true", help="have the service read its files again and use what changed"
+    )
+
+
+def _config(arguments: argparse.Namespace, output: Output) -> int:
+    if arguments.check is not None:
+        return _check(arguments.check, output)
+    if arguments.reload:
+        return _reload(arguments.socket, output)
+    document = _in_force(arguments.socket)
+    output.emit(document, lambda console: _print(console, document))
+    return 0
+
+
+def _check(file: Path, output: Output) -> int:
+    from honed.daemon.config import load
+
+    # A socket is named for users who have no place for one: the question is about the file alone.
+    config = load(
+        environ=os.environ, uid=os.geteuid(), config=file, overrides={"socket": "/run/honed/honed.sock"}
+    )
+    read = tuple(map(str, config.files))
+    given = {name: origin for name, origin in config.origins.items() if origin.startswith(read)}
+    document = {
+        "files": list(read),
+        "settings": [{"name": name, "origin": origin} for name, origin in given.items()],
+    }
+    said = f"{file} is right; with its drop-ins it gives {len(given)} of {len(config.origins)} settings."
+    output.emit(document, lambda console: line(console, said))
+    return 0
+
+
+def _reload(socket: str | None, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(socket) as client:
+        document = client.reload_config()
+    output.emit(document, lambda console: _print_reloaded(console, document))
+    return 0
+
+
+def _in_force(socket: str | None) -> dict[str, Any]:
+    """As ConfigShow gives it, with whether a service runs."""
+    from honed.runtime.client import Client
+    from honed.runtime.errors import Unavailable
+
+    try:
+        with Client(socket) as client:
+            return {"running": True, **client.config()}
+    except Unavailable:
+        from honed.daemon.config import load
+        from honed.daemon.reload import listed
+
+        config = load(environ=os.environ, uid=os.geteuid())
+        return {"running": False, **listed(config), "pending": [], "problem": ""}
+
+
+def _print(console: Console, document: Mapping[str, Any]) -> None:
+    if not document["running"]:
+        line(console, "No service runs; one that this user started now would use these settings.")
+        console.print()
+    rows = [
+        (each["name"], _value(each["value"]), each["unit"], each["origin"]) for each in document["settings"]
+    ]
+    console.print(table(("setting", "value", "unit", "origin"), rows))
+    if document["problem"]:
+        console.print()
+        line(console, f"The files cannot be used as they are now: {document['problem']}", "bold")
+    elif document["pending"]:
+        console.print()
+        line(console, "The files were changed since the service read them:")
+        _print_changes(console, document["pending"])
+        reload = any(each["effect"] != "restart" for each in document["pending"])
+        line(console, "'hone config --reload' makes the service use them." if reload else _RESTART)
+
+
+_RESTART = "Restart the service to use them ('systemctl restart honed')."
+
+
+def _print_reloaded(console: Console, document: Mapping[str, Any]) -> None:
+    applied, restart = document["applied"], document["restart"]
+    if applied:
+        line(console, "The service uses these now:")
+        _print_changes(console, applied)
+    if restart:
+        line(console, "These wait for a restart of the service ('systemctl restart honed'):")
+        _print_changes(console, restart)
+    if not applied and not restart:
+        line(console, "The files say what is in force already.")
+
+
+def _print_changes(console: Console, changes: Sequence[Mapping[str, Any]]) -> None:
+    rows = [
+        (each["name"], _value(each["value"]), _value(each["configured"]), _NOTES[each["effect"]])
+        for each in changes
+    ]
+    console.print(table(("setting", "was", "configured", ""), rows))
+
+
+_NOTES = {"at once": "", "new connections": "for new connections", "restart": "after a restart"}
+
+
+def _value(value: object) -> str:
+    """As a configuration file would have it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else str(value)

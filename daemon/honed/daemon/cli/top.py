@@ -1,0 +1,218 @@
+"""Command top: the service at work, live in a terminal; one table elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .output import Output, clean, console, fields, line, seconds_text, table
+from .parser import add_command, seconds
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.table import Table
+
+    from honed.runtime.client import Client
+
+_AROUND = 12  # lines of the view besides the models
+_WIDE = 90  # columns from which everything is shown
+_END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
+
+
+def register(commands: Any) -> None:
+    """Add this command to the parser."""
+    top = add_command(
+        commands,
+        "top",
+        _top,
+        about="watch what the service serves, and how fast",
+        details=(
+            "Rates and latencies are of the last minute, and of all time for models without a request in it. "
+            "q or Ctrl-C ends. What is no terminal gets one table."
+        ),
+        examples="hone top\nhone top --interval 0.5\nhone top --json",
+    )
+    top.add_argument(
+        "--interval", metavar="S", type=seconds, default=1.0, help="seconds between two looks (default 1)"
+    )
+
+
+def _top(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        document = client.metrics()
+        if output.json or not sys.stdout.isatty():
+            output.emit(document, lambda console: _print(console, document))
+            return 0
+        _watch(client, document, arguments.interval)
+    return 0
+
+
+def _print(console: Console, document: Mapping[str, Any]) -> None:
+    console.print(_summary(document))
+    if document["models"]:
+        console.print()
+        console.print(models_table(document, console.width, len(document["models"])))
+    else:
+        line(console, "There are no models yet; add one with 'hone add FILE'.")
+
+
+def _watch(client: Client, document: Mapping[str, Any], interval: float) -> None:
+    """Show the service until the user has seen enough; one that stops is waited for."""
+    from rich.live import Live
+
+    from honed.runtime.errors import Unavailable
+
+    shown = console(sys.stdout, follow=True)
+    trouble = ""
+
+    def view() -> RenderableType:
+        return rendered(document, shown.size.width, shown.size.height, trouble)
+
+    # Whoever ends it keeps the last look on the screen.
+    with _keys() as pressed, Live(get_renderable=view, console=shown, auto_refresh=False) as live:
+        try:
+            while True:
+                live.refresh()
+                if pressed(interval) in _END:
+                    return
+                try:
+                    document, trouble = client.metrics(), ""
+                except Unavailable as error:
+                    trouble = str(error)
+        except KeyboardInterrupt:
+            return
+
+
+@contextmanager
+def _keys() -> Iterator[Any]:
+    """Gives a function that waits so many seconds for a key and gives it, or "". The terminal is restored."""
+    if not sys.stdin.isatty():
+        yield _no_keys
+        return
+    import termios
+    import tty
+
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    try:
+        yield lambda wait: _key(descriptor, wait)
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _key(descriptor: int, wait: float) -> str:
+    ready, _, _ = select.select([descriptor], [], [], wait)
+    return os.read(descriptor, 1).decode(errors="replace") if ready else ""
+
+
+def _no_keys(wait: float) -> str:
+    time.sleep(wait)
+    return ""
+
+
+def rendered(document: Mapping[str, Any], width: int, height: int, trouble: str = "") -> RenderableType:
+    """The live view for a terminal of this size; `trouble` says why it is not up to date."""
+    from rich.console import Group
+    from rich.text import Text
+
+    room = max(1, height - _AROUND)
+    parts: list[RenderableType] = [_summary(document), Text("")]
+    if document["models"]:
+        parts.append(models_table(document, width, room))
+    else:
+        parts.append(Text("no models yet"))
+    hidden = len(document["models"]) - room
+    if hidden > 0:
+        parts.append(Text(f"and {hidden} more with fewer requests"))
+    parts += [Text(""), Text(clean(trouble), style="bold") if trouble else Text("q ends", style="dim")]
+    return Group(*parts)
+
+
+def models_table(document: Mapping[str, Any], width: int, room: int) -> Table:
+    """The busiest `room` models, in `width` columns: with fewer it shows less."""
+    wide = width >= _WIDE
+    ordered = sorted(
+        document["models"], key=lambda m: (-m["recent"]["per_second"], -m["requests"], m["name"])
+    )
+    headings = ["model", ">req/s", ">p50 ms", ">p95 ms", ">p99 ms", ">queue"]
+    if wide:
+        headings += [">served", ">failed", "version", "state"]
+    return table(headings, [_row(model, wide) for model in ordered[:room]])
+
+
+def _row(model: Mapping[str, Any], wide: bool) -> list[str]:
+    recent = model["recent"]["latency"]
+    latency = recent if recent["count"] else model["latency"]
+    name = model["name"] if wide or len(model["name"]) <= 24 else f"{model['name'][:23]}…"
+    cells = [name, f"{model['recent']['per_second']:.1f}"]
+    cells += [_milliseconds(latency[key]) for key in ("p50", "p95", "p99")]
+    cells.append(str(model["waiting"]))
+    if wide:
+        failed = sum(model["failures"].values())
+        cells += [str(model["served"]), str(failed), model["sha256"][:8], model["state"].lower()]
+    return cells
+
+
+def _summary(document: Mapping[str, Any]) -> Table:
+    device, worker, queue, whole = (document[key] for key in ("device", "worker", "queue", "whole"))
+    restarts = max(0, worker["starts"] - 1)
+    reason = f" ({worker['reason']})" if worker["reason"] else ""
+    latency = whole["recent"]["latency"]
+    pairs = [
+        (
+            "service",
+            f"{document['version']}, up {seconds_text(document['uptime_seconds'])}, "
+            f"{document['connections']} connections",
+        ),
+        (
+            "device",
+            f"{device['name'] if device else 'none yet'}, worker {worker['state']}{reason}"
+            + (f", restarted {restarts} times" if restarts else ""),
+        ),
+        (
+            "requests",
+            f"{whole['recent']['per_second']:.1f} a second, p99 {_milliseconds(latency['p99'])} ms; "
+            f"{queue['waiting']} waiting, at most {queue['longest']}; {whole['served']} served, "
+            f"{sum(whole['failures'].values())} failed, {whole['retries']} run again",
+        ),
+    ]
+    if document["temperatures"]:
+        sensors = sorted(document["temperatures"].items(), key=lambda each: -each[1])
+        pairs.append(("hottest", ", ".join(f"{name} {celsius:.0f} °C" for name, celsius in sensors[:3])))
+    if document["lease"] is not None:
+        lease = document["lease"]
+        held = "held by a tuner" if lease["held"] else "free"
+        pairs.append(
+            ("lease", f"{held}; {seconds_text(lease['seconds'])} in {lease['grants']} grants so far")
+        )
+    pairs.append(("tuning", _tuning_text(document["tuning"])))
+    return fields(pairs)
+
+
+def _tuning_text(tuning: Mapping[str, Any] | None) -> str:
+    if tuning is None:
+        return "nothing was tuned yet"
+    if tuning["reason"]:
+        return str(tuning["reason"])
+    best = [
+        f"{model} {gain['before_seconds'] / gain['now_seconds']:.2f} times as fast"
+        for model, gain in tuning["gains"].items()
+        if gain["now_seconds"] and gain["before_seconds"] > gain["now_seconds"]
+    ]
+    said = f"{sum(tuning['trials'].values())} trials, {tuning['faults']} candidates in quarantine"
+    return f"{said}; estimated {', '.join(best[:3])}" if best else said
+
+
+def _milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return f"{seconds * 1e3:.2f}" if seconds < 1 else f"{seconds * 1e3:,.0f}"
