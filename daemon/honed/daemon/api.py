@@ -19,6 +19,8 @@ from honed.runtime.protocol import (
     ExportParams,
     HistoryParams,
     InferParams,
+    LeaseAskParams,
+    LeaseReleaseParams,
     LoadParams,
     MetricsParams,
     ModelParams,
@@ -38,6 +40,7 @@ from . import inference, models
 from .connection import Connection, WithDescriptors
 from .dispatch import Dispatcher
 from .jobs import Jobs
+from .leasing import Leasing
 from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, Limits
 from .metrics import Metrics
@@ -84,6 +87,7 @@ class Api:
         publisher: Publisher,
         ledger: Ledger,
         metrics: Metrics,
+        leasing: Leasing,
         reloader: Reloader,
         connections: Callable[[], int],
         damaged: list[str],
@@ -98,6 +102,7 @@ class Api:
         self._publisher = publisher
         self._ledger = ledger
         self._metrics = metrics
+        self._leasing = leasing
         self._reloader = reloader
         self._connections = connections
         self._damaged = damaged
@@ -150,7 +155,15 @@ class Api:
             "connections": self._connections(),
             "jobs": [job.plain() for job in self._jobs.active.values()],
             "damaged": self._damaged,
+            "idle": self._leasing.idle(),
+            "lease": self._leasing.lease(),
         }
+
+    async def _lease_ask(self, call: Call, params: LeaseAskParams) -> dict[str, Any]:
+        return self._leasing.ask(call.connection, params.candidate_seconds)
+
+    async def _lease_release(self, call: Call, params: LeaseReleaseParams) -> dict[str, Any]:
+        return self._leasing.release(call.connection, params.lease or 0)
 
     async def _show_metrics(self, call: Call, params: MetricsParams) -> dict[str, Any]:
         return await self._metrics.answer(params.format)
@@ -187,7 +200,8 @@ class Api:
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         entry, _ = self._registry.compiled(params.name)
-        profile = await self._dispatcher.profile(call.connection.number, entry, runs)
+        with self._leasing.serving(entry.name, call.connection.peer.pid):
+            profile = await self._dispatcher.profile(call.connection.number, entry, runs)
         self._ledger.profiled(entry.name, profile["rows"])
         return profile
 
@@ -205,8 +219,9 @@ class Api:
         with self._registry.statistics(params.model_name).request():
             check_version(params.model_version)
             entry, model = self._registry.compiled(params.model_name)
-            plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
-            result = await self._dispatcher.infer(call.connection.number, entry, plan)
+            with self._leasing.serving(entry.name, call.connection.peer.pid):
+                plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
+                result = await self._dispatcher.infer(call.connection.number, entry, plan)
             self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
             return result
 
@@ -251,11 +266,13 @@ class Api:
         def notify(progress: dict[str, Any]) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
-        return await self._jobs.add(params, call.descriptors, notify)
+        with self._leasing.adding(call.connection.peer.pid):
+            return await self._jobs.add(params, call.descriptors, notify)
 
     async def _repository_unload(self, call: Call, params: UnloadParams) -> dict[str, Any]:
         await self._jobs.remove(params.model_name)
         self._ledger.forget(params.model_name)
+        self._leasing.forget(params.model_name)
         return {}
 
     _METHODS: dict[str, Callable[..., Awaitable[dict[str, Any] | WithDescriptors]]] = {
@@ -277,6 +294,8 @@ class Api:
         "ModelRollback": _model_rollback,
         "ModelPin": _model_pin,
         "ModelInfer": _model_infer,
+        "LeaseAsk": _lease_ask,
+        "LeaseRelease": _lease_release,
         "SystemSharedMemoryRegister": _region_register,
         "SystemSharedMemoryStatus": _region_status,
         "SystemSharedMemoryUnregister": _region_unregister,

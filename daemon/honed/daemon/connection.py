@@ -100,6 +100,7 @@ class Connection:
         self._held = 0  # bytes accounted to the peer's user
         self._reading = False
         self._ending = False  # nothing is read any more; closes when all is sent
+        self._at_close: list[Callable[[], None]] = []
         self.closed = False
         self._frame_timer = _Timer(self._loop, limits.message_seconds, self._too_slow)
         self._write_timer = _Timer(self._loop, limits.write_seconds, self._not_reading)
@@ -113,6 +114,10 @@ class Connection:
     def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification."""
         self._send(wire.Notification(method=method, params=params))
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the connection is gone."""
+        self._at_close.append(callback)
 
     def cancel(self, msgid: object) -> None:
         """Cancel a request; one that is unknown or answered is left alone."""
@@ -157,6 +162,8 @@ class Connection:
         self._held = 0
         self._socket.close()
         self._handler.closed(self)
+        for callback in self._at_close:
+            callback()
 
     def _set_reading(self, wanted: bool) -> None:
         if wanted and not self._reading:

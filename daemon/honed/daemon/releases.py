@@ -27,7 +27,10 @@ RECENT = 1000  # the percentiles are of so many
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """In seconds; 0 without any. `count` and `most` since the service started, the others of the last `RECENT`."""
+    """In seconds; 0 without any.
+
+    `count` and `most` are since the service started, the percentiles of the last `RECENT`.
+    """
 
     count: int
     p50: float

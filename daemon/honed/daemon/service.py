@@ -25,6 +25,7 @@ from .config import Config, load
 from .dispatch import Dispatcher
 from .gains import Gains
 from .jobs import Jobs, failure
+from .leasing import Leasing
 from .ledger import Ledger
 from .metrics import Metrics
 from .models import Entry, Registry
@@ -142,12 +143,13 @@ async def _run(
     dispatcher = Dispatcher(limits, supervisor, registry, store)
     jobs = Jobs(limits, store, registry, supervisor, dispatcher, places.cache_dir)
     clients = server.Server(listening, limits, dispatcher)
-    ledger = Ledger(
-        places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time
-    )
+    ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
+
+    leasing = Leasing(config.idle, lambda: supervisor.state)
 
     def changed(new: Config) -> None:
         ledger.change(new.usage)
+        leasing.change(new.idle)
         dispatcher.limits_changed()
         clients.limits_changed()
 
@@ -162,6 +164,7 @@ async def _run(
         ledger=ledger,
         gains=Gains(records_in(places.state_dir)),
         connections=lambda: clients.connections,
+        lease=leasing.metrics,
     )
     clients.api = api.Api(
         limits=limits,
@@ -174,6 +177,7 @@ async def _run(
         publisher=Publisher(limits, store, registry, dispatcher, jobs),
         ledger=ledger,
         metrics=metrics,
+        leasing=leasing,
         reloader=reloader,
         connections=lambda: clients.connections,
         damaged=damaged,
@@ -184,6 +188,7 @@ async def _run(
             supervisor.run(),
             _keep_watchdog(systemd),
             ledger.keep(),
+            leasing.run(),
             *(_restore(jobs, manifest) for manifest, _ in broken),
         ):
             task = asyncio.ensure_future(work)

@@ -203,6 +203,20 @@ class MetricsParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAskParams:
+    """Parameters of LeaseAsk: a tuner leaves the device within so many seconds of being told."""
+
+    candidate_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReleaseParams:
+    """Parameters of LeaseRelease; None where no lease was granted yet."""
+
+    lease: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelParams:
     """Parameters of the Cancel notification."""
 
@@ -236,6 +250,8 @@ METHODS: Final[Mapping[str, Method]] = {
     "ModelRollback": Method(RollbackParams, Right.CHANGE),
     "ModelPin": Method(PinParams, Right.CHANGE),
     "ModelInfer": Method(InferParams, Right.INFER),
+    "LeaseAsk": Method(LeaseAskParams, Right.CHANGE),
+    "LeaseRelease": Method(LeaseReleaseParams, Right.CHANGE),
     "SystemSharedMemoryRegister": Method(RegionParams, Right.INFER),
     "SystemSharedMemoryStatus": Method(RegionName, Right.INFER),
     "SystemSharedMemoryUnregister": Method(RegionName, Right.INFER),

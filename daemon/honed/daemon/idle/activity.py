@@ -13,16 +13,23 @@ class Activity:
         self._last: dict[str, float] = {}  # by model
         self._latest = started
         self._under_way = 0
+        self._adding = 0
 
     def begin(self, model: str, now: float) -> None:
         """A request came."""
         self._under_way += 1
-        self._note(model, now)
+        self._last[model] = self._latest = now
 
     def end(self, model: str, now: float) -> None:
         """A request was answered."""
         self._under_way -= 1
-        self._note(model, now)
+        self._latest = now
+        if model in self._last:  # it was not removed meanwhile
+            self._last[model] = now
+
+    def adding(self, change: int) -> None:
+        """A model begins (1) or ends (-1) to be added."""
+        self._adding += change
 
     def forget(self, model: str) -> None:
         """The model was removed."""
@@ -33,7 +40,7 @@ class Activity:
         return {model: max(0.0, now - last) for model, last in sorted(self._last.items())}
 
     def samples(self, now: float) -> list[Sample]:
-        """Seconds since the last request of any model, and how many requests are not answered yet."""
+        """Seconds since the last request of any model, and how much is not done yet."""
         if self._latest > self._started and self._last:
             text = f"since the last request, for {max(self._last, key=self._last.__getitem__)}"
         else:
@@ -41,7 +48,5 @@ class Activity:
         return [
             Sample(signal="requests", value=max(0.0, now - self._latest), unit="s", text=text),
             Sample(signal="queue", value=float(self._under_way), unit="", text="requests not answered yet"),
+            Sample(signal="adding", value=float(self._adding), unit="", text="models being added"),
         ]
-
-    def _note(self, model: str, now: float) -> None:
-        self._last[model] = self._latest = now

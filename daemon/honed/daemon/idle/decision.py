@@ -9,7 +9,12 @@ from .readings import Reading
 from .settings import IdleSettings
 
 MAX_GAP = 20.0  # seconds between two looks, after which nothing is known of the time between
-_OF_THE_SERVICE = ("requests", "queue", "worker")  # judged without settling: they have their own quiet time
+_OF_THE_SERVICE = (
+    "requests",
+    "queue",
+    "adding",
+    "worker",
+)  # judged without settling: they have their own quiet time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ class Gpu:
         return None
 
     def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
+        if devfreq and _suspended(devfreq):
+            return _used(0.0, "the GPU is suspended")  # its devfreq may keep the last figure before that
         found = _LOAD.fullmatch(tree.read(devfreq / "load") or "") if devfreq else None
         if found:
             return _used(float(found[1]), "of the time, says its devfreq")
@@ -84,6 +86,10 @@ def _is_render_node(link: Path) -> bool:
         return False
 
 
+def _suspended(devfreq: Path) -> bool:
+    return tree.read(devfreq / "device/power/runtime_status") == "suspended"
+
+
 def _used(percent: float | None, text: str) -> Sample:
     return Sample(signal="gpu", value=percent, unit="%", text=text)
 
@@ -95,7 +101,7 @@ def _clock(devfreq: Path | None) -> Sample:
     current = tree.number(devfreq / "cur_freq")
     if current is None:
         return _raised(None, f"{devfreq.name} does not tell its clock")
-    if tree.read(devfreq / "device/power/runtime_status") == "suspended":
+    if _suspended(devfreq):
         return _raised(0.0, "the GPU is suspended")
     governor = tree.read(devfreq / "governor") or "unknown"
     low, high = _range(devfreq)

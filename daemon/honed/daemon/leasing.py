@@ -1,0 +1,255 @@
+"""The idle lease at work: looks at the machine, tells the tuners, and serves requests first."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from honed.runtime import strict
+from honed.runtime.errors import InvalidArgument
+
+from .blocking import in_thread
+from .connection import Connection
+from .idle.activity import Activity
+from .idle.decision import Decision, decide
+from .idle.judge import Context, judge
+from .idle.own import Own
+from .idle.readings import Reading, Sample
+from .idle.settings import IdleSettings
+from .idle.signals import Machine, Signals
+from .lease import Action, Grant, Lease, Overdue, Revoke
+
+LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
+REST_SECONDS = 5.0  # while there is none
+_log = logging.getLogger(__name__)
+
+
+class Leasing:
+    """Grants the lease while the machine is idle; revokes it when a request comes or the machine is busy."""
+
+    def __init__(
+        self, settings: IdleSettings, worker_state: Callable[[], str], signals: Signals | None = None
+    ) -> None:
+        """`worker_state` is the supervisor's: only beside a worker that is "ready" the machine is idle."""
+        self._settings = settings
+        self._worker_state = worker_state
+        self._signals = signals or Signals()
+        self._lease = Lease()
+        self._activity = Activity(time.monotonic())
+        self._machine = Machine(samples=(), own=Own())
+        self._decision: Decision | None = None
+        self._tuners: dict[int, Connection] = {}  # that asked, by their connection's number
+        self._wake = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def change(self, settings: IdleSettings) -> None:
+        """Decide by other settings from now on."""
+        self._settings = settings
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Look at the machine until cancelled."""
+        while True:
+            machine = await in_thread(self._signals.read, time.monotonic(), self._tuner_pid())
+            now = time.monotonic()
+            self._machine = machine
+            self._decision = self._decided(now)[1]
+            self._perform(self._lease.readings(self._decision.idle, self._decision.why, now))
+            self._wake.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS if self._tuners else REST_SECONDS):
+                    await self._wake.wait()
+
+    def ask(self, connection: Connection, seconds: float) -> dict[str, Any]:
+        """The result of LeaseAsk; raises InvalidArgument for a bound that is not allowed."""
+        most = self._settings.max_candidate_seconds
+        if not 0 < seconds <= most:
+            raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
+        if connection.closed:  # it went away while its request waited for its turn in the loop
+            return {"granted": False, "lease": 0, "why": "the connection is closed"}
+        if connection.number not in self._tuners:
+            self._tuners[connection.number] = connection
+            connection.when_closed(lambda: self._gone(connection.number))
+            self._wake.set()
+        why = self._lease.why
+        actions = self._lease.asked(connection.number, seconds, time.monotonic())
+        self._perform([each for each in actions if not _answers(each, connection.number)])
+        held = self._lease.held
+        if held is not None and held.holder == connection.number:
+            return {"granted": True, "lease": held.number, "why": ""}
+        return {"granted": False, "lease": 0, "why": why or "another tuner asked before"}
+
+    def release(self, connection: Connection, lease: int) -> dict[str, Any]:
+        """The result of LeaseRelease: the tuner left the device, or does not want the lease any more."""
+        self._lease.withdrawn(connection.number)
+        self._perform(self._lease.released(connection.number, lease, time.monotonic()))
+        return {}
+
+    @contextmanager
+    def serving(self, model: str, peer: int) -> Iterator[None]:
+        """While a request of process `peer` is served, which ends the lease at once unless it is a tuner's."""
+        if self._is_tuner(peer):
+            yield
+            return
+        now = time.monotonic()
+        self._activity.begin(model, now)
+        self._perform(self._lease.request(f"a request for {model} came", now))
+        try:
+            yield
+        finally:
+            self._activity.end(model, time.monotonic())
+
+    @contextmanager
+    def adding(self, peer: int) -> Iterator[None]:
+        """While a model is added for process `peer`; tuners add what they have made."""
+        if self._is_tuner(peer):
+            yield
+            return
+        self._activity.adding(1)
+        self._perform(self._lease.readings(False, "a model is being added", time.monotonic()))
+        try:
+            yield
+        finally:
+            self._activity.adding(-1)
+
+    def forget(self, model: str) -> None:
+        """The model was removed."""
+        self._activity.forget(model)
+
+    def idle(self) -> dict[str, Any]:
+        """The part `idle` of ServerStatus."""
+        now = time.monotonic()
+        readings, decision = self._decided(now)
+        return {
+            "idle": decision.idle,
+            "why": decision.why,
+            "readings": [strict.to_plain(reading) for reading in readings],
+            "models": self._activity.since(now),
+        }
+
+    def lease(self) -> dict[str, Any]:
+        """The part `lease` of ServerStatus."""
+        now, lease = time.monotonic(), self._lease
+        summary = lease.releases.summary()
+        return {
+            "state": lease.phase.value,
+            "holder": self._holder(now),
+            "waiting": len(lease.waiting),
+            "granted": lease.counts.granted,
+            "revoked": lease.counts.revoked,
+            "overdue": lease.counts.overdue,
+            "seconds": lease.seconds(now),
+            "release": {
+                "count": summary.count,
+                "p50_ms": summary.p50 * 1e3,
+                "p99_ms": summary.p99 * 1e3,
+                "max_ms": summary.most * 1e3,
+                "sum_seconds": lease.releases.total,
+                "buckets": [
+                    {"le_seconds": bound if bound != float("inf") else None, "count": count}
+                    for bound, count in lease.releases.cumulative()
+                ],
+            },
+        }
+
+    def metrics(self) -> Mapping[str, Any]:
+        """The part `lease` of Metrics."""
+        plain = self.lease()
+        release = {key: plain["release"][key] for key in ("count", "sum_seconds", "buckets")}
+        counts = {key: plain[key] for key in ("revoked", "overdue", "seconds")}
+        return {
+            "held": self._lease.held is not None,
+            "grants": plain["granted"],
+            **counts,
+            "release": release,
+        }
+
+    def _holder(self, now: float) -> dict[str, Any] | None:
+        held = self._lease.held
+        if held is None:
+            return None
+        peer = self._tuners[held.holder].peer
+        return {
+            "pid": peer.pid,
+            "uid": peer.uid,
+            "lease": held.number,
+            "candidate_seconds": held.bound,
+            "since_seconds": now - held.since,
+            "revoked_seconds": now - held.revoked if held.revoked is not None else None,
+            "why": held.why,
+        }
+
+    def _decided(self, now: float) -> tuple[tuple[Reading, ...], Decision]:
+        state = self._worker_state()
+        worker = Sample(
+            signal="worker", value=float(state != "ready"), unit="", text=f"the serving worker is {state}"
+        )
+        context = Context(
+            own=self._machine.own,
+            leased=self._lease.held is not None,
+            was_idle=self._decision is not None and self._decision.idle,
+            minute=_minute_of_day(),
+        )
+        samples = (*self._activity.samples(now), worker, *self._machine.samples)
+        readings = judge(samples, self._settings, context)
+        return readings, decide(readings, self._settings, now, self._decision)
+
+    def _tuner_pid(self) -> int | None:
+        """The process whose work is not held against the machine: the holder's, or who waits first."""
+        held = self._lease.held
+        number = held.holder if held is not None else next(iter(self._tuners), None)
+        return self._tuners[number].peer.pid if number is not None else None
+
+    def _is_tuner(self, peer: int) -> bool:
+        return peer > 0 and any(tuner.peer.pid == peer for tuner in self._tuners.values())
+
+    def _gone(self, number: int) -> None:
+        actions = self._lease.gone(number, time.monotonic())
+        del self._tuners[number]
+        self._perform(actions)
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Grant():
+                    self._tuners[action.holder].notify("LeaseGranted", {"lease": action.number})
+                case Revoke():
+                    params = {"lease": action.number, "why": action.why}
+                    self._tuners[action.holder].notify("LeaseRevoked", params)
+                case Overdue():
+                    _log.warning(
+                        "the tuner, process %d, still has the device %g s after its lease %d was revoked",
+                        self._tuners[action.holder].peer.pid,
+                        action.bound,
+                        action.number,
+                    )
+        self._watch()
+
+    def _watch(self) -> None:
+        """Be called back when the holder is due to have left."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+        due = self._lease.due()
+        if due is not None:
+            delay = max(0.0, due - time.monotonic()) + 0.001
+            self._deadline = asyncio.get_running_loop().call_later(delay, self._due)
+
+    def _due(self) -> None:
+        self._deadline = None
+        self._perform(self._lease.tick(time.monotonic()))
+
+
+def _answers(action: Action, number: int) -> bool:
+    """Whether the answer to this tuner's own request says it already."""
+    return isinstance(action, Grant) and action.holder == number
+
+
+def _minute_of_day() -> int:
+    local = time.localtime()
+    return local.tm_hour * 60 + local.tm_min
