@@ -56,11 +56,17 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     run = Run(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client, tunable(client, model) as found:
         done = _searched(_command(arguments, found), run)
-        published = _published(client, model, found) if done["output"] else None
+        told = _published(client, model, found, done) if done["output"] else None
+        serves = client.show(model)["sha256"]
+    published = told is not None and told["published"]
+    if told is not None:
+        done = {**done, "sentence": told["sentence"]}
+        if published:
+            done |= {"before_us": told["old_us"], "after_us": told["new_us"]}
     document = {
         "model": model,
-        "published": published is not None,
-        "sha256": published["sha256"] if published else found.sha256,
+        "published": published,
+        "sha256": serves,
         "stopped": run.stopping,
         **{key: value for key, value in done.items() if key not in ("event", "output", "tasks", "model")},
         "estimate": run.estimate,
@@ -123,24 +129,10 @@ def _stopping(child: Child, stop: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _published(client: Client, model: str, found: Tunable) -> Mapping[str, Any]:
-    """Serve the tuned version in place of the one it came from; gives what the service answers."""
-    from honed.runtime.errors import AlreadyExists
-
-    from .progress import Reporter
-
-    if client.show(model)["sha256"] != found.sha256:
-        raise AlreadyExists(
-            f"{model} was replaced while it was tuned, so the tuned version is not used; run "
-            f"'hone tune {model}' again, what was measured is kept"
-        )
-    with Reporter(f"tune {model}") as reporter:
-        return client.add(
-            found.tuned,
-            name=model,
-            replace=True,
-            progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
-        )
+def _published(client: Client, model: str, found: Tunable, done: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Have the service take the tuned version, if it finds it right and faster, too."""
+    why = f"hone tune: {done['trials']} trials in {seconds_text(done['seconds'])}"
+    return client.publish(model, found.tuned, expected=found.sha256, why=why)
 
 
 def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:

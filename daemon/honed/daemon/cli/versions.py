@@ -1,0 +1,100 @@
+"""Commands pin and rollback: which version of a model is served."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from .output import Output, line
+from .parser import UsageError, add_command
+from .tasks import milliseconds
+
+
+def register(commands: Any) -> None:
+    """Add these commands to the parser."""
+    rollback = add_command(
+        commands,
+        "rollback",
+        _rollback,
+        about="serve an earlier version of a model again",
+        details=(
+            "The version left is set aside: tuning does not publish it again. 'hone history M' lists the "
+            "versions; the last three keep their files."
+        ),
+        examples="hone rollback lightglue\nhone rollback lightglue 2",
+    )
+    pin = add_command(
+        commands,
+        "pin",
+        _pin,
+        about="keep a version of a model from being replaced by tuning",
+        details="Without VERSION, the one that is served.",
+        examples="hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --off",
+    )
+    pin.add_argument("--off", action="store_true", help="let tuning replace it again")
+    for command in (rollback, pin):
+        command.add_argument("model", metavar="M", help="name of the model")
+        command.add_argument("version", metavar="VERSION", nargs="?", type=_number, help="its number")
+
+
+def version_rows(history: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
+    """Rows of a table: number, since, until, side by side, why it came, why it went."""
+    versions = {version["number"]: version for version in history["versions"]}
+    for stint in history["stints"]:
+        version = versions[stint["number"]]
+        times = "-"
+        if version["old_us"] and version["new_us"]:
+            times = f"{milliseconds(version['old_us'])} -> {milliseconds(version['new_us'])}"
+        why = version["why"]
+        end = stint["end"] or _state(history, version)
+        yield str(version["number"]), _time(stint["since"]), times, why, end
+    served = {stint["number"] for stint in history["stints"]}
+    for version in history["versions"]:
+        if version["number"] not in served:
+            yield str(version["number"]), "never", "-", version["why"], version["quarantine"]
+
+
+def _state(history: Mapping[str, Any], version: Mapping[str, Any]) -> str:
+    states = ["served"]
+    if history["pinned"]:
+        states.append("pinned")
+    if history["on_trial"]:
+        states.append("on trial")
+    return ", ".join(states)
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _rollback(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        left = client.history(arguments.model)["version"]
+        told = client.rollback(arguments.model, arguments.version)
+    document = {"model": arguments.model, "left": left, **told}
+    text = f"{arguments.model}: version {told['version']} is served again, {left} is set aside."
+    output.emit(document, lambda console: line(console, text))
+    return 0
+
+
+def _pin(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.runtime.client import Client
+
+    if arguments.off and arguments.version is not None:
+        raise UsageError("--off takes no VERSION; leave one of them out")
+    with Client(arguments.socket) as client:
+        told = client.pin(arguments.model, 0 if arguments.off else arguments.version)
+    kept = "stays until you let it go" if told["pinned"] else "may be replaced by tuning"
+    text = f"{arguments.model}: version {told['version']} {kept}."
+    output.emit({"model": arguments.model, **told}, lambda console: line(console, text))
+    return 0
+
+
+def _number(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a version")
+    return int(text)
