@@ -8,12 +8,12 @@ from pathlib import Path
 
 import onnx
 import onnx.parser
-from tvm import tirx
+from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from honed.runtime.devices import rules_for
-from honed.runtime.profile import DeviceLimits, DevicePeaks, DeviceProfile
+from honed.runtime.profile import DeviceIdentity, DeviceLimits, DevicePeaks, DeviceProfile
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
@@ -81,6 +81,33 @@ def profile_of(family: str, device: DeviceProfile) -> DeviceProfile:
         )
     peaks = DevicePeaks(fp32_gflops=1e6, fp16_gflops=None, bandwidth_gbs=1e6, launch_us=0.1)
     return replace(device, limits=limits, rules=rules_for(family, limits), peaks=peaks)
+
+
+def imagined(family: str, threads: int = 1024) -> DeviceProfile:
+    """A device that is not there: nothing is run here."""
+    limits = DeviceLimits(
+        compute_units=4,
+        max_work_group_size=threads,
+        max_work_item_sizes=(threads, threads, threads),
+        local_mem_bytes=32 << 10,
+        global_mem_bytes=4 << 30,
+        max_alloc_bytes=1 << 30,
+        base_align_bytes=128,
+        fp16=True,
+        fp64=False,
+        host_unified=True,
+    )
+    return DeviceProfile(
+        identity=DeviceIdentity(platform="p", vendor="v", name="n", driver_version="1", kernel_driver=""),
+        limits=limits,
+        rules=rules_for(family, limits),
+        peaks=DevicePeaks(fp32_gflops=1e3, fp16_gflops=None, bandwidth_gbs=1e2, launch_us=1.0),
+    )
+
+
+def dense(m: int, n: int, k: int, dtype: str = "float32") -> tirx.PrimFunc:
+    a, b = te.placeholder((m, k), dtype, name="a"), te.placeholder((k, n), dtype, name="b")
+    return te.create_prim_func([a, b, topi.matmul(a, b)])
 
 
 def draws(

@@ -53,8 +53,9 @@ _CPU = FamilyRules(
     most=Size(registers=512, statements=512),
     least_threads=1,
 )
-# facts: 64 registers a thread, then spills; local memory is ordinary memory, so nothing is copied into it (a
-# reduction's partial results still travel through it); loads up to 128 bits.
+# facts: 64 registers a thread, then spills: 48 accumulators leave room for operands and addresses. Local
+# memory is ordinary memory, so nothing is copied into it (a reduction's partial results still travel through
+# it). Loads up to 128 bits.
 _MALI = FamilyRules(
     sketches=SketchLimits(
         vector_bytes=16,
@@ -75,7 +76,7 @@ _MALI = FamilyRules(
         grid=1024,
         unroll=(0, 4, 16),
     ),
-    most=Size(registers=64, statements=128),
+    most=Size(registers=48, statements=128),
     least_threads=1,
 )
 # NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses. Groups smaller

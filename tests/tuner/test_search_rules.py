@@ -1,0 +1,101 @@
+"""What each family's rules allow, and that draws stay within it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tvm import te
+
+from honed.runtime.devices import rules_for
+from honed.tuner.lower.opencl import lower_function
+from honed.tuner.lower.target import target_for
+from honed.tuner.search import rules
+from honed.tuner.search.budget import Budget, Size, size_of
+from honed.tuner.search.parts import lane_choices, lanes_of
+from honed.tuner.search.sketches import grouped_sketches, sketches
+
+from .search_functions import FAMILIES, dense, draws, imagined
+
+pytestmark = pytest.mark.tvm
+
+NONE = Size(registers=1 << 30, statements=1 << 30)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rules_stay_within_the_imagined(family: str) -> None:
+    small = replace(rules_for(family, imagined(family, 64).limits), max_vector_bytes=8, max_unroll=2)
+    found = rules.rules_of(small)
+    assert found.sketches.vector_bytes <= 8
+    assert found.sketches.unroll <= 2
+    assert max(found.sketches.threads) <= 64
+    if found.groups is not None:
+        assert max(found.groups.threads) <= 64
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_draws_hold_their_budget(family: str) -> None:
+    one = imagined(family)
+    func = dense(192, 256, 128)
+    family_rules = rules.rules_of(one.rules)
+    space = rules.space(func, target_for(one), one)
+    drawn = draws(func, one, space, 12)
+    assert len(drawn) >= 6
+    for schedule in drawn:
+        size = size_of(schedule.mod["main"])
+        assert 0 < size.registers <= family_rules.most.registers
+        for launch in lower_function(schedule.mod["main"], "main", target_for(one), one).launches:
+            x, y, z = launch.block
+            assert family_rules.least_threads <= x * y * z <= one.rules.max_threads
+
+
+@pytest.mark.parametrize("family", ["cpu", "mali"])
+def test_the_budget_is_needed(family: str) -> None:
+    """Without it tiles are drawn whose accumulators no device of the family holds in registers."""
+    one = imagined(family)
+    func = dense(256, 256, 128)
+    found = sketches(func, rules.rules_of(one.rules).sketches)
+    free = draws(func, one, found, 96, postprocs=[Budget(NONE, (1, 1024))])
+    most = rules.rules_of(one.rules).most.registers
+    assert max(size_of(schedule.mod["main"]).registers for schedule in free) > most
+
+
+def test_mali_copies_no_operands_into_local_memory() -> None:
+    for family, copied in (("mali", False), ("gpu", True)):
+        one = imagined(family)
+        groups = rules.rules_of(one.rules).groups
+        assert groups is not None
+        assert groups.tile is not None
+        func = dense(128, 128, 64)
+        space = grouped_sketches(func, groups.tile, rules.rules_of(one.rules).sketches)
+        for schedule in draws(func, one, space, 4):
+            lowered = lower_function(schedule.mod["main"], "main", target_for(one), one)
+            assert ("__local" in lowered.source) == copied
+            assert ("barrier(" in lowered.source) == copied
+
+
+def test_halves_go_in_vectors() -> None:
+    """Their arithmetic comes in pairs on a Mali, and loads pay up to 128 bits."""
+    limits = rules.rules_of(imagined("mali").rules).sketches
+    assert lane_choices(dense(8, 8, 8, "float16"), limits) == (8, 4)
+    assert lane_choices(dense(8, 8, 8), limits) == (4, 2)
+
+
+@pytest.mark.parametrize(("extent", "most", "lanes"), [(16, 16, 16), (24, 16, 8), (13, 8, 1), (6, 4, 2)])
+def test_lanes_divide_the_extent(extent: int, most: int, lanes: int) -> None:
+    assert lanes_of(extent, most) == lanes
+
+
+def test_what_no_sketch_fits_is_bound_on_a_cpu() -> None:
+    """A scan along one axis is no elementwise block and no reduction that the sketches know."""
+    x = te.placeholder((6, 5, 9), name="x")
+    k, j = te.reduce_axis((0, 5), name="k"), te.reduce_axis((0, 9), name="j")
+    first = te.compute((6, 9), lambda i, c: te.sum(x[i, k, c], axis=k), name="first")
+    second = te.compute((6,), lambda i: te.max(first[i, j], axis=j), name="second")
+    one = imagined("cpu")
+    func = te.create_prim_func([x, second])
+    assert sketches(func, rules.rules_of(one.rules).sketches) == []
+    space = rules.space(func, target_for(one), one)
+    drawn = draws(func, one, space, 1)
+    assert drawn
+    assert lower_function(drawn[0].mod["main"], "main", target_for(one), one).launches
