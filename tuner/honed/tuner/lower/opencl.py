@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import tvm
 from tvm import ir, s_tir, tirx
@@ -191,26 +191,13 @@ def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
     """What the kernel does with each of its pointers, in order."""
     pointer_of: dict[ir.Var, ir.Var] = {}
     elements: dict[ir.Var, int] = {}
-    read: set[ir.Var] = set()
-    written: set[ir.Var] = set()
-
-    def declared(node: tirx.DeclBuffer) -> None:
+    for node in _nodes(kernel.body, tirx.DeclBuffer):
         pointer = _behind(node.data)
         pointer = pointer_of.get(pointer, pointer)
         pointer_of[node.buffer] = pointer
         elements[pointer] = max(elements.get(pointer, 0), math.prod(_static_shape(node.buffer.shape)))
-
-    def loaded(node: ir.TensorLoad) -> None:
-        read.add(pointer_of.get(node.source, node.source))
-
-    def stored(node: tirx.BufferStore) -> None:
-        written.add(pointer_of.get(node.buffer, node.buffer))
-
-    structural_walk(
-        kernel.body,
-        [(tirx.DeclBuffer, declared), (ir.TensorLoad, loaded), (tirx.BufferStore, stored)],
-        order="pre",
-    )
+    read = {pointer_of.get(n.source, n.source) for n in _nodes(kernel.body, ir.TensorLoad)}
+    written = {pointer_of.get(n.buffer, n.buffer) for n in _nodes(kernel.body, tirx.BufferStore)}
     found = []
     for pointer in kernel.params:
         if not isinstance(pointer.ty, ir.PointerType):
@@ -249,15 +236,20 @@ def _check(lowered: Lowered, profile: DeviceProfile, kernels: dict[str, tirx.Pri
 
 def _local_bytes(kernel: tirx.PrimFunc) -> int:
     total = 0
-
-    def alloc(node: tirx.AllocBuffer) -> None:
-        nonlocal total
-        if str(node.buffer.scope()).startswith("shared"):
-            dtype, _, lanes = str(node.buffer.dtype).partition(
-                "x"
-            )  # float32x4, where all accesses are vectors
+    for node in _nodes(kernel.body, tirx.AllocBuffer):
+        scope = str(node.buffer.scope())
+        if scope == "global":
+            raise LoweringFailed(f"the kernel declares global memory of its own ({node.buffer.name})")
+        if scope.startswith("shared"):
+            # float32x4, where all accesses are vectors
+            dtype, _, lanes = str(node.buffer.dtype).partition("x")
             elements = (int(lanes or 1), *_static_shape(node.buffer.shape))
             total += Value(dtype=dtype, shape=elements).nbytes
-
-    structural_walk(kernel.body, [(tirx.AllocBuffer, alloc)], order="post")
     return total
+
+
+def _nodes(root: tirx.Stmt, kind: type) -> list[Any]:
+    """Every node of a kind, outer ones first. Exceptions raised while TVM walks would lose their type."""
+    found: list[Any] = []
+    structural_walk(root, [(kind, found.append)], order="pre")
+    return found

@@ -121,7 +121,11 @@ def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> ti
 
 
 def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Bind every outermost loop nest to a thread of its own launch, in order."""
+    """Bind every outermost loop nest to a work-group of its own launch, in order.
+
+    To a group and not to a work-item: buffers that one nest alone uses are then allocated around its launch,
+    and not inside the kernel, where OpenCL C has no global memory to declare.
+    """
     schedule = s_tir.Schedule(fresh(func))
     bound: set[str] = set()
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
@@ -129,6 +133,6 @@ def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if loops and str(schedule.get(loops[0]).loop_var.name) in bound:
             continue  # shares its nest with an earlier block
         outer = schedule.add_unit_loop(loops[0] if loops else block)
-        schedule.bind(outer, "threadIdx.x")
+        schedule.bind(outer, "blockIdx.x")
         bound.add(str(schedule.get(outer).loop_var.name))
     return schedule.mod["main"]
