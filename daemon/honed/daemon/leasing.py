@@ -92,7 +92,7 @@ class Leasing:
 
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
-        """While a request of process `peer` is served, which ends the lease at once unless it is a tuner's."""
+        """While a request of process `peer` is served; unless that is a tuner, it ends the lease at once."""
         if self._is_tuner(peer):
             yield
             return

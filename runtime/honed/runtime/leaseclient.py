@@ -1,0 +1,193 @@
+"""A tuner's side of the idle lease: may the device be used now? (docs/protocol.md, "LeaseAsk")
+
+    with LeaseHolder(candidate_seconds=2.0) as lease:
+        while lease.wait_until_granted(timeout=60.0):
+            while lease.may_run():
+                measure_one_candidate()  # takes 2 s at most
+            lease.release()
+
+There is no thread: `may_run` looks at the socket without waiting, which costs microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket as sockets
+import time
+from types import TracebackType
+from typing import Any
+
+from . import calls, wire
+from .errors import DeadlineExceeded, HonedError, Internal, Unavailable
+from .protocol import error_from_map
+
+_CHUNK = 64 << 10  # bytes read at once
+_RETRY_SECONDS = 1.0  # while no service answers
+
+
+class LeaseHolder:
+    """One tuner's claim to the device. For one thread; a service that restarts is found again."""
+
+    def __init__(
+        self,
+        candidate_seconds: float,
+        *,
+        socket: str | os.PathLike[str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        """Does not connect yet.
+
+        candidate_seconds: within which the device is left when the lease is revoked. socket: the service's
+        path; None looks where honed listens. timeout: seconds the service may take for an answer.
+        """
+        self.socket = str(socket) if socket is not None else calls.default_socket(os.environ)
+        self.candidate_seconds = candidate_seconds
+        self.timeout = timeout
+        self.why = "not asked yet"  # the lease is not held
+        self._connected: sockets.socket | None = None
+        self._decoder = wire.Decoder()
+        self._msgid = 0
+        self._responses: dict[int, wire.Response] = {}
+        self._asked = False
+        self._lease = 0  # the latest granted that is not released
+        self._revoked = 0  # the latest revoked; may be known before the answer that granted it
+
+    def may_run(self) -> bool:
+        """Whether the lease is held at this moment. Never waits, never raises."""
+        if self._connected is not None:
+            self._receive(0.0)
+        return self._lease > self._revoked
+
+    def wait_until_granted(self, timeout: float) -> bool:
+        """Ask for the lease if need be and wait; False where it is not granted within `timeout` seconds.
+
+        A lease that was revoked is released first: call this when the device is left. While no service
+        answers this waits for one; `why` says so. Raises PermissionDenied, and InvalidArgument where
+        candidate_seconds is more than the service allows.
+        """
+        deadline = time.monotonic() + timeout
+        while not self.may_run():
+            left = deadline - time.monotonic()
+            try:
+                if self._lease:
+                    self.release()
+                if not self._asked:
+                    self._ask()
+                    continue
+            except (Unavailable, DeadlineExceeded) as error:
+                self._lose(str(error))
+                if left > 0:
+                    time.sleep(min(left, _RETRY_SECONDS))
+            if left <= 0:
+                return False
+            if self._connected is not None:
+                self._receive(left)
+        return True
+
+    def release(self) -> None:
+        """The device is left, and the lease not wanted for now; without a service that is so already."""
+        released = -1
+        while self._connected is not None and self._asked and released != self._lease:
+            # Once more where the lease was granted just when it was given up.
+            released = self._lease
+            try:
+                self._call("LeaseRelease", {"lease": released or None})
+            except (Unavailable, DeadlineExceeded) as error:
+                self._lose(str(error))
+        self._lease, self._asked = 0, False
+
+    def close(self) -> None:
+        """Give the lease up, if it is held, by ending the connection; the device must be left before."""
+        self._lose("not asked yet")
+
+    def __enter__(self) -> LeaseHolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self) -> None:
+        answer = self._call("LeaseAsk", {"candidate_seconds": self.candidate_seconds})
+        self._asked = True
+        self.why = str(answer.get("why", ""))
+        if answer.get("granted"):
+            self._lease = int(answer["lease"])
+
+    def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """The result of a method; raises its error, and Unavailable where the connection is lost."""
+        connected = self._connect()
+        self._msgid = msgid = (self._msgid + 1) & wire.MAX_MSGID
+        deadline = time.monotonic() + self.timeout
+        try:
+            connected.sendall(wire.encode(wire.Request(msgid=msgid, method=method, params=params)))
+        except OSError as error:
+            raise calls.connection_lost() from error
+        while msgid not in self._responses:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded(f"the service did not answer within {self.timeout:g} s; see its log")
+            self._receive(left)
+            if self._connected is None:
+                raise calls.connection_lost()
+        response = self._responses.pop(msgid)
+        if response.error is not None:
+            raise error_from_map(response.error)
+        if not isinstance(response.result, dict):
+            raise Internal("the service answered something that is no map; compare versions")
+        return response.result
+
+    def _connect(self) -> sockets.socket:
+        if self._connected is None:
+            made = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
+            try:
+                made.settimeout(self.timeout)
+                made.connect(self.socket)
+            except OSError as error:
+                made.close()
+                raise calls.cannot_connect(self.socket, error) from error
+            self._connected, self._decoder = made, wire.Decoder()
+            self._lease = self._revoked = 0  # a new service counts its leases from 1
+        return self._connected
+
+    def _receive(self, seconds: float) -> None:
+        """Take in what comes within so many seconds; returns after the first of it."""
+        assert self._connected is not None
+        poller = select.poll()
+        poller.register(self._connected, select.POLLIN)
+        if not poller.poll(max(0.0, seconds) * 1000):
+            return
+        try:
+            data = self._connected.recv(_CHUNK)
+        except OSError as error:
+            self._lose(str(calls.cannot_connect(self.socket, error)))
+            return
+        if not data:
+            self._lose(str(calls.connection_lost()))
+            return
+        self._decoder.feed(data)
+        try:
+            while (message := self._decoder.next_message()) is not None:
+                self._take(message)
+        except (wire.PeerFault, HonedError, KeyError, TypeError, ValueError) as error:
+            self._lose(f"the service said something that makes no sense ({error}); compare versions")
+
+    def _take(self, message: wire.Message) -> None:
+        match message:
+            case wire.Response():
+                self._responses = {message.msgid: message}  # there is one request at a time
+            case wire.Notification(method="LeaseGranted", params=params):
+                self._lease, self.why = int(params["lease"]), ""
+            case wire.Notification(method="LeaseRevoked", params=params):
+                self._revoked, self.why = max(self._revoked, int(params["lease"])), str(params["why"])
+            case _:
+                pass  # other news is not for a tuner
+
+    def _lose(self, why: str) -> None:
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
+        self._lease, self._asked, self.why = 0, False, why
+        self._responses.clear()
