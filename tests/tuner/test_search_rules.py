@@ -60,18 +60,21 @@ def test_the_budget_is_needed(family: str) -> None:
     assert max(size_of(schedule.mod["main"]).registers for schedule in free) > most
 
 
-def test_mali_copies_no_operands_into_local_memory() -> None:
-    for family, copied in (("mali", False), ("gpu", True)):
-        one = imagined(family)
-        groups = rules.rules_of(one.rules).groups
-        assert groups is not None
-        assert groups.tile is not None
-        func = dense(128, 128, 64)
-        space = grouped_sketches(func, groups.tile, rules.rules_of(one.rules).sketches)
-        for schedule in draws(func, one, space, 4):
-            lowered = lower_function(schedule.mod["main"], "main", target_for(one), one)
-            assert ("__local" in lowered.source) == copied
-            assert ("barrier(" in lowered.source) == copied
+@pytest.mark.parametrize(("family", "copied"), [("mali", False), ("gpu", True), ("gpu", False)])
+def test_operands_are_copied_into_local_memory_only_where_that_pays(family: str, *, copied: bool) -> None:
+    found = imagined(family)
+    one = replace(found, rules=replace(found.rules, local_memory=copied))
+    groups = rules.rules_of(one.rules).groups
+    assert groups is not None
+    assert groups.tile is not None
+    func = dense(128, 128, 64)
+    space = grouped_sketches(func, groups.tile, rules.rules_of(one.rules).sketches)
+    drawn = draws(func, one, space, 4)
+    assert drawn
+    for schedule in drawn:
+        lowered = lower_function(schedule.mod["main"], "main", target_for(one), one)
+        assert ("__local" in lowered.source) == copied
+        assert ("barrier(" in lowered.source) == copied
 
 
 def test_halves_go_in_vectors() -> None:

@@ -46,8 +46,14 @@ class GroupRules:
     unroll: tuple[int, ...]  # steps to choose from
 
     def within(self, rules: ScheduleRules) -> GroupRules:
-        """Without work-groups that the profile does not allow."""
-        return replace(self, threads=tuple(t for t in self.threads if t <= rules.max_threads) or (1,))
+        """Without what the profile rules out: larger work-groups, copies into local memory."""
+        local = rules.local_memory
+        return replace(
+            self,
+            tile=self.tile and replace(self.tile, shared=self.tile.shared and local),
+            tiling=self.tiling and replace(self.tiling, shared_reads=self.tiling.shared_reads and local),
+            threads=tuple(t for t in self.threads if t <= rules.max_threads) or (1,),
+        )
 
 
 def group_space(func: tirx.PrimFunc, target: Target, rules: GroupRules) -> list[Schedule]:
