@@ -1,0 +1,138 @@
+"""Real tuning runs of a small model, as processes to watch and to kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import onnx
+import psutil
+from onnx import helper
+
+from honed.runtime.kernellog import Reader
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.records import Records
+from honed.tuner.setup import setup_for
+from honed.tuner.tune.search_child import SearchChild
+from honed.tuner.tune.session import Session
+from honed.tuner.tune.trials import Trials
+
+ROOT = Path(__file__).parents[2]
+ROWS, INNER, OUTER = 64, 128, 256
+SEARCHING, MEASURING = "honed.tuner.tune.searcher", "honed.tuner.measure.child"
+
+
+def weights() -> np.ndarray:
+    return np.random.default_rng(0).standard_normal((INNER, OUTER)).astype(np.float32)
+
+
+def given() -> np.ndarray:
+    return np.linspace(-1, 1, ROWS * INNER, dtype=np.float32).reshape(ROWS, INNER)
+
+
+def expected() -> np.ndarray:
+    """y = softmax(x w) of `given`."""
+    products = given().astype(np.float64) @ weights()
+    powers = np.exp(products - products.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True), np.float32)
+
+
+def write_model(path: Path) -> Path:
+    """y = softmax(x w): two tasks, a matrix product and a softmax."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["a"]),
+        helper.make_node("Softmax", ["a"], ["y"], axis=-1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", 1, [ROWS, INNER])],
+        [helper.make_tensor_value_info("y", 1, [ROWS, OUTER])],
+        [onnx.numpy_helper.from_array(weights(), "w")],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+class Tuning:
+    """`python -m honed.tuner tune` as a process; a context manager that leaves none behind."""
+
+    def __init__(self, model: Path, records: Path, cache_dir: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "honed.tuner", "tune", str(model)]
+        command += [f"--records={records}", f"--cache-dir={cache_dir}", "--name=m", *options]
+        self.events: list[dict[str, Any]] = []
+        self._log = records.with_suffix(".log").open("ab")
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+        )
+
+    def __enter__(self) -> Tuning:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.process.kill()
+        self.process.communicate()
+        self._log.close()
+
+    def told(self) -> Iterator[dict[str, Any]]:
+        """Its events, as they come; all are kept in `events`, too."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if not line.endswith("\n"):
+                return  # it was killed while it wrote
+            event: dict[str, Any] = json.loads(line)
+            self.events.append(event)
+            yield event
+
+    def finish(self) -> dict[str, Any]:
+        """The last event, once it has ended."""
+        for _ in self.told():
+            pass
+        self.process.wait()
+        return self.events[-1]
+
+    def child(self, module: str) -> psutil.Process | None:
+        """Its child that runs `module`; None while there is none."""
+        try:
+            children = psutil.Process(self.process.pid).children()
+            return next((c for c in children if module in c.cmdline()), None)
+        except psutil.Error:
+            return None
+
+
+@contextmanager
+def session(
+    spec: str,
+    profile: DeviceProfile,
+    records: Path,
+    search: SearchChild,
+    emit: Callable[[dict[str, Any]], None],
+    *,
+    kernel_log: Reader | None = None,
+    peaks_again: Callable[[], DeviceProfile] | None = None,
+) -> Iterator[Session]:
+    """A session in this process, with real records and a real measuring child."""
+    with Records.open(records) as opened:
+        trials = Trials(
+            lambda begin: Measurer(spec, profile, kernel_log=kernel_log, begin=begin),
+            opened,
+            setup_for(profile.identity),
+        )
+        again = peaks_again or (lambda: profile)
+        yield Session("m", profile, trials, search, emit, peaks_again=again)
