@@ -103,7 +103,7 @@ def test_history_as_json_and_picture(hone: Hone, state: Path, tmp_path: Path) ->
     assert [(point["trials"], round(point["us"])) for point in told["points"]] == [
         (0, 944600), (16, 700000), (32, 650000), (32, 650000), (132, 301500),
     ]  # fmt: skip
-    (version,) = told["versions"]
+    (version,) = told["measured"]
     assert (version["version"], version["trials"], version["us"]) == (1, 132, 298000)
     assert told["png"] == str(picture)
     pixels, (width, height) = decoded(picture.read_bytes())

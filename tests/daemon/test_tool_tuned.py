@@ -98,7 +98,7 @@ def test_tunes_and_remembers(served: Service, tmp_path: Path) -> None:
     history = document(served, "history", "mlp")
     assert history["points"][-1]["trials"] == told["trials"]
     assert history["points"][0]["us"] >= history["points"][-1]["us"] > 0
-    assert len(history["versions"]) == 1 + told["published"]
+    assert len(history["served"]["versions"]) == 1 + told["published"]
     file = tmp_path / "records.jsonl"
     assert document(served, "records", "export", "-o", str(file))["count"] <= told["trials"]
     again = document(served, "records", "import", str(file))

@@ -22,6 +22,7 @@ from honed.runtime.errors import (
 )
 
 from .inference import Plan
+from .latencies import Latencies
 from .limits import Limits
 from .models import MAX_CRASHES, Entry, Registry, State, launches
 from .regions import HeldRegion
@@ -45,6 +46,7 @@ class _Work:
     regions: list[HeldRegion]
     answer: asyncio.Future[dict[str, Any]]
     started: float = 0.0
+    version: int = 0  # of the model, that ran it
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +60,14 @@ class Loaded:
 class Dispatcher:
     """Runs one request at a time on the worker and keeps the worker's models those of the registry."""
 
-    def __init__(self, limits: Limits, supervisor: Supervisor, registry: Registry, store: Store) -> None:
+    def __init__(
+        self, limits: Limits, supervisor: Supervisor, registry: Registry, store: Store, latencies: Latencies
+    ) -> None:
         self._limits = limits
         self._supervisor = supervisor
         self._registry = registry
         self._store = store
+        self._latencies = latencies
         self._queue = Queue(limits.max_queue)
         self._work: dict[int, _Work] = {}
         self._numbers = itertools.count(1)
@@ -104,6 +109,7 @@ class Dispatcher:
         answer = await self._wait(client, entry, plan.priority, plan.timeout, work)
         queued = work.started - arrived
         self._count(entry, answer, queued, time.monotonic() - arrived)
+        self._latencies.note(entry.name, work.version, answer["infer_ns"] * 1e-9, time.time())
         return plan.result(answer["raw"], round(queued * 1e6), round(answer["infer_ns"] / 1000))
 
     async def profile(self, client: int, entry: Entry, runs: int) -> dict[str, Any]:
@@ -302,7 +308,8 @@ class Dispatcher:
             self._pump()
 
     async def _on_worker(self, model: str, work: _Work) -> dict[str, Any]:
-        key = self._registry.get(model).key
+        entry = self._registry.get(model)
+        key, work.version = entry.key, entry.manifest.history.current.number
         work.started = time.monotonic()
         for region in work.regions:
             if not self._supervisor.knows(region.number):

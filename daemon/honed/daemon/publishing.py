@@ -22,6 +22,7 @@ from honed.runtime.protocol import HistoryParams, PinParams, PublishParams, Roll
 from .blocking import in_thread, to_its_end
 from .dispatch import Dispatcher
 from .jobs import Jobs, failure, read, same_but_schedules
+from .latencies import Latencies
 from .limits import Limits
 from .models import Entry, Registry, State
 from .store import Manifest, Store, StoredFile, new_version, receive
@@ -49,19 +50,26 @@ class Publisher:
     """Changes which version of a model is served."""
 
     def __init__(
-        self, limits: Limits, store: Store, registry: Registry, dispatcher: Dispatcher, jobs: Jobs
+        self,
+        limits: Limits,
+        store: Store,
+        registry: Registry,
+        dispatcher: Dispatcher,
+        jobs: Jobs,
+        latencies: Latencies,
     ) -> None:
         self._limits = limits
         self._store = store
         self._registry = registry
         self._dispatcher = dispatcher
         self._jobs = jobs
+        self._latencies = latencies
         self._trials: dict[str, Trial] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
         dispatcher.on_served = self._served
         dispatcher.on_fault = self._faulted
         dispatcher.on_broken = self._broken
-        jobs.on_changed = self._settle_trial_of
+        jobs.on_changed = self._changed
 
     def on_trial(self, name: str) -> bool:
         """Whether the model's present version has yet to prove itself."""
@@ -78,6 +86,7 @@ class Publisher:
             "on_trial": self.on_trial(entry.name),
             "versions": [dataclasses.asdict(version) for version in history.versions],
             "stints": [dataclasses.asdict(stint) for stint in history.stints],
+            "latency": self._latencies.of(entry.name),
         }
 
     async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> dict[str, Any]:
@@ -221,6 +230,12 @@ class Publisher:
                 self._dispatcher.admit(earlier, loaded)
                 self._dispatcher.unload(entry.key)
         _log.info("model %s: version %d is served again: %s", entry.name, target.number, reason)
+
+    def _changed(self, name: str) -> None:
+        """A model was removed, or replaced by hand."""
+        self._settle_trial_of(name)
+        if self._registry.find(name) is None:
+            self._latencies.forget(name)
 
     def _served(self, entry: Entry) -> None:
         trial = self._trials.get(entry.name)

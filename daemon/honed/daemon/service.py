@@ -25,6 +25,7 @@ from .config import Config, load
 from .dispatch import Dispatcher
 from .gains import Gains
 from .jobs import Jobs, failure
+from .latencies import Keeper
 from .leasing import Leasing
 from .ledger import Ledger
 from .metrics import Metrics
@@ -140,7 +141,8 @@ async def _run(
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
     supervisor = Supervisor(limits, places.cache_dir, places.device)
-    dispatcher = Dispatcher(limits, supervisor, registry, store)
+    curves = await in_thread(Keeper, places.state_dir / "latencies.json")
+    dispatcher = Dispatcher(limits, supervisor, registry, store, curves.latencies)
     jobs = Jobs(limits, store, registry, supervisor, dispatcher, places.cache_dir)
     clients = server.Server(listening, limits, dispatcher)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
@@ -174,7 +176,7 @@ async def _run(
         supervisor=supervisor,
         dispatcher=dispatcher,
         jobs=jobs,
-        publisher=Publisher(limits, store, registry, dispatcher, jobs),
+        publisher=Publisher(limits, store, registry, dispatcher, jobs, curves.latencies),
         ledger=ledger,
         metrics=metrics,
         leasing=leasing,
@@ -184,10 +186,12 @@ async def _run(
     )
     async with contextlib.AsyncExitStack() as running:
         running.push_async_callback(ledger.save)
+        running.push_async_callback(curves.save)
         for work in (
             supervisor.run(),
             _keep_watchdog(systemd),
             ledger.keep(),
+            curves.keep(),
             leasing.run(),
             *(_restore(jobs, manifest) for manifest, _ in broken),
         ):

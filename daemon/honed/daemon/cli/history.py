@@ -1,4 +1,4 @@
-"""Command history: how a model became faster, as a curve in the terminal and as a picture."""
+"""Command history: how a model became faster, as a curve and as a picture, and its versions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from .parser import add_command
 from .records import run_records
 from .recordsfile import add_state_dir_option, records_file
 from .tasks import milliseconds
+from .versions import version_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from .plot import Curve
 
+_SPANS = ((60.0, "minutes"), (3600.0, "hours"), (86400.0, "days"))
 _HEIGHT = 16  # lines of the curve in a terminal
 
 
@@ -30,12 +32,20 @@ def register(commands: Any) -> None:
         commands,
         "history",
         _history,
-        about="show how tuning made a model faster",
+        about="show how tuning made a model faster, and its versions",
         details=(
             "The curve is the estimated time of one inference, the sum of its tasks' best times, over the "
-            "candidates tried. The versions that came of it were measured as a whole."
+            "candidates tried. With --served it is the time that inferences really took in the service, over "
+            "hours. The table lists the versions served, what they took beside the one before, and why each "
+            "came and went."
         ),
-        examples="hone history lightglue\nhone history lightglue --png lightglue.png",
+        examples=(
+            "hone history lightglue\nhone history lightglue --served\n"
+            "hone history lightglue --png lightglue.png"
+        ),
+    )
+    history.add_argument(
+        "--served", action="store_true", help="draw the latency measured in the service over time"
     )
     history.add_argument("model", metavar="M", help="name of the model")
     history.add_argument("--png", metavar="FILE", type=Path, help="draw the curve into this file, too")
@@ -43,26 +53,81 @@ def register(commands: Any) -> None:
 
 
 def _history(arguments: argparse.Namespace, output: Output) -> int:
-    path = records_file(arguments)
-    told = run_records(["history", f"--records={path}", f"--name={arguments.model}"], "history")
+    served = _of_service(arguments)
+    told = _of_records(arguments, served)
     document = {
         "model": arguments.model,
         "points": told["points"],
-        "versions": told["versions"],
+        "measured": told["versions"],
+        "served": served,
+        "notes": told["notes"],
         "png": None if arguments.png is None else str(arguments.png),
     }
-    curve = _curve(document)
+    curve = _served_curve(document) if arguments.served else _curve(document)
     if arguments.png is not None:
         _draw(arguments.png, curve, arguments.model)
     output.emit(document, lambda console: _print(console, document, curve))
     return 0
 
 
+def _of_service(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """What the service remembers; None where a folder was named instead, or none answers or knows it."""
+    from honed.runtime.client import Client
+    from honed.runtime.errors import NotFound, Unavailable
+
+    if arguments.state_dir is not None:
+        return None
+    try:
+        with Client(arguments.socket) as client:
+            return client.history(arguments.model)
+    except (NotFound, Unavailable):
+        return None
+
+
+def _of_records(arguments: argparse.Namespace, served: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What tuning remembers. Where that cannot be had, and the service told of the model, a note says why."""
+    from honed.runtime.errors import HonedError
+
+    try:
+        path = records_file(arguments)
+        told = run_records(["history", f"--records={path}", f"--name={arguments.model}"], "history")
+    except HonedError as error:
+        if served is None:
+            raise
+        return {"points": [], "versions": [], "notes": [str(error)]}
+    return {**told, "notes": []}
+
+
+def _served_curve(document: Mapping[str, Any]) -> Curve | None:
+    """Medians of the inferences served, over time; None where none was."""
+    from .plot import Curve, Mark, microseconds
+
+    points = document["served"]["latency"] if document["served"] else []
+    if not points:
+        return None
+    size, unit = microseconds(max(point["us"] for point in points))
+    begun = points[0]["time"]
+    span, x_name = next(
+        each for each in _SPANS if points[-1]["time"] - begun < 240 * each[0] or each is _SPANS[-1]
+    )
+    versions = {point["version"]: point for point in reversed(points)}
+    return Curve(
+        title=f"{document['model']}: latency served over time",
+        x_name=x_name,
+        y_name=f"{unit} an inference",
+        points=[((point["time"] - begun) / span, point["us"] / size) for point in points],
+        marks=[
+            Mark(x=(p["time"] - begun) / span, y=p["us"] / size, label=f"version {number}")
+            for number, p in sorted(versions.items())
+        ],
+    )
+
+
 def _curve(document: Mapping[str, Any]) -> Curve | None:
     """The estimates over trials, in the unit that fits; None where there is none."""
     from .plot import Curve, Mark, microseconds
 
-    points, versions = document["points"], [v for v in document["versions"] if v["us"] is not None]
+    points, versions = document["points"], [v for v in document["measured"] if v["us"] is not None]
     if not points:
         return None
     size, unit = microseconds(max(each["us"] for each in (*points, *versions)))
@@ -85,7 +150,7 @@ def _draw(path: Path, curve: Curve | None, model: str) -> None:
     from .picture import png
 
     if curve is None:
-        raise NotFound(f"no trial of {model} is recorded to be drawn; run 'hone tune {model}' first")
+        raise NotFound(f"nothing of {model} is recorded to be drawn; tune it or use it first")
     with replacing(path) as file:
         file.write(png(curve))
 
@@ -97,6 +162,18 @@ def _print(console: Console, document: Mapping[str, Any], curve: Curve | None) -
         for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
             line(console, drawn)
         console.print()
+    for note in document["notes"]:
+        line(console, f"note: {note}")
+    if document["served"]:
+        rows = list(version_rows(document["served"]))
+        console.print(table((">version", "since", "before -> now", "why it came", "why it went"), rows))
+    else:
+        _print_measured(console, document)
+    if document["png"]:
+        line(console, f"The curve is drawn in {document['png']}.")
+
+
+def _print_measured(console: Console, document: Mapping[str, Any]) -> None:
     rows = [
         (
             str(version["version"]),
@@ -105,14 +182,12 @@ def _print(console: Console, document: Mapping[str, Any], curve: Curve | None) -
             milliseconds(version["us"]) if version["us"] is not None else "-",
             version["why"],
         )
-        for version in document["versions"]
+        for version in document["measured"]
     ]
     if rows:
         console.print(table((">version", "since", ">trials", ">measured", "why"), rows))
     else:
         line(console, f"No tuned version of {document['model']} was served yet.")
-    if document["png"]:
-        line(console, f"The curve is drawn in {document['png']}.")
 
 
 def _shows_braille() -> bool:

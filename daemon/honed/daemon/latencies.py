@@ -1,0 +1,171 @@
+"""What inferences of each model took over time: the curve that shows whether tuning helped.
+
+A point is the median of one span of time under one version. Spans are ten seconds at first; where a model has
+more than POINTS, neighbours of one version are merged, so that a curve of any age stays small.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from honed.runtime import strict
+from honed.runtime.errors import HonedError
+from honed.runtime.files import replacing
+
+from .blocking import in_thread
+
+SPAN_SECONDS = 10.0
+POINTS = 720
+_SAMPLES = 1000  # of one span that its median is taken from
+_SAVE_SECONDS = 60.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """`time` in seconds since 1970, of the span's first inference; `us` is the median of `count` of them."""
+
+    time: float
+    version: int
+    count: int
+    us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """As they are kept, by model."""
+
+    models: dict[str, tuple[Point, ...]]
+
+
+@dataclass(slots=True)
+class _Series:
+    points: list[Point] = field(default_factory=list)
+    began: float = 0.0
+    version: int = 0
+    count: int = 0
+    samples: list[float] = field(default_factory=list)
+
+    def close(self) -> None:
+        """End the span that is open."""
+        if self.count:
+            us = median(self.samples)
+            self.points.append(Point(time=self.began, version=self.version, count=self.count, us=us))
+            self.points = thinned(self.points)
+        self.count = 0
+        self.samples.clear()
+
+
+class Latencies:
+    """The curves of all models."""
+
+    def __init__(self, kept: Curves | None = None) -> None:
+        models = kept.models if kept else {}
+        self._series = {name: _Series(points=list(points)) for name, points in models.items()}
+
+    def note(self, model: str, version: int, seconds: float, now: float) -> None:
+        """An inference took `seconds` in the worker; `now` in seconds since 1970, which may be set back."""
+        series = self._series.setdefault(model, _Series())
+        if series.count and (version != series.version or not 0 <= now - series.began < SPAN_SECONDS):
+            series.close()
+        if not series.count:
+            series.began, series.version = now, version
+        series.count += 1
+        if len(series.samples) < _SAMPLES:
+            series.samples.append(seconds * 1e6)
+
+    def of(self, model: str) -> list[dict[str, Any]]:
+        """The points of a model, oldest first, with the span that is open."""
+        series = self._series.get(model)
+        if series is None:
+            return []
+        points = [*series.points]
+        if series.count:
+            us = median(series.samples)
+            points.append(Point(time=series.began, version=series.version, count=series.count, us=us))
+        return [strict.to_plain(point) for point in points]
+
+    def forget(self, model: str) -> None:
+        """The model was removed."""
+        self._series.pop(model, None)
+
+    def curves(self) -> Curves:
+        """Everything that is known, to be kept."""
+        return Curves(
+            models={
+                name: tuple(strict.from_plain(Point, point, where="point") for point in self.of(name))
+                for name in self._series
+            }
+        )
+
+
+def thinned(points: list[Point]) -> list[Point]:
+    """At most POINTS: in the older half, neighbours of one version merge; the oldest go where none are."""
+    if len(points) <= POINTS:
+        return points
+    half = len(points) // 2
+    older: list[Point] = []
+    waiting: Point | None = None  # for a neighbour
+    for point in points[:half]:
+        if waiting is not None and waiting.version == point.version:
+            older.append(_merged(waiting, point))
+            waiting = None
+            continue
+        if waiting is not None:
+            older.append(waiting)
+        waiting = point
+    if waiting is not None:
+        older.append(waiting)
+    return [*older, *points[half:]][-POINTS:]
+
+
+def _merged(one: Point, other: Point) -> Point:
+    count = one.count + other.count
+    us = (one.us * one.count + other.us * other.count) / count
+    return Point(time=one.time, version=other.version, count=count, us=us)
+
+
+class Keeper:
+    """Keeps curves in a file, so that they outlast the service; at most a minute of them is lost."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._saved: Curves | None = None
+        self.latencies = Latencies(self._read())
+
+    async def keep(self) -> None:
+        """Save now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(_SAVE_SECONDS)
+            await self.save()
+
+    async def save(self) -> None:
+        """Save what is new. A disk that is full is said, and tried again."""
+        curves = self.latencies.curves()
+        if curves == self._saved:
+            return
+        try:
+            await in_thread(self._write, curves)
+        except HonedError as error:
+            _log.warning("the latency curves are not stored: %s", error)
+        else:
+            self._saved = curves
+
+    def _write(self, curves: Curves) -> None:
+        with replacing(self._path) as file:
+            file.write(json.dumps(strict.to_plain(curves)).encode())
+
+    def _read(self) -> Curves | None:
+        try:
+            return strict.from_plain(Curves, json.loads(self._path.read_bytes()), where=self._path.name)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            _log.warning("the latency curves begin anew, %s cannot be read: %s", self._path, error)
+            return None
