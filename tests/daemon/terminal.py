@@ -19,6 +19,12 @@ from .running import DEADLINE
 _CONTROL = re.compile(r"\x1b\[([?0-9;]*)([A-Za-z])")
 
 
+def _take_terminal() -> None:
+    """In the child: make standard input its controlling terminal, so that Ctrl-C reaches it."""
+    os.setsid()
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 class Terminal:
     """A terminal of a given size. Knows the few controls that rich uses; an unknown one is an error."""
 
@@ -35,6 +41,7 @@ class Terminal:
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
+            preexec_fn=_take_terminal,
         )
         os.close(terminal)
         self._lines = [""]
@@ -63,6 +70,27 @@ class Terminal:
             if time.monotonic() > end or not self._read(end):
                 raise AssertionError(f"{text!r} is not to be seen:\n{self.screen}")
         return self.screen
+
+    def until_gone(self, text: str) -> str:
+        """The screen as soon as it no longer shows `text`."""
+        end = time.monotonic() + DEADLINE
+        while text in self.screen:
+            if time.monotonic() > end or not self._read(end):
+                raise AssertionError(f"{text!r} is still to be seen:\n{self.screen}")
+        return self.screen
+
+    def type(self, text: str) -> None:
+        """Press these keys."""
+        os.write(self._main, text.encode())
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C."""
+        self.type("\x03")
+
+    @property
+    def echoes(self) -> bool:
+        """Whether keys are shown, as they are by default."""
+        return bool(termios.tcgetattr(self._main)[3] & termios.ECHO)
 
     def finish(self) -> tuple[int, str]:
         """Exit status, and the screen as it is left."""

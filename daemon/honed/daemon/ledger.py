@@ -167,7 +167,7 @@ class Ledger:
         try:
             saved = strict.from_plain(_Saved, json.loads(data), where=self._path.name)
             _check(saved)
-        except ValueError as error:  # not JSON, not UTF-8, or not ours
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not ours
             aside = self._path.with_name(self._path.name + ".damaged")
             self._path.replace(aside)
             _log.error("how much models were used is lost (%s); the file is now %s", error, aside)

@@ -64,5 +64,3 @@ def of_table(table: str, kind: type[Any]) -> list[Setting]:
         )
         for field in dataclasses.fields(kind)
     ]
-
-

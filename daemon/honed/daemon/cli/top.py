@@ -7,12 +7,13 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from .output import Output, clean, console, fields, line, seconds_text, table
 from .parser import add_command, seconds
+from .tasks import short
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
 
     from honed.runtime.client import Client
 
-_AROUND = 12  # lines of the view besides the models
-_WIDE = 90  # columns from which everything is shown
+_AROUND = 14  # lines of the view besides the models
+_WIDE = 100  # columns from which everything is shown
+_NARROW = 64  # columns below which only what matters most is
+_COLUMN = 10  # columns that a figure takes
+_NAME = 8  # letters of a model's name that are always shown
 _END = ("q", "Q", "\x04")  # keys, besides Ctrl-C
 
 
@@ -139,27 +143,37 @@ def rendered(document: Mapping[str, Any], width: int, height: int, trouble: str 
 
 def models_table(document: Mapping[str, Any], width: int, room: int) -> Table:
     """The busiest `room` models, in `width` columns: with fewer it shows less."""
-    wide = width >= _WIDE
     ordered = sorted(
         document["models"], key=lambda m: (-m["recent"]["per_second"], -m["requests"], m["name"])
     )
-    headings = ["model", ">req/s", ">p50 ms", ">p95 ms", ">p99 ms", ">queue"]
-    if wide:
-        headings += [">served", ">failed", "version", "state"]
-    return table(headings, [_row(model, wide) for model in ordered[:room]])
+    columns = [(">req/s", _per_second), (">p50 ms", _latency("p50")), (">p99 ms", _latency("p99"))]
+    if width >= _NARROW:
+        columns.insert(2, (">p95 ms", _latency("p95")))
+        columns.append((">queue", lambda model: str(model["waiting"])))
+    if width >= _WIDE:
+        columns += [
+            (">served", lambda model: str(model["served"])),
+            (">failed", lambda model: str(sum(model["failures"].values()))),
+            ("version", lambda model: model["sha256"][:8]),
+            ("state", lambda model: model["state"].lower()),
+        ]
+    name_room = max(_NAME, width - _COLUMN * len(columns))
+    rows = [[short(m["name"], name_room), *(cell(m) for _, cell in columns)] for m in ordered[:room]]
+    return table(["model", *(heading for heading, _ in columns)], rows)
 
 
-def _row(model: Mapping[str, Any], wide: bool) -> list[str]:
-    recent = model["recent"]["latency"]
-    latency = recent if recent["count"] else model["latency"]
-    name = model["name"] if wide or len(model["name"]) <= 24 else f"{model['name'][:23]}…"
-    cells = [name, f"{model['recent']['per_second']:.1f}"]
-    cells += [_milliseconds(latency[key]) for key in ("p50", "p95", "p99")]
-    cells.append(str(model["waiting"]))
-    if wide:
-        failed = sum(model["failures"].values())
-        cells += [str(model["served"]), str(failed), model["sha256"][:8], model["state"].lower()]
-    return cells
+def _per_second(model: Mapping[str, Any]) -> str:
+    return f"{model['recent']['per_second']:.1f}"
+
+
+def _latency(key: str) -> Callable[[Mapping[str, Any]], str]:
+    """A cell: of the last minute, or of all time where there was no request in it."""
+
+    def cell(model: Mapping[str, Any]) -> str:
+        recent = model["recent"]["latency"]
+        return _milliseconds((recent if recent["count"] else model["latency"])[key])
+
+    return cell
 
 
 def _summary(document: Mapping[str, Any]) -> Table:

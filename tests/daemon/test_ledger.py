@@ -1,0 +1,185 @@
+"""How much models are used: what decays how, and that it outlives restarts, crashes and wrong clocks."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.daemon.ledger import Ledger, UsageSettings
+from honed.daemon.spent import MAX_AWAY_HALF_LIVES, Spent, away, decay, shares
+
+HALF_LIFE = 100.0
+DAY = 86_400.0
+SETTINGS = UsageSettings()
+AMOUNTS = st.floats(0, 1e6)
+MOMENTS = st.floats(0, 1e5)
+HALF_LIVES = st.floats(1.0, 1e7)
+
+
+@given(AMOUNTS, MOMENTS, HALF_LIVES)
+def test_half_is_left_after_a_half_life(amount: float, start: float, half_life: float) -> None:
+    spent = Spent()
+    spent.add(amount, start, half_life)
+    assert spent.value(start, half_life) == amount
+    assert spent.value(start + half_life, half_life) == pytest.approx(amount / 2)
+
+
+@given(st.lists(st.tuples(MOMENTS, AMOUNTS), max_size=20), st.floats(0, 1e4), HALF_LIVES)
+def test_a_sum_decays_as_its_parts_do(
+    events: list[tuple[float, float]], later: float, half_life: float
+) -> None:
+    events.sort()
+    spent = Spent()
+    for moment, amount in events:
+        spent.add(amount, moment, half_life)
+    now = (events[-1][0] if events else 0.0) + later
+    parts = math.fsum(amount * decay(now - moment, half_life) for moment, amount in events)
+    assert spent.value(now, half_life) == pytest.approx(parts, abs=1e-9)
+
+
+@given(AMOUNTS, st.lists(MOMENTS, min_size=1), HALF_LIVES)
+def test_looking_never_makes_it_more(amount: float, moments: list[float], half_life: float) -> None:
+    spent = Spent(amount, 0.0)
+    before = amount
+    for moment in moments:  # also back in time
+        spent.settle(moment, half_life)
+        assert 0 <= spent.value(moment, half_life) <= before
+        before = spent.value(moment, half_life)
+
+
+@given(AMOUNTS, AMOUNTS, st.floats(-1e12, 1e12), HALF_LIVES)
+def test_no_clock_upsets_the_ranking(one: float, other: float, leap: float, half_life: float) -> None:
+    left = decay(away(0.0, leap, half_life), half_life)
+    assert 2.0**-MAX_AWAY_HALF_LIVES * 0.999 <= left <= 1.0
+    assert (one * left < other * left) == (one < other) or one * left == other * left
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 1e9)))
+def test_shares_make_a_whole(times: dict[str, float]) -> None:
+    found = shares(times)
+    assert not found if sum(times.values()) == 0 else sum(found.values()) == pytest.approx(1.0)
+    assert all(0 <= share <= 1 for share in found.values())
+
+
+class Clocks:
+    def __init__(self) -> None:
+        self.monotonic = 0.0
+        self.wall = 1.7e9
+
+    def pass_(self, seconds: float) -> None:
+        self.monotonic += seconds
+        self.wall += seconds
+
+
+def opened(folder: Path, clocks: Clocks, settings: UsageSettings = SETTINGS) -> Ledger:
+    path = folder / "usage.json"
+    return Ledger(path, settings, clock=lambda: clocks.monotonic, wall=lambda: clocks.wall)
+
+
+def save(ledger: Ledger) -> None:
+    snapshot = ledger.snapshot()
+    assert snapshot is not None
+    ledger.write(snapshot)
+
+
+def seconds(ledger: Ledger) -> dict[str, float]:
+    return {name: told["seconds"] for name, told in ledger.plain().items()}
+
+
+ROWS: list[dict[str, Any]] = [
+    {"task": "dense", "us": 60.0},
+    {"task": "softmax", "us": 20.0},
+    {"task": "dense", "us": 10.0},
+    {"task": "", "us": 10.0},
+]
+
+
+def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
+    clocks = Clocks()
+    ledger = opened(tmp_path, clocks)
+    ledger.ran("a", 8.0)
+    ledger.ran("b", 1.0)
+    ledger.profiled("a", ROWS)
+    assert ledger.plain()["a"]["tasks"] == pytest.approx({"dense": 5.6, "softmax": 1.6})
+    save(ledger)
+    assert ledger.snapshot() is None, "nothing happened since"
+    clocks.monotonic = 0.0  # another boot
+    clocks.wall += 3 * DAY
+    again = opened(tmp_path, clocks)
+    assert seconds(again) == pytest.approx({"a": 4.0, "b": 0.5})
+    assert again.plain()["a"]["tasks"] == pytest.approx({"dense": 2.8, "softmax": 0.8})
+    again.forget("a")
+    save(again)
+    assert set(seconds(opened(tmp_path, clocks))) == {"b"}
+
+
+def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:
+    clocks = Clocks()
+    ledger = opened(tmp_path, clocks)
+    ledger.ran("a", 8.0)
+    save(ledger)
+    right, clocks.wall = clocks.wall, 0.0
+    ledger = opened(tmp_path, clocks)
+    assert seconds(ledger) == {"a": 8.0}
+    ledger.ran("a", 1.0)
+    save(ledger)
+    clocks.wall = right + 3 * DAY
+    assert seconds(opened(tmp_path, clocks)) == pytest.approx({"a": 4.5})
+
+
+def test_another_half_life_changes_nothing_at_once(tmp_path: Path) -> None:
+    clocks = Clocks()
+    ledger = opened(tmp_path, clocks)
+    ledger.ran("a", 8.0)
+    clocks.pass_(3 * DAY)
+    ledger.change(UsageSettings(half_life_days=1.0))
+    assert seconds(ledger) == pytest.approx({"a": 4.0})
+    clocks.pass_(1 * DAY)
+    assert seconds(ledger) == pytest.approx({"a": 2.0})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "\xff",
+        "[]",
+        "[" * 100_000,
+        '{"format": 2, "saved": 0.0, "models": {}}',
+        '{"format": 1, "saved": 0.0, "models": {"a": {"seconds": -1.0, "shares": {}}}}',
+        '{"format": 1, "saved": 0.0, "models": {"a": {"seconds": NaN, "shares": {}}}}',
+        '{"format": 1, "saved": 0.0, "models": {"a": {"seconds": "1", "shares": {}}}}',
+    ],
+)
+def test_a_damaged_file_is_set_aside(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "usage.json").write_bytes(text.encode("latin-1"))
+    ledger = opened(tmp_path, Clocks())
+    assert seconds(ledger) == {}
+    assert (tmp_path / "usage.json.damaged").read_bytes() == text.encode("latin-1")
+    assert "usage.json.damaged" in caplog.text
+    ledger.ran("a", 1.0)
+    save(ledger)
+    assert json.loads((tmp_path / "usage.json").read_text())["models"]["a"]["seconds"] == 1.0
+
+
+def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    ledger = opened(folder, Clocks())
+    folder.rmdir()
+    for _ in range(3):
+        ledger.ran("a", 1.0)
+        save(ledger)
+    assert caplog.text.count("cannot be saved") == 1
+    folder.mkdir()
+    save(ledger)
+    assert seconds(opened(folder, Clocks())) == {"a": 3.0}
