@@ -53,6 +53,7 @@ class Task:
     device: str
     seconds: float
     memory_mib: int
+    records: Path | None = None  # what tuning has recorded, for the best schedules known of this device
 
     @property
     def arguments(self) -> list[str]:
@@ -69,6 +70,7 @@ class Task:
             f"--device={self.device}",
             f"--memory-mib={self.memory_mib}",
             f"--name={self.shown_name}",
+            *((f"--records={self.records}",) if self.records else ()),
         ]
 
 

@@ -84,13 +84,16 @@ class Jobs:
         supervisor: Supervisor,
         dispatcher: Dispatcher,
         cache_dir: Path,
+        records: Path,
     ) -> None:
+        """`records` is what tuning has recorded; where there is any, models are compiled with the best."""
         self._limits = limits
         self._store = store
         self._registry = registry
         self._supervisor = supervisor
         self._dispatcher = dispatcher
         self._profile = cache_dir / "device.toml"
+        self._records = records
         self._compiling = asyncio.Lock()
         self.committing = asyncio.Lock()
         self.active: dict[str, Job] = {}
@@ -273,6 +276,7 @@ class Jobs:
                 device=self._supervisor.spec,
                 seconds=self._limits.compile_seconds,
                 memory_mib=self._limits.compile_memory_mib,
+                records=self._records if self._records.exists() else None,
             )
             await compiler.compile_model(task, report)
 

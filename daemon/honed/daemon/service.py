@@ -143,7 +143,9 @@ async def _run(
     supervisor = Supervisor(limits, places.cache_dir, places.device)
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
     dispatcher = Dispatcher(limits, supervisor, registry, store, curves.latencies)
-    jobs = Jobs(limits, store, registry, supervisor, dispatcher, places.cache_dir)
+    jobs = Jobs(
+        limits, store, registry, supervisor, dispatcher, places.cache_dir, records_in(places.state_dir)
+    )
     clients = server.Server(listening, limits, dispatcher)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from tvm import tirx
@@ -16,9 +17,18 @@ from .setup import setup_for
 
 
 def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
-    """Chooses the fastest right schedule recorded for a task on this device, driver and compiler."""
+    """Chooses the fastest right schedule recorded for a task on this device, driver and compiler.
+
+    Where the default schedule was measured to be faster, that one is left in place.
+    """
+    setup = setup_for(identity)
     with Records.open(path) as records:
-        best = {c.workload: c for c in records.distil(setup_for(identity))}
+        defaults = records.defaults(setup)
+        best = {
+            c.workload: c
+            for c in records.distil(setup)
+            if c.timing is not None and c.timing.fair_s < defaults.get(c.workload, math.inf)
+        }
 
     def choose(task: str, func: tirx.PrimFunc) -> tuple[str, tirx.PrimFunc] | None:
         found = best.get(task)

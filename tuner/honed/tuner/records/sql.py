@@ -89,6 +89,16 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (device, driver)
         ) STRICT""",
     ),
+    (
+        """CREATE TABLE defaults (
+            workload TEXT NOT NULL,
+            device INTEGER NOT NULL REFERENCES devices (id),
+            driver TEXT NOT NULL,
+            compiler TEXT NOT NULL,
+            seconds REAL NOT NULL CHECK (seconds > 0),
+            PRIMARY KEY (workload, device, driver, compiler)
+        ) STRICT""",
+    ),
 )
 
 _COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
@@ -214,3 +224,8 @@ PUT_YARDSTICK: Final = """INSERT INTO yardsticks (device, driver, seconds)
     SELECT id, :driver, :seconds FROM devices WHERE key = :device ON CONFLICT DO NOTHING"""
 YARDSTICK: Final = """SELECT y.seconds FROM yardsticks y JOIN devices d ON d.id = y.device
     WHERE d.key = :device AND y.driver = :driver"""
+PUT_DEFAULT: Final = """INSERT INTO defaults (workload, device, driver, compiler, seconds)
+    SELECT :workload, id, :driver, :compiler, :seconds FROM devices WHERE key = :device
+    ON CONFLICT (workload, device, driver, compiler) DO UPDATE SET seconds = excluded.seconds"""
+DEFAULTS: Final = """SELECT f.workload, f.seconds FROM defaults f JOIN devices d ON d.id = f.device
+    WHERE d.key = :device AND f.driver = :driver AND f.compiler = :compiler"""

@@ -322,6 +322,16 @@ class Records:
             return None
         return CostModel(blob=blob, trained_on=trained_on, saved_s=saved_s)
 
+    def put_default(self, workload: str, setup: Setup, seconds: float) -> None:
+        """Note what a workload's default schedule takes at reference speed, in place of what was noted."""
+        with self._writing():
+            self._add_device(setup)
+            self._connection.execute(sql.PUT_DEFAULT, self._here(setup, workload=workload, seconds=seconds))
+
+    def defaults(self, setup: Setup) -> dict[str, float]:
+        """Seconds that default schedules take at reference speed, by workload."""
+        return dict(self._rows(sql.DEFAULTS, self._here(setup)))
+
     def yardstick(self, setup: Setup) -> float | None:
         """Seconds of the yardstick kernel at the device's reference speed; None where it was never kept."""
         rows = self._rows(sql.YARDSTICK, self._here(setup))

@@ -142,6 +142,7 @@ class Session:
             progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")
             return
         progress.default = trial.seconds
+        self.records.put_default(progress.task.key, self.setup, trial.seconds)
         progress.found(trial.seconds, None)
         self._recall(progress)
 
