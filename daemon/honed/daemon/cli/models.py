@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, line, seconds_text, shape_text, table
 from .parser import add_command, add_compile_options, unique
 
@@ -20,7 +21,7 @@ def register(commands: Any) -> None:
         commands,
         "status",
         _status,
-        about="say what the service is doing, and on which device",
+        about="say what the service is doing, on which device, and whether the machine is idle",
         examples="hone status\nhone status --json",
     )
     add_command(
@@ -92,6 +93,7 @@ def _print_status(console: Console, status: Mapping[str, Any]) -> None:
         ("models", models),
         ("requests", f"{status['queue']['waiting']} waiting, {status['queue']['running']} running"),
         ("connections", str(status["connections"])),
+        *lease_rows(status["lease"], status["idle"]),
     ]  # fmt: skip
     if status["peaks"]:
         rows.insert(4, ("peaks", peaks_text(status["peaks"])))
@@ -101,6 +103,8 @@ def _print_status(console: Console, status: Mapping[str, Any]) -> None:
     ]
     rows += [("damaged", name) for name in status["damaged"]]
     console.print(fields(rows))
+    console.print()
+    console.print(signals(status["idle"]))
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .readings import Reading
+from .readings import Reading, value_text
 from .settings import IdleSettings
 
 MAX_GAP = 20.0  # seconds between two looks, after which nothing is known of the time between
@@ -52,15 +52,10 @@ def _why_not(settings: IdleSettings, busy: Sequence[Reading], quiet_since: float
     if not settings.enabled:
         return "tuning is switched off ([idle] enabled)"
     if busy:
-        return "; ".join(f"{reading.signal} {value_text(reading)}: {reading.text}" for reading in busy)
+        return "; ".join(
+            f"{reading.signal} {value_text(reading.value, reading.unit)}: {reading.text}" for reading in busy
+        )
     quiet = now - quiet_since if quiet_since is not None else 0.0
     if quiet < settings.settle_seconds:
         return f"all signals are quiet, but only for {quiet:.0f} of {settings.settle_seconds:g} s"
     return ""
-
-
-def value_text(reading: Reading) -> str:
-    """The value with its unit; "-" where there is none."""
-    if reading.value is None:
-        return "-"
-    return f"{reading.value:.3g}{reading.unit if reading.unit == '%' else ' ' + reading.unit}".rstrip()

@@ -31,3 +31,10 @@ class Reading:
     unit: str
     verdict: Verdict
     text: str
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """A value with its unit for people; "-" where there is none."""
+    if value is None:
+        return "-"
+    return f"{value:.4g}{'' if unit in ('%', '') else ' '}{unit}"
