@@ -188,6 +188,14 @@ def test_what_needs_a_restart_is_named(start_service: Starter) -> None:
         assert list(origins) == list(settings())
 
 
+def test_what_the_lease_is_decided_by_changes_too(start_service: Starter) -> None:
+    service = start_service(config="[idle]\nenabled = true\n")
+    with service.client() as client:
+        configure(service, "[idle]\nenabled = false\n")
+        client.reload_config()
+        assert "[idle] enabled" in client.status()["idle"]["why"]
+
+
 @pytest.fixture
 def command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -125,7 +125,7 @@ def document(models: int) -> dict[str, Any]:
             | {
                 "name": f"model-{i:02}-with-a-rather-long-name-of-sixty-four-letters-{'x' * 14}",
                 "state": "READY",
-                "sha256": "0123456789" * 6,
+                "version": 3,
                 "waiting": i,
                 "requests": i,
             }

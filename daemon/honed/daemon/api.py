@@ -222,7 +222,8 @@ class Api:
             with self._leasing.serving(entry.name, call.connection.peer.pid):
                 plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
                 result = await self._dispatcher.infer(call.connection.number, entry, plan)
-            self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
+            if self._registry.find(entry.name) is not None:
+                self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
             return result
 
     async def _model_publish(self, call: Call, params: PublishParams) -> dict[str, Any]:

@@ -100,6 +100,11 @@ class Ledger:
         """The model was removed."""
         self._changed = self._models.pop(model, None) is not None or self._changed
 
+    def keep_only(self, models: Iterable[str]) -> None:
+        """Forget all others."""
+        for name in set(self._models) - set(models):
+            self.forget(name)
+
     def change(self, settings: UsageSettings) -> None:
         """From now on these settings hold; what was spent keeps its present value."""
         now = self._clock()

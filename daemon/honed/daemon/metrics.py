@@ -28,7 +28,7 @@ DEVICE_TIME = "wall time of inferences in the worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Gathers the figures. `lease` gives `held` (bool), `seconds` and `grants` since the service started."""
+    """Gathers the figures. `lease` gives those of the lease since the service started."""
 
     version: str
     started: float  # of time.monotonic
@@ -38,7 +38,7 @@ class Metrics:
     ledger: Ledger
     gains: Gains
     connections: Callable[[], int]
-    lease: Callable[[], Mapping[str, Any]] | None = None
+    lease: Callable[[], Mapping[str, Any]]
     root: Path = Path("/")  # of the file system that has the sensors
 
     async def answer(self, form: str | None) -> dict[str, Any]:
@@ -86,7 +86,7 @@ class Metrics:
             ],
             "tuning": tuning,
             "temperatures": sensors,
-            "lease": dict(self.lease()) if self.lease else None,
+            "lease": dict(self.lease()),
         }
 
 
@@ -94,8 +94,11 @@ _NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}}
 
 
 def _model(entry: Entry, now: float, uptime: float) -> dict[str, Any]:
+    history = entry.manifest.history
     return {
         "name": entry.name,
+        "version": history.current.number,
+        "quarantined_versions": sum(bool(version.quarantine) for version in history.versions),
         "sha256": entry.key,
         "state": entry.state.value,
         "ready": entry.state is State.READY,

@@ -29,7 +29,7 @@ class Family:
     """A metric: its name ends in its unit where it has one."""
 
     name: str
-    kind: Literal["counter", "gauge", "summary", "info"]
+    kind: Literal["counter", "gauge", "summary", "histogram", "info"]
     unit: str
     about: str  # its HELP
     samples: Callable[[Document], Iterable[Sample]]
@@ -103,7 +103,16 @@ def _gain(key: str) -> Callable[[Document], list[Sample]]:
 
 
 def _lease(key: str) -> Callable[[Document], list[Sample]]:
-    return lambda document: [Sample(float(document["lease"][key]))] if document["lease"] else []
+    return _one(lambda document: float(document["lease"][key]))
+
+
+def _release(document: Document) -> Iterator[Sample]:
+    release = document["lease"]["release"]
+    for bucket in release["buckets"]:
+        bound = bucket["le_seconds"]
+        yield Sample(bucket["count"], {"le": "+Inf" if bound is None else repr(float(bound))}, "_bucket")
+    yield Sample(release["count"], {}, "_count")
+    yield Sample(release["sum_seconds"], {}, "_sum")
 
 
 FAMILIES: tuple[Family, ...] = (
@@ -170,6 +179,20 @@ FAMILIES: tuple[Family, ...] = (
         "",
         "1 while the model can be run, else 0",
         _each_model(lambda m: int(m["ready"])),
+    ),
+    Family(
+        "honed_model_version",
+        "gauge",
+        "",
+        "Number of the version that is served",
+        _each_model(lambda m: m["version"]),
+    ),
+    Family(
+        "honed_model_quarantined_versions",
+        "gauge",
+        "versions",
+        "Versions that faulted, were wrong or slower, and are not served again",
+        _each_model(lambda m: m["quarantined_versions"]),
     ),
     Family(
         "honed_model_requests",
@@ -271,6 +294,27 @@ FAMILIES: tuple[Family, ...] = (
         _lease("seconds"),
     ),
     Family("honed_lease_grants", "counter", "", "Leases given", _lease("grants")),
+    Family(
+        "honed_lease_revocations",
+        "counter",
+        "",
+        "Leases ended because a request came or the machine was busy",
+        _lease("revoked"),
+    ),
+    Family(
+        "honed_lease_overdue",
+        "counter",
+        "",
+        "Of these, those whose tuner was not off the GPU within the bound it had given",
+        _lease("overdue"),
+    ),
+    Family(
+        "honed_lease_release_seconds",
+        "histogram",
+        "seconds",
+        "From the arrival of the request that ended a lease until the GPU was free",
+        _release,
+    ),
     Family(
         "honed_temperature_celsius",
         "gauge",

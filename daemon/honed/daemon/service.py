@@ -148,6 +148,7 @@ async def _run(
     )
     clients = server.Server(listening, limits, dispatcher)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
+    ledger.keep_only(models)
 
     leasing = Leasing(config.idle, lambda: supervisor.state)
 

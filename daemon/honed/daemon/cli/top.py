@@ -154,7 +154,7 @@ def models_table(document: Mapping[str, Any], width: int, room: int) -> Table:
         columns += [
             (">served", lambda model: str(model["served"])),
             (">failed", lambda model: str(sum(model["failures"].values()))),
-            ("version", lambda model: model["sha256"][:8]),
+            (">version", lambda model: str(model["version"])),
             ("state", lambda model: model["state"].lower()),
         ]
     name_room = max(_NAME, width - _COLUMN * len(columns))
@@ -202,12 +202,9 @@ def _summary(document: Mapping[str, Any]) -> Table:
     if document["temperatures"]:
         sensors = sorted(document["temperatures"].items(), key=lambda each: -each[1])
         pairs.append(("hottest", ", ".join(f"{name} {celsius:.0f} °C" for name, celsius in sensors[:3])))
-    if document["lease"] is not None:
-        lease = document["lease"]
-        held = "held by a tuner" if lease["held"] else "free"
-        pairs.append(
-            ("lease", f"{held}; {seconds_text(lease['seconds'])} in {lease['grants']} grants so far")
-        )
+    lease = document["lease"]
+    held = "held by a tuner" if lease["held"] else "free"
+    pairs.append(("lease", f"{held}; {seconds_text(lease['seconds'])} in {lease['grants']} grants so far"))
     pairs.append(("tuning", _tuning_text(document["tuning"])))
     return fields(pairs)
 
