@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import math
 import re
@@ -20,7 +21,7 @@ from honed.daemon.gains import Gains, read
 from honed.daemon.openmetrics import FAMILIES, Family, Sample, _lines
 from honed.daemon.thermal import temperatures
 from honed.daemon.tool import main
-from honed.runtime import Client
+from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import InvalidArgument, NotFound
 from tests.runtime.builder import chain
 
@@ -29,7 +30,6 @@ from .running import Service, wait_for
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
-service_test = [pytest.mark.service, pytest.mark.opencl]
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
@@ -114,6 +114,25 @@ def test_plain_data_says_the_same(client: Client) -> None:
 
 @pytest.mark.service
 @pytest.mark.opencl
+def test_the_other_client_says_the_same(service: Service, client: Client) -> None:
+    async def ask() -> tuple[dict[str, Any], str, dict[str, Any], dict[str, Any]]:
+        async with AsyncClient(service.socket) as other:
+            return (
+                await other.metrics(),
+                await other.openmetrics(),
+                await other.config(),
+                await other.reload_config(),
+            )
+
+    document, text, config, reloaded = asyncio.run(ask())
+    assert set(document) == set(client.metrics())
+    assert of(parsed(text), "honed_worker_ready") == 1
+    assert config == client.config()
+    assert reloaded == {"applied": [], "restart": [], "files": config["files"]}
+
+
+@pytest.mark.service
+@pytest.mark.opencl
 def test_counters_never_go_down(
     start_service: Callable[..., Service], small_model: Path, tmp_path: Path
 ) -> None:
@@ -157,6 +176,8 @@ def test_counters_never_go_down(
                 )
             wait_for(lambda: client.metrics()["whole"]["retries"] >= 1, "a request that ran again", service)
             seen.append(counters(client.openmetrics()))
+            (end,) = client.metrics()["worker"]["last_ends"]
+            assert (end["kind"], end["reason"]) == ("crashed", "it was ended by signal SIGKILL")
         finally:
             stop.set()
             for thread in threads:

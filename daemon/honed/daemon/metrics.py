@@ -71,6 +71,7 @@ class Metrics:
                 "reason": supervisor.reason,
                 "starts": supervisor.starts,
                 "ends": dict(sorted(supervisor.ends.items())),
+                "last_ends": list(supervisor.last_ends),
             },
             "queue": {
                 "waiting": self.dispatcher.waiting,

@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from .launch import command
 from .limits import Limits
 from .requests import restart_delay
 
+_REMEMBERED_ENDS = 10
 _HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Supervisor:
         self.reason = ""
         self.starts = 0
         self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
+        self.last_ends: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED_ENDS)
         self.ended_from_outside = False  # the last worker was killed by somebody else, or for want of memory
         self.spec = ""
         self.profile: DeviceProfile | None = None
@@ -165,6 +167,7 @@ class Supervisor:
 
     def _ended(self, kind: str, reason: str) -> None:
         self.ends[kind] += 1
+        self.last_ends.append({"time": time.time(), "kind": kind, "reason": reason})
         self._state, self.reason = "starting", reason
         _log.error("the worker ended: %s", reason)
 
