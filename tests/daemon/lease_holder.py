@@ -107,14 +107,18 @@ def work(lease: LeaseHolder, kernel_ms: float) -> None:
     rounds = max(1, round(rounds * kernel_ms / 1e3 / taken))
     longest, count = 0.0, 0
     print(json.dumps({"ready": True}), flush=True)
-    while not select.select([sys.stdin], [], [], 0)[0]:
+    while not _told():
         if not lease.wait_until_granted(0.05):
             continue
-        while lease.may_run():
+        while lease.may_run() and not _told():
             longest = max(longest, run(rounds))
             count += 1
         lease.release()
     print(json.dumps({"kernels": count, "longest_ms": longest * 1e3}), flush=True)
+
+
+def _told() -> bool:
+    return bool(select.select([sys.stdin], [], [], 0)[0])
 
 
 if __name__ == "__main__":

@@ -75,13 +75,13 @@ class Leasing:
         if connection.number not in self._tuners:
             self._tuners[connection.number] = connection
             connection.when_closed(lambda: self._gone(connection.number))
-            self._wake.set()
         why = self._lease.why
         actions = self._lease.asked(connection.number, seconds, time.monotonic())
         self._perform([each for each in actions if not _answers(each, connection.number)])
         held = self._lease.held
         if held is not None and held.holder == connection.number:
             return {"granted": True, "lease": held.number, "why": ""}
+        self._wake.set()  # look at the machine now, it may be idle again
         return {"granted": False, "lease": 0, "why": why or "another tuner asked before"}
 
     def release(self, connection: Connection, lease: int) -> dict[str, Any]:
