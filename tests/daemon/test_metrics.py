@@ -195,6 +195,24 @@ def test_counters_never_go_down(
 
 @pytest.mark.service
 @pytest.mark.opencl
+def test_a_hung_worker_is_told_from_a_crashed_one(
+    start_service: Callable[..., Service], small_model: Path
+) -> None:
+    service = start_service(config="[limits]\nrun_seconds = 1\n")
+    with service.client() as client:
+        client.add(small_model, name="small")
+        assert service.worker is not None
+        service.worker.suspend()
+        np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], X + np.arange(SIZE) + 1)
+        document = client.metrics()
+    assert document["worker"]["ends"] == {"hung": 1}
+    assert document["worker"]["last_ends"][0]["reason"] == "it did not finish within 1 s"
+    assert document["whole"]["retries"] == 1
+    assert document["whole"]["failures"] == {}
+
+
+@pytest.mark.service
+@pytest.mark.opencl
 def test_use_outlives_a_power_cut(start_service: Callable[..., Service], small_model: Path) -> None:
     """At most one interval is lost."""
     settings = "[usage]\nsave_seconds = 0.1\n"
