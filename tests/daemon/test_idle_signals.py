@@ -26,7 +26,7 @@ def signals(root: Path) -> dict[str, Sample]:
 
 
 def by_name(reader: Signals, now: float) -> dict[str, Sample]:
-    samples = reader.read(now, None).samples
+    samples = reader.read(now, ()).samples
     named = {sample.signal: sample for sample in samples}
     assert len(named) == len(samples)
     assert set(EVERY) <= set(named)
@@ -200,7 +200,7 @@ def test_whatever_the_files_hold_is_a_value_or_none(
             file.write_bytes(data)
     reader = Signals(root)
     for now in (1.0, 2.0):
-        for sample in reader.read(now, 1).samples:
+        for sample in reader.read(now, (1,)).samples:
             assert sample.value is None or isinstance(sample.value, float)
 
 
@@ -220,22 +220,26 @@ def test_the_time_of_a_process_tree(tmp_path: Path) -> None:
             **stat(60, 1, (5000, 0, 0, 0)),
         },
     )
-    assert tree_seconds(tmp_path, 50) == pytest.approx(1110 / TICKS)
-    assert tree_seconds(tmp_path, 99) == 0.0
-    assert 0.0 < tree_seconds(Path("/"), os.getpid()) < 100_000.0
+    assert tree_seconds(tmp_path, (50,)) == {50: pytest.approx(1110 / TICKS)}
+    assert tree_seconds(tmp_path, (50, 51)) == {
+        50: pytest.approx(10 / TICKS),
+        51: pytest.approx(1100 / TICKS),
+    }
+    assert tree_seconds(tmp_path, (99,)) == {}
+    assert 0.0 < tree_seconds(Path("/"), (os.getpid(),))[os.getpid()] < 100_000.0
 
 
-def test_the_tuners_share_follows_the_kernels_means_and_fades_with_them(tmp_path: Path) -> None:
+def test_our_share_follows_the_kernels_means_and_fades_with_them(tmp_path: Path) -> None:
     trees.rk3588_kbase(tmp_path)
     share = OwnShare(tmp_path)
     for second in range(601):  # two cores of eight, for ten minutes
         trees.write(tmp_path, stat(50, 1, (2 * TICKS * second, 0, 0, 0)))
-        own = share.measure(50, float(second))
+        own = share.measure((50,), float(second))
     assert own.cpu_percent == pytest.approx(25.0, rel=1e-3)
     assert own.load_per_core == pytest.approx(0.25, rel=1e-3)
-    own = share.measure(None, 660.0)
+    own = share.measure((), 660.0)
     assert own.load_per_core == pytest.approx(0.25 / 2.718, rel=1e-2), "as the load average after a minute"
     assert own.cpu_percent < 0.1
-    # Another tuner's time before it got the lease is not counted.
+    # What another tuner used before it came is not counted.
     trees.write(tmp_path, stat(70, 1, (10**9, 0, 0, 0)))
-    assert share.measure(70, 661.0).load_per_core < 0.1
+    assert share.measure((70,), 661.0).load_per_core < 0.1

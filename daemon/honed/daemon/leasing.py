@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ class Leasing:
     async def run(self) -> None:
         """Look at the machine until cancelled."""
         while True:
-            machine = await in_thread(self._signals.read, time.monotonic(), self._tuner_pid())
+            machine = await in_thread(self._signals.read, time.monotonic(), self._own_processes())
             now = time.monotonic()
             self._machine = machine
             self._decision = self._decided(now)[1]
@@ -199,11 +200,9 @@ class Leasing:
         readings = judge(samples, self._settings, context)
         return readings, decide(readings, self._settings, now, self._decision)
 
-    def _tuner_pid(self) -> int | None:
-        """The process whose work is not held against the machine: the holder's, or who waits first."""
-        held = self._lease.held
-        number = held.holder if held is not None else next(iter(self._tuners), None)
-        return self._tuners[number].peer.pid if number is not None else None
+    def _own_processes(self) -> set[int]:
+        """Those whose work is not held against the machine: tuners, and this service with its children."""
+        return {os.getpid(), *(tuner.peer.pid for tuner in self._tuners.values())}
 
     def _is_tuner(self, peer: int) -> bool:
         return peer > 0 and any(tuner.peer.pid == peer for tuner in self._tuners.values())

@@ -18,8 +18,8 @@ COOL_MARGIN = 5.0  # °C below the bound that it must get before it counts as co
 class Context:
     """What the verdicts depend on besides the samples.
 
-    own: the tuner's share of the CPU. leased: the tuner may be using the GPU. was_idle: the machine counted
-    as idle until now. minute: local time, minutes after midnight.
+    own: the share of the CPU of tuners and service. leased: a tuner may be using the GPU. was_idle: the
+    machine counted as idle until now. minute: local time, minutes after midnight.
     """
 
     own: Own
@@ -39,41 +39,36 @@ def judge(samples: Iterable[Sample], settings: IdleSettings, context: Context) -
 def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisation: bool) -> Reading:
     if sample.value is None:
         return _reading(sample, "absent")
-    match sample.signal.partition(" ")[0], sample.signal:
-        case "gpu", "gpu" if context.leased:
-            return _reading(sample, "quiet", "not judged while the tuner uses it")
-        case "gpu", "gpu clock" if utilisation or context.leased:
-            return _reading(
-                sample, "quiet", "not judged: " + ("in use" if context.leased else "use is known")
-            )
-        case "gpu", _:
-            return _at_most(sample, settings.max_gpu_percent)
-        case _, "cpu pressure":
-            return _at_most(sample, settings.max_pressure_percent, context.own.cpu_percent)
-        case _, "memory pressure" | "io pressure":
-            return _at_most(sample, settings.max_pressure_percent)
-        case _, "load":
-            return _at_most(sample, settings.max_load_per_core, context.own.load_per_core)
-        case "temperature", _:
-            return _cool(sample, settings, context.was_idle)
-        case _, "power":
-            return _reading(sample, "busy" if sample.value > 0 and not settings.on_battery else "quiet")
-        case _, "requests":
+    match sample.signal:
+        case "requests":
             waits = sample.value < settings.quiet_seconds
-            return (
-                _reading(sample, "busy", f"of {settings.quiet_seconds:g} s")
-                if waits
-                else _reading(sample, "quiet")
-            )
+            note = f"quiet after {settings.quiet_seconds:g} s"
+            return _reading(sample, "busy", note) if waits else _reading(sample, "quiet")
+        case "cpu pressure":
+            return _at_most(sample, settings.max_pressure_percent, context.own.cpu_percent)
+        case "memory pressure" | "io pressure":
+            return _at_most(sample, settings.max_pressure_percent)
+        case "load":
+            return _at_most(sample, settings.max_load_per_core, context.own.load_per_core)
+        case "gpu" | "gpu clock" if context.leased:
+            return _reading(sample, "quiet", "not judged while a tuner uses it")
+        case "gpu clock" if utilisation:
+            return _reading(sample, "quiet", "not judged: its use is known")
+        case "gpu" | "gpu clock":
+            return _at_most(sample, settings.max_gpu_percent)
+        case "power":
+            return _reading(sample, "busy" if sample.value > 0 and not settings.on_battery else "quiet")
+        case name if name.startswith("temperature"):
+            return _cool(sample, settings, context.was_idle)
         case _:  # counts of what must be none
             return _reading(sample, "busy" if sample.value > 0 else "quiet")
 
 
 def _at_most(sample: Sample, bound: float, own: float = 0.0) -> Reading:
     assert sample.value is not None
-    notes = [f"the tuner's own {own:.2g} taken off"] if own >= 0.01 else []
+    notes = [f"our own {own:.2g} taken off"] if own >= 0.01 else []
     if sample.value - own > bound:
-        return _reading(sample, "busy", *notes, f"at most {bound:g}")
+        return _reading(sample, "busy", *notes, f"busy above {bound:g}")
     return _reading(sample, "quiet", *notes)
 
 
@@ -84,9 +79,9 @@ def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> Reading:
         bound = min(bound, sample.limit - TRIP_MARGIN)
     if not was_idle:
         bound -= COOL_MARGIN
-    return (
-        _reading(sample, "busy", f"at most {bound:g}") if sample.value > bound else _reading(sample, "quiet")
-    )
+    if sample.value > bound:
+        return _reading(sample, "busy", f"busy above {bound:g}")
+    return _reading(sample, "quiet")
 
 
 def _window(settings: IdleSettings, minute: int) -> Reading:

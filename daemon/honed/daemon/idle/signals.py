@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from .thermal import temperatures
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What was read at one time: the signals, and the tuner's share in them."""
+    """What was read at one time: the signals, and our own share in them."""
 
     samples: tuple[Sample, ...]
     own: Own
@@ -29,8 +30,8 @@ class Signals:
         self._gpu = Gpu(root)
         self._own = OwnShare(root)
 
-    def read(self, now: float, tuner: int | None) -> Machine:
-        """The signals at `now` (seconds of a steady clock); `tuner` is the process that has the lease."""
+    def read(self, now: float, own: Collection[int]) -> Machine:
+        """The signals at `now` (seconds of a steady clock); `own` are the processes of service and tuners."""
         samples = (
             *pressure(self._root),
             load(self._root),
@@ -38,4 +39,4 @@ class Signals:
             *temperatures(self._root),
             power(self._root),
         )
-        return Machine(samples=samples, own=self._own.measure(tuner, now))
+        return Machine(samples=samples, own=self._own.measure(own, now))
