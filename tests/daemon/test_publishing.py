@@ -222,4 +222,4 @@ def test_swaps_under_load_lose_and_spoil_nothing(service: Service, client: Clien
         for thread in threads:
             thread.join(60)
     assert failures == []
-    assert client.history("m")["version"] == 4
+    assert client.history("m")["version"] == 4, service.log

@@ -31,6 +31,7 @@ from honed.runtime.protocol import (
     RegionName,
     RegionParams,
     RollbackParams,
+    TunerReportParams,
     UnloadParams,
     check_version,
     parse,
@@ -49,6 +50,7 @@ from .peers import Policy
 from .publishing import Publisher
 from .reload import Reloader
 from .supervisor import Supervisor
+from .tunerchild import TunerChild
 
 MAX_PROFILE_RUNS = 100
 
@@ -88,6 +90,7 @@ class Api:
         ledger: Ledger,
         metrics: Metrics,
         leasing: Leasing,
+        tuner: TunerChild,
         reloader: Reloader,
         connections: Callable[[], int],
         damaged: list[str],
@@ -103,6 +106,7 @@ class Api:
         self._ledger = ledger
         self._metrics = metrics
         self._leasing = leasing
+        self._tuner = tuner
         self._reloader = reloader
         self._connections = connections
         self._damaged = damaged
@@ -157,10 +161,15 @@ class Api:
             "damaged": self._damaged,
             "idle": self._leasing.idle(),
             "lease": self._leasing.lease(),
+            "tuner": self._tuner.plain(),
         }
 
     async def _lease_ask(self, call: Call, params: LeaseAskParams) -> dict[str, Any]:
         return self._leasing.ask(call.connection, params.candidate_seconds)
+
+    async def _tuner_report(self, call: Call, params: TunerReportParams) -> dict[str, Any]:
+        self._tuner.report(call.connection, params.text)
+        return {}
 
     async def _lease_release(self, call: Call, params: LeaseReleaseParams) -> dict[str, Any]:
         return self._leasing.release(call.connection, params.lease or 0)
@@ -296,6 +305,7 @@ class Api:
         "ModelPin": _model_pin,
         "ModelInfer": _model_infer,
         "LeaseAsk": _lease_ask,
+        "TunerReport": _tuner_report,
         "LeaseRelease": _lease_release,
         "SystemSharedMemoryRegister": _region_register,
         "SystemSharedMemoryStatus": _region_status,

@@ -2,8 +2,9 @@
 
 `honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
 which device is used, [limits] bounds what is accepted, [usage] says how use is remembered, [idle] when the
-machine counts as idle. Files in `honed.toml.d/` beside it that end in .toml are read after it in the order
-of their names; a later file wins setting by setting. Every setting keeps its origin.
+machine counts as idle, [tuner] whether the service starts a tuner. Files in `honed.toml.d/` beside it that
+end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
+setting keeps its origin.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from .limits import Limits
 from .places import Places, drop_in_dir, places
 from .settings import RESTART, Setting, of_table
 from .tomllines import lines_of
+from .tunerchild import TunerSettings
 
 MAX_FILE_BYTES = 1 << 20
 DEFAULT_ORIGIN: Final = "default"
@@ -48,7 +50,13 @@ class Service:
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
-    {"service": Service, "limits": Limits, "usage": UsageSettings, "idle": IdleSettings}
+    {
+        "service": Service,
+        "limits": Limits,
+        "usage": UsageSettings,
+        "idle": IdleSettings,
+        "tuner": TunerSettings,
+    }
 )
 
 
@@ -64,6 +72,7 @@ class Config:
     limits: Limits
     usage: UsageSettings
     idle: IdleSettings
+    tuner: TunerSettings
     files: tuple[Path, ...]  # read, in order
     origins: Mapping[str, str]
 

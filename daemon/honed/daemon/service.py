@@ -37,6 +37,7 @@ from .publishing import Publisher
 from .reload import Reloader
 from .store import Manifest, Store
 from .supervisor import Supervisor
+from .tunerchild import TunerChild
 
 _MAX_DESCRIPTORS = 65_536
 _EXAMPLES = """examples:
@@ -158,6 +159,7 @@ async def _run(
         dispatcher.limits_changed()
         clients.limits_changed()
 
+    tuner = TunerChild(config.tuner, places.socket)
     reloader = Reloader(config, read, systemd, changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
     metrics = Metrics(
@@ -183,6 +185,7 @@ async def _run(
         ledger=ledger,
         metrics=metrics,
         leasing=leasing,
+        tuner=tuner,
         reloader=reloader,
         connections=lambda: clients.connections,
         damaged=damaged,
@@ -196,6 +199,7 @@ async def _run(
             ledger.keep(),
             curves.keep(),
             leasing.run(),
+            tuner.run(),
             *(_restore(jobs, manifest) for manifest, _ in broken),
         ):
             task = asyncio.ensure_future(work)

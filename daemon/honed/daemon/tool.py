@@ -28,6 +28,7 @@ from .cli import (
     tasks,
     top,
     tuning,
+    versions,
 )
 from .cli.output import Output, clean, print_json
 from .cli.parser import Parser, UsageError, VersionAction, add_global_options
@@ -80,7 +81,7 @@ def parser() -> Parser:
     add_global_options(made)
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
-    tuned = (tuning, tasks, history, records, faults)
+    tuned = (tuning, tasks, history, versions, records, faults)
     for group in (models, infer, bench, profiling, *tuned, compiling, top, metrics, config, doctor):
         group.register(commands)
     return made

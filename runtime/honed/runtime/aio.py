@@ -168,6 +168,10 @@ class AsyncClient:
         """Pin a version of `model`; as `Client.pin`."""
         return await self._call("ModelPin", {"name": model, "version": version}, timeout=None)
 
+    async def report(self, text: str) -> None:
+        """What a tuner does; as `Client.report`."""
+        await self._call("TunerReport", {"text": text})
+
     async def remove(self, model: str) -> None:
         """Remove `model` and its files for good."""
         await self._call("RepositoryModelUnload", {"model_name": model})

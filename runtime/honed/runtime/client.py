@@ -168,9 +168,7 @@ class Client:
             for descriptor in opened.values():
                 os.close(descriptor)
 
-    def publish(
-        self, model: str, path: str | os.PathLike[str], *, expected: str, why: str
-    ) -> dict[str, Any]:
+    def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> dict[str, Any]:
         """Serve a faster form of `model`, a `.honed` file, if the service finds it right and faster.
 
         `expected` is the SHA-256 of the compiled file served when it was made (`export` tells). The result
@@ -195,6 +193,10 @@ class Client:
     def pin(self, model: str, version: int | None = None) -> dict[str, Any]:
         """Serve a version, None: the present one, and let no other take its place; 0 allows that again."""
         return self._call("ModelPin", {"name": model, "version": version}, timeout=None)
+
+    def report(self, text: str) -> None:
+        """For tuners: what they do, shown in the service's status while this connection lasts."""
+        self._call("TunerReport", {"text": text})
 
     def remove(self, model: str) -> None:
         """Remove `model` and its files for good."""

@@ -217,6 +217,13 @@ class LeaseReleaseParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TunerReportParams:
+    """Parameters of TunerReport: what the tuner does, in a sentence."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelParams:
     """Parameters of the Cancel notification."""
 
@@ -251,6 +258,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "ModelPin": Method(PinParams, Right.CHANGE),
     "ModelInfer": Method(InferParams, Right.INFER),
     "LeaseAsk": Method(LeaseAskParams, Right.CHANGE),
+    "TunerReport": Method(TunerReportParams, Right.CHANGE),
     "LeaseRelease": Method(LeaseReleaseParams, Right.CHANGE),
     "SystemSharedMemoryRegister": Method(RegionParams, Right.INFER),
     "SystemSharedMemoryStatus": Method(RegionName, Right.INFER),

@@ -94,6 +94,7 @@ def _print_status(console: Console, status: Mapping[str, Any]) -> None:
         ("requests", f"{status['queue']['waiting']} waiting, {status['queue']['running']} running"),
         ("connections", str(status["connections"])),
         *lease_rows(status["lease"], status["idle"]),
+        ("tuner", status["tuner"]["text"]),
     ]  # fmt: skip
     if status["peaks"]:
         rows.insert(4, ("peaks", peaks_text(status["peaks"])))

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import DeviceError, ModelRefused
 from honed.tuner.shapes import parse_shapes
 
-from .apart import run_apart
 from .compare import Comparison, compare
+from .compiling import Compilation, compile_apart
 from .opening import Opened
 from .search_child import Found
 from .session import Budget, Session
 from .task import Stage
 
 Emit = Callable[[dict[str, Any]], None]
-_COMPILE_SECONDS = 900.0
 # Below this, a difference between two medians is noise.
 _GAIN = 1.02
 
@@ -138,10 +133,18 @@ def _published(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[s
         return event | {"sentence": _nothing(session)}
     emit({"event": "stage", "stage": "publish", "fraction": 0.0, "text": "compile with the best schedules"})
     with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
-        _compile(arguments, arguments.output, spec, records=True)
+        wanted = Compilation(
+            source=arguments.file,
+            output=arguments.output,
+            device=spec,
+            precision=arguments.precision,
+            shapes=parse_shapes(arguments.shape),
+            records=arguments.records,
+        )
+        compile_apart(wanted)
         current = arguments.current or Path(folder) / "default.honed"
         if arguments.current is None:
-            _compile(arguments, current, spec, records=False)
+            compile_apart(replace(wanted, output=current, records=None))
         emit({"event": "stage", "stage": "publish", "fraction": 0.7, "text": "compare side by side"})
         found = compare(current, arguments.output, spec)
     event |= {"before_us": found.old * 1e6, "after_us": found.new * 1e6}
@@ -172,24 +175,3 @@ def _sentence(found: Comparison) -> str:
     if found.new * _GAIN > found.old:
         return f"the tuned model is not used: side by side it is not faster ({times})"
     return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
-
-
-def _compile(arguments: argparse.Namespace, output: Path, spec: str, *, records: bool) -> None:
-    """Compile in a child, as untrusted models always are; raises what it reports."""
-    command = [sys.executable, "-P", "-m", "honed.tuner", "compile", str(arguments.file)]
-    command += ["-o", str(output), "--device", spec, "--precision", arguments.precision]
-    command += [part for shape in arguments.shape for part in ("--shape", shape)]
-    if records:
-        command += ["--records", str(arguments.records)]
-    try:
-        done = run_apart(command, _COMPILE_SECONDS)
-    except subprocess.TimeoutExpired as error:
-        raise DeviceError(f"compiling took more than {_COMPILE_SECONDS:g} s") from error
-    lines = done.stdout.splitlines()
-    event = json.loads(lines[-1]) if lines else {}
-    if event.get("event") == "done":
-        return
-    if event.get("event") == "refused":
-        raise ModelRefused(str(event["message"]), tuple(event["reasons"]))
-    last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-    raise DeviceError(event.get("message") or f"compiling with the best schedules failed: {last}")

@@ -8,13 +8,14 @@ from typing import Any
 
 from honed.runtime.errors import HonedError
 from honed.runtime.kernellog import Reader, open_reader
-from honed.tuner.measure.measurer import Measurer
+from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
 from .profiling import measured_profile
 from .search_child import SearchChild
-from .session import Session
+from .session import Gate, Session
 from .trials import Trials
 
 Emit = Callable[[dict[str, Any]], None]
@@ -24,9 +25,19 @@ class Opened:
     """A context manager; everything is closed and every child ended afterwards."""
 
     def __init__(
-        self, name: str, *, device: str | None, records: Path, cache_dir: Path, seed: int, emit: Emit
+        self,
+        name: str,
+        *,
+        device: str | None,
+        records: Path,
+        cache_dir: Path,
+        seed: int,
+        emit: Emit,
+        gate: Gate | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        """`name` is what is tuned, in the records; `device` a spec, None for the best there is.
+        """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` is
+        the session's. `limits` bound each measurement.
 
         Raises DeviceError where there is no device, and what `Records.open` raises.
         """
@@ -42,7 +53,9 @@ class Opened:
         self.search = SearchChild(profile, cost_model, seed)
         log = _kernel_log(emit)
         trials = Trials(
-            lambda begin: Measurer(self.spec, profile, kernel_log=log, begin=begin), self.records, setup
+            lambda begin: Measurer(self.spec, profile, limits, kernel_log=log, begin=begin),
+            self.records,
+            setup,
         )
         self.session = Session(
             name,
@@ -51,6 +64,7 @@ class Opened:
             self.search,
             emit,
             peaks_again=lambda: measured_profile(self.spec, cache_dir, again=True)[1],
+            gate=gate,
         )
 
     def __enter__(self) -> Opened:

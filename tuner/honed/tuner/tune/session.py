@@ -30,6 +30,17 @@ class Budget:
     seconds: float | None = None
 
 
+class Gate:
+    """Where a session waits for its turn. This one is always open."""
+
+    def enter(self) -> bool:
+        """Before each candidate and each other step: returns when the device may be used, False to stop."""
+        return True
+
+    def leave(self) -> None:
+        """The device is not used until `enter` is called again."""
+
+
 class Session:
     """Tunes one model. `stop` may be called from a signal handler; what was found until then is kept.
 
@@ -45,9 +56,13 @@ class Session:
         emit: Emit,
         *,
         peaks_again: Callable[[], DeviceProfile],
+        gate: Gate | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them."""
+        """`name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them.
+
+        `gate` says when the session may go on; None: always.
+        """
         self.name = name
         self.setup = trials.setup
         self.records: Records = trials.records
@@ -66,6 +81,7 @@ class Session:
         self._idle: dict[str, int] = {}
         self._told: set[str] = set()  # tasks whose records the present child knows
         self._stopping = False
+        self._gate = gate or Gate()
         self._started = clock()
 
     def stop(self) -> None:
@@ -86,7 +102,7 @@ class Session:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
         with self._trying:
             self.records.abandoned()
-            if not self._stopping:
+            if self._may_go_on():
                 self._extract(found)
                 self._time_defaults()
                 self._doubt_peaks([p for p in self.tasks if p.stage is Stage.TUNING])
@@ -104,6 +120,7 @@ class Session:
 
     def _extract(self, found: Callable[[], Found]) -> None:
         self.emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "extract the tasks"})
+        self._gate.leave()
         tasks, opaque = found()
         for task, outputs in tasks:
             self._outputs[task.key] = outputs
@@ -119,7 +136,7 @@ class Session:
         """Time every task's default schedule, and take up what the records know of it."""
         live = [p for p in self.tasks if p.stage is Stage.TUNING]
         for n, progress in enumerate(live):
-            if self._stopping:
+            if not self._may_go_on():
                 break
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit({"event": "stage", "stage": "baseline", "fraction": n / len(live), "text": text})
@@ -128,6 +145,7 @@ class Session:
                     self._time_default(progress, last=n == len(live) - 1)
                 except SearchBroke as broke:
                     self._broken(progress, f"its default schedule cannot be made: {broke}")
+            self._gate.leave()
         self._trying.settle_speed()
         self._condemn()
 
@@ -172,6 +190,8 @@ class Session:
         """
         if not any(p.beyond for p in tasks) or self.clock() - self._peaks_at < _PEAKS_SECONDS:
             return
+        if not self._may_go_on():
+            return
         self._peaks_at = self.clock()
         self._profile = replace(self._profile, peaks=self._peaks_again().peaks)
         for p in self.tasks:
@@ -189,7 +209,7 @@ class Session:
     def _round(self, progress: Progress, budget: Budget) -> None:
         """Measure one batch of a task's candidates."""
         began, before, made = self.clock(), progress.best, self.trials
-        ranking = None
+        ranking, broke = None, ""
         try:
             workload = self._trying.workload
             if workload is None or workload.task != progress.task.key or not self.search.pid:
@@ -199,12 +219,16 @@ class Session:
             if results:
                 ranking = self.search.learn(results)
             self._end_idle(progress, entries, self.trials - made, budget)
-        except SearchBroke as broke:
+        except SearchBroke as error:
             self._trying.unload()
-            self._broken(progress, f"its search ended: {broke}")
+            broke = f"its search ended: {error}"
+            self._broken(progress, broke)
         self._condemn()
         self._doubt_peaks([progress])
-        progress.end_round(before, self.clock() - began)
+        if broke:
+            progress.rounds += 1  # it says nothing of what the next may win
+        else:
+            progress.end_round(before, self.clock() - began)
         self._note_progress(self.trials - made)
         self.emit(
             {
@@ -240,6 +264,7 @@ class Session:
 
     def _proposed(self, progress: Progress) -> list[Entry]:
         """The next batch; first of all, what was best with another driver or compiler."""
+        self._gate.leave()
         key = progress.task.key
         if progress.rounds == 0:
             stale = self.records.stale(key, self.setup)
@@ -272,6 +297,7 @@ class Session:
             if following is not None and following.candidate is not None:
                 self._trying.prepare(following.candidate, following.trace)
             trial = self._trying.measure(entry.candidate, entry.trace, progress.best)
+            self._gate.leave()
             if trial is None:
                 continue
             results[entry.id] = trial.seconds
@@ -322,7 +348,12 @@ class Session:
     def _spent(self, budget: Budget) -> bool:
         out_of_time = budget.seconds is not None and self.seconds >= budget.seconds
         out_of_trials = budget.trials is not None and self.trials >= budget.trials
-        return self._stopping or out_of_time or out_of_trials
+        return out_of_time or out_of_trials or not self._may_go_on()
+
+    def _may_go_on(self) -> bool:
+        if not self._stopping and not self._gate.enter():
+            self._stopping = True
+        return not self._stopping
 
     def table(self) -> dict[str, Any]:
         """Every task as a row, the costliest first, and the model's estimated latency."""

@@ -77,7 +77,12 @@ class Progress:
         if self.stage is not Stage.TUNING or self.best is None:
             return 0.0
         reachable = max(self.roofline, self.best * (1 - self.rate))
-        return self.task.weight * max(self.best - reachable, 0.0) / max(self.round_seconds, 0.1)
+        return self.task.weight * max(self.best - reachable, 0.0) / self.round_cost
+
+    @property
+    def round_cost(self) -> float:
+        """Seconds that its next round is expected to take."""
+        return max(self.round_seconds, 0.1)
 
     def skip(self, reason: str) -> None:
         """Leave it alone."""
@@ -160,6 +165,13 @@ def latency(tasks: list[Progress]) -> dict[str, float]:
     return {"before_us": before * 1e6, "now_us": sum(p.cost for p in tasks) * 1e6}
 
 
+def headroom(tasks: list[Progress]) -> float:
+    """Share of the model's time above the rooflines of its tasks, 0 to 1."""
+    whole = sum(p.cost for p in tasks)
+    least = sum(p.task.weight * min(p.roofline, p.best) for p in tasks if p.best is not None)
+    return max(0.0, 1.0 - least / whole) if whole else 0.0
+
+
 # A round that is expected to win less than this share of the model's time, per round, is not worth it.
 WORTH = 0.002
 
@@ -171,7 +183,7 @@ def next_task(tasks: list[Progress]) -> Progress | None:
         return None
     best = max(candidates, key=lambda p: p.expected_gain)
     whole = sum(p.cost for p in tasks)
-    if best.expected_gain * best.round_seconds < WORTH * whole and not math.isclose(whole, 0.0):
+    if best.expected_gain * best.round_cost < WORTH * whole and not math.isclose(whole, 0.0):
         return None
     return best
 

@@ -1,0 +1,112 @@
+"""The tuner as a child of the service, where nobody else starts it (systemd has honed-tuner.service)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import logging
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .launch import command
+from .requests import restart_delay
+from .settings import setting
+from .supervisor import describe_exit, kill_group
+
+if TYPE_CHECKING:
+    from .connection import Connection
+
+_NICENESS = 19
+_HEALTHY_SECONDS = 60.0
+_STOP_SECONDS = 5.0
+_TEXT = 300  # letters of a report
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerSettings:
+    """The [tuner] table.
+
+    spawn: whether the service starts a tuner itself. memory_mib: what each of its processes may write, 0 for
+    no limit.
+    """
+
+    spawn: bool = setting(True, effect="restart")
+    memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+
+
+class TunerChild:
+    """Keeps one tuner running. `text` says how it is, for people."""
+
+    def __init__(self, settings: TunerSettings, socket: Path) -> None:
+        self._settings = settings
+        self._socket = socket
+        self._process: asyncio.subprocess.Process | None = None
+        self._reports: dict[int, tuple[int, str]] = {}  # by connection: process and what it does
+        self.text = "none is started here (tuner.spawn is false)"
+
+    def plain(self) -> dict[str, Any]:
+        """The part `tuner` of ServerStatus: what the tuner itself told last, else how its process is."""
+        for pid, text in self._reports.values():
+            return {"pid": pid, "text": text}
+        return {"pid": self._process.pid if self._process else 0, "text": self.text}
+
+    def report(self, connection: Connection, text: str) -> None:
+        """A tuner, whoever started it, says what it does; it counts until its connection ends."""
+        if connection.number not in self._reports:
+            connection.when_closed(lambda: self._forget(connection.number))
+        self._reports[connection.number] = (connection.peer.pid, text[:_TEXT])
+
+    def _forget(self, number: int) -> None:
+        del self._reports[number]
+
+    async def run(self) -> None:
+        """Until cancelled; the tuner is gone when this returns."""
+        if not self._settings.spawn:
+            await asyncio.Event().wait()
+        if importlib.util.find_spec("honed.tuner") is None:
+            self.text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
+            _log.info("models are not tuned: %s", self.text)
+            await asyncio.Event().wait()
+        failures = 0  # in a row
+        while True:
+            begun = time.monotonic()
+            try:
+                status = await self._live_once()
+            except OSError as error:
+                reason = f"it cannot be started: {error}"
+            else:
+                reason = describe_exit(status)
+            failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
+            delay = max(1.0, restart_delay(failures))
+            self.text = f"it is started anew in {delay:.0f} s: {reason}"
+            _log.warning("the tuner ended: %s; next start in %.0f s", reason, delay)
+            await asyncio.sleep(delay)
+
+    async def _live_once(self) -> int:
+        program = [sys.executable, "-m", "honed.tuner.service", f"--socket={self._socket}"]
+        process = self._process = await asyncio.create_subprocess_exec(
+            *command(program, memory_mib=self._settings.memory_mib, niceness=_NICENESS),
+            stdin=asyncio.subprocess.DEVNULL,
+        )
+        self.text = "running"
+        try:
+            return await process.wait()
+        finally:
+            await self._end(process)
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """Ask it to stop, which takes a candidate, then do not ask."""
+        self._process = None
+        if process.returncode is None:
+            process.terminate()
+            try:
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await process.wait()
+            except TimeoutError:
+                pass
+        kill_group(process.pid)
+        await process.wait()

@@ -1,0 +1,100 @@
+"""Which model is tuned next, and for how long. No I/O, no clocks.
+
+A model that is new gets a short first pass before any other is tuned further. After that the time goes where
+most can be won: seconds really spent in served requests (decayed by the service) times the share of a model's
+time above its rooflines. Models that were never used come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+FIRST_PASS_SECONDS = 120.0
+SLICE_SECONDS = 600.0
+# Assumed of a model whose tasks were never timed.
+_UNKNOWN_HEADROOM = 0.9
+# After a failure, seconds before a model is tried again: doubled each time, up to a day.
+_RETRY_SECONDS, _RETRY_MOST = 300.0, 86_400.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What tuning remembers of one model with one device, driver and compiler (`key`)."""
+
+    key: str
+    passes: int  # how often its tuning was begun and led somewhere
+    headroom: float  # share of its time above the rooflines of its tasks, 0 to 1
+    finished: bool  # nothing that is left is worth it
+    failures: int  # in a row
+    retry: float  # not before, in seconds since 1970
+    reason: str  # of the last failure
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """A model of the service. `seconds` were spent on it in requests; an `obstacle` forbids tuning it."""
+
+    name: str
+    seconds: float
+    obstacle: str
+    known: Known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Tune this model for so many seconds with the lease held."""
+
+    name: str
+    seconds: float
+
+
+def unknown(key: str) -> Known:
+    """Of a model that was never tuned."""
+    return Known(
+        key=key, passes=0, headroom=_UNKNOWN_HEADROOM, finished=False, failures=0, retry=0.0, reason=""
+    )
+
+
+def choose(models: Sequence[Wanted], now: float) -> Plan | None:
+    """What to tune next; None where nothing is worth it. `now` in seconds since 1970."""
+    ready = [m for m in models if not m.obstacle and not m.known.finished and m.known.retry <= now]
+    if not ready:
+        return None
+    new = [m for m in ready if not m.known.passes]
+    if new:
+        return Plan(name=max(new, key=_use).name, seconds=FIRST_PASS_SECONDS)
+    best = max(ready, key=_use)
+    return Plan(name=best.name, seconds=SLICE_SECONDS)
+
+
+def failed(known: Known, reason: str, now: float) -> Known:
+    """It could not be tuned; it is left alone for a while."""
+    delay = min(_RETRY_SECONDS * 2.0 ** min(known.failures, 20), _RETRY_MOST)
+    return Known(
+        key=known.key,
+        passes=known.passes,
+        headroom=known.headroom,
+        finished=known.finished,
+        failures=known.failures + 1,
+        retry=now + delay,
+        reason=reason,
+    )
+
+
+def passed(known: Known, *, finished: bool, headroom: float) -> Known:
+    """A pass ended; `finished` where nothing that is left is worth it."""
+    return Known(
+        key=known.key,
+        passes=known.passes + 1,
+        headroom=min(1.0, max(0.0, headroom)),
+        finished=finished,
+        failures=0,
+        retry=0.0,
+        reason="",
+    )
+
+
+def _use(model: Wanted) -> tuple[float, float]:
+    """By what can be won; models that were never used by their headroom alone."""
+    return model.seconds * model.known.headroom, model.known.headroom

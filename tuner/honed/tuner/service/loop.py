@@ -1,0 +1,138 @@
+"""The loop: wait for the lease, choose a model, tune it, publish what is faster."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.runtime.client import Client
+from honed.runtime.errors import HonedError, ModelRefused, NotFound, Unavailable
+from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.profile import DeviceIdentity
+from honed.runtime.strict import from_plain
+from honed.tuner.setup import setup_for
+
+from .choice import Plan, Wanted, choose, failed, passed
+from .memory import Memory
+from .onepass import Pass, Place
+
+REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
+# Of one candidate under `onepass.LIMITS`: building it, running it on three inputs, and timing it.
+CANDIDATE_SECONDS = 10.0
+_log = logging.getLogger(__name__)
+
+
+class Tuner:
+    """Tunes the models of one service until told to stop."""
+
+    def __init__(self, socket: str | None) -> None:
+        """`socket` None: where honed listens."""
+        self._socket = socket
+        self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
+        self._stop = threading.Event()
+        self._session: Callable[[], None] = lambda: None  # stops the present session
+
+    def stop(self) -> None:
+        """From a signal handler: end after the candidate being measured."""
+        self._stop.set()
+        self._session()
+
+    def run(self) -> None:
+        """Until told to stop. Raises PermissionDenied where the service does not let this user tune."""
+        with self._lease:
+            while not self._stop.is_set():
+                try:
+                    worked = self._step()
+                except (Unavailable, NotFound) as error:
+                    _log.info("waiting for the service: %s", error)
+                    worked = False
+                if not worked:
+                    self._lease.release()
+                    self._stop.wait(REST_SECONDS)
+
+    def _step(self) -> bool:
+        """Tune one model for a while; False where there is nothing to do or the lease is not granted."""
+        with Client(self._socket) as client:
+            view = _look(client)
+            plan = choose(view.wanted, time.time())
+            if plan is None:
+                client.report("nothing is left to tune")
+                return False
+            client.report(f"waiting for the lease to tune {plan.name}")
+            if not self._lease.wait_until_granted(REST_SECONDS):
+                return False
+            self._tune(client, view, plan)
+            return True
+
+    def _tune(self, client: Client, view: _View, plan: Plan) -> None:
+        known = next(m.known for m in view.wanted if m.name == plan.name)
+        _log.info("tuning %s for up to %.0f s", plan.name, plan.seconds)
+        client.report(f"tuning {plan.name}: preparing")
+        try:
+            with (
+                client.export(plan.name) as given,
+                tempfile.TemporaryDirectory(prefix="honed-tune-") as folder,
+            ):
+                if not given.sources:
+                    raise ModelRefused(f"{plan.name} was added compiled, so there is no source to tune")
+                one = Pass(client, self._lease, view.place, plan, given, Path(folder))
+                self._session = one.stop
+                if not self._stop.is_set():
+                    known = one.run(known)
+        except ModelRefused as error:
+            _log.warning("%s is not tuned: %s", plan.name, error)
+            known = passed(known, finished=True, headroom=0.0)
+        except (Unavailable, NotFound):
+            raise
+        except HonedError as error:
+            known = failed(known, str(error), time.time())
+            _log.warning("tuning %s failed, it is tried again later: %s", plan.name, error)
+        finally:
+            self._session = lambda: None
+        view.memory.put(plan.name, known)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """The service as it was last seen."""
+
+    wanted: tuple[Wanted, ...]
+    place: Place
+    memory: Memory
+
+
+def _look(client: Client) -> _View:
+    status = client.status()
+    if status["device"] is None:
+        raise Unavailable("its worker has no device yet")
+    setup = setup_for(from_plain(DeviceIdentity, status["device"], where="device"))
+    state_dir = Path(status["places"]["state_dir"])
+    memory = Memory(state_dir / "tuner.json")
+    wanted = []
+    for model in client.metrics()["models"]:
+        name = model["name"]
+        shown = client.show(name) if model["ready"] else None
+        history = client.history(name)
+        source = shown["source"]["sha256"] if shown else ""
+        key = f"{source} {setup.device_key} {setup.driver} {setup.compiler}"
+        obstacle = "" if shown else "it is not served"
+        if history["pinned"]:
+            obstacle = f"version {history['version']} is pinned"
+        elif history["on_trial"]:
+            obstacle = "its new version is on trial"
+        known = memory.get(name, key)
+        wanted.append(Wanted(name=name, seconds=model["spent"]["seconds"], obstacle=obstacle, known=known))
+    return _View(
+        wanted=tuple(wanted),
+        place=Place(
+            device=status["device_spec"],
+            records=state_dir / "records.sqlite",
+            cache_dir=Path(status["places"]["cache_dir"]),
+        ),
+        memory=memory,
+    )

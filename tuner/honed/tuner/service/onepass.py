@@ -1,0 +1,167 @@
+"""One pass of tuning over one model, under the lease: every candidate waits for it, gains are published."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from honed.runtime.client import Client
+from honed.runtime.errors import AlreadyExists
+from honed.runtime.exported import Exported
+from honed.runtime.leaseclient import LeaseHolder
+from honed.tuner.measure.limits import Limits
+from honed.tuner.tune.compiling import Compilation, compile_apart
+from honed.tuner.tune.opening import Opened
+from honed.tuner.tune.session import Budget
+from honed.tuner.tune.task import headroom
+
+from .choice import Known, Plan, passed
+from .gate import LeaseGate
+
+# A candidate under the lease is bounded more tightly than one of `hone tune`: a request may be waiting.
+LIMITS = Limits(build_seconds=5.0, run_seconds=0.7)
+# A search that had to wait so long for the lease ends, and gives its memory back.
+_PATIENCE_SECONDS = 900.0
+# A version is published when the estimate is so much better than at the last one, and not more often.
+_WORTH, _LAST, _PUBLISH_SECONDS = 1.05, 1.02, 45.0
+_REPORT_SECONDS = 20.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the service and its tuner keep things, and the device, as a spec."""
+
+    device: str
+    records: Path
+    cache_dir: Path
+
+
+class Pass:
+    """Tunes one model of the service."""
+
+    def __init__(
+        self, client: Client, lease: LeaseHolder, place: Place, plan: Plan, given: Exported, folder: Path
+    ) -> None:
+        """`given` is the model as the service has it, with its sources; `folder` is for files of ours."""
+        self._client = client
+        self._place = place
+        self._plan = plan
+        self._given = given
+        self._folder = folder
+        self._source = given.save_sources(folder / "source")
+        self._serving = given.sha256  # the compiled file that a successor is made for
+        self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
+        self._stopping = False
+        self._opened: Opened | None = None
+        self._estimate: float | None = None  # of what is served, microseconds
+        self._published_at = float("-inf")
+        self._reported_at = float("-inf")
+
+    def stop(self) -> None:
+        """From a signal handler: end after the candidate being measured."""
+        self._stopping = True
+        self._gate.close()
+        if self._opened is not None:
+            self._opened.session.stop()
+
+    def run(self, known: Known) -> Known:
+        """Tune, publish, and tell what is known now. Raises HonedError where the service or a child fails."""
+        with (
+            self._gate,
+            Opened(
+                self._plan.name,
+                device=self._place.device,
+                records=self._place.records,
+                cache_dir=self._place.cache_dir,
+                seed=known.passes,
+                emit=self._heard,
+                gate=self._gate,
+                limits=LIMITS,
+            ) as opened,
+        ):
+            self._opened = opened
+            session = opened.session
+            if self._stopping:
+                session.stop()
+            session.run(
+                lambda: opened.search.extract(self._source, self._given.shapes, self._given.precision),
+                Budget(),
+            )
+            self._publish(least=_LAST)
+            if not session.tasks:
+                return known
+            return passed(known, finished=not session.stopped, headroom=headroom(session.tasks))
+
+    def _heard(self, event: dict[str, Any]) -> None:
+        """What the session tells while it works; it goes on when this returns."""
+        if event["event"] in ("note", "broke", "condemned"):
+            _log.warning("%s: %s", self._plan.name, event.get("text") or event.get("reason"))
+        if event["event"] == "tasks" and self._estimate is None:
+            # What is served already has the schedules recorded, or default ones.
+            kernels = self._client.show(self._plan.name)["kernels"]
+            tuned = any(kernel["schedule"].startswith("record:") for kernel in kernels)
+            self._estimate = event["model"]["now_us" if tuned else "before_us"]
+        if event["event"] == "round":
+            self._report(event)
+            if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
+                self._publish(least=_WORTH)
+
+    def _report(self, event: dict[str, Any]) -> None:
+        if time.monotonic() - self._reported_at < _REPORT_SECONDS:
+            return
+        self._reported_at = time.monotonic()
+        before, now = event["model"]["before_us"] / 1e3, event["model"]["now_us"] / 1e3
+        text = (
+            f"{self._plan.name}: {event['trials']} trials, estimated {now:.3g} ms an inference, "
+            f"{before:.3g} ms with default schedules"
+        )
+        _log.info("%s", text)
+        self._client.report(f"tuning {text}")
+
+    def _publish(self, *, least: float) -> None:
+        """Have the service take the best found so far, if its estimate is `least` times better."""
+        assert self._opened is not None
+        session = self._opened.session
+        now = session.table()["model"]["now_us"]
+        if (
+            self._stopping
+            or not session.trials
+            or self._estimate is None
+            or self._estimate < least * now
+            or not now
+        ):
+            return
+        if all(p.best_trace is None for p in session.tasks):
+            return
+        self._published_at = time.monotonic()
+        self._gate.leave()
+        tuned = self._folder / "tuned.honed"
+        compile_apart(
+            Compilation(
+                source=self._source,
+                output=tuned,
+                device=self._place.device,
+                precision=self._given.precision,
+                shapes=self._given.shapes,
+                records=self._place.records,
+            )
+        )
+        why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"
+        try:
+            told = self._client.publish(self._plan.name, tuned, expected=self._serving, why=why)
+        except AlreadyExists as error:
+            _log.info("%s: %s", self._plan.name, error)
+            session.stop()
+            return
+        finally:
+            tuned.unlink(missing_ok=True)
+        self._estimate = now
+        _log.info("%s: %s", self._plan.name, told["sentence"])
+        if told["published"]:
+            session.records.add_version(self._plan.name, why, told["new_us"] * 1e-6)
+        with self._client.export(self._plan.name) as served:
+            self._serving = served.sha256
