@@ -30,6 +30,7 @@ CHAINS = 10  # independent accumulators a work-item keeps busy
 GROUP = 64  # work-items
 GROUPS_PER_UNIT = 32
 TARGET_SECONDS = 0.02  # of one timed launch; long enough for a clock to rise, short enough for every watchdog
+SHORTER = 16  # a launch as much shorter fits between the interruptions of a busy CPU
 MAX_ITERATIONS = 1 << 22
 BANDWIDTH_BYTES = 64 << 20  # of each of the two buffers: beyond the caches of the devices at hand
 PATIENCE = 8  # launches
@@ -103,7 +104,9 @@ def _arithmetic(device: Device, queue: Any, scalar: str) -> float:
     def rate(function: str, width: int) -> float:
         kernel = cl.Kernel(_built(device, _arithmetic_source(scalar, width, function)), "arithmetic")
         iterations, seconds = _calibrated(queue, kernel, items, sink)
-        return 2.0 * width * CHAINS * iterations * items / seconds
+        few = max(1, iterations // SHORTER)
+        each = min(seconds / iterations, _shortest(queue, kernel, items, sink, np.int32(few)) / few)
+        return 2.0 * width * CHAINS * items / each
 
     fused = {width: rate("fma", width) for width in ARITHMETIC_WIDTHS}
     width = max(fused, key=lambda w: fused[w])

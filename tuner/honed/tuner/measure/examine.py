@@ -123,10 +123,11 @@ class Examination:
         self._run(runnable, number, POISONS[0])
         first = {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
         self._check_bands()
-        second = self._run(runnable, number, POISONS[1])
+        self._run(runnable, number, POISONS[1])
         if on.wall:
             self._check_wall(runnable, number)
-        self._check_possible(second.seconds + self._session.resolution)
+        # One run alone may be timed wrongly; what is impossible each time is refused here already.
+        self._check_possible(max(run.seconds for run in self._runs) + self._session.resolution)
         self._check_bands()
         self._check_inputs(number)
         for i, before in first.items():

@@ -25,7 +25,7 @@ from .timed import Warmth
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
 _SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
-_PEAKS_SECONDS = 60.0  # between two measurements of the peaks
+_PEAKS_SECONDS = 10.0  # between two measurements of the peaks
 _MOST_PREPARED = 4
 _SETTLED = 8  # yardsticks in a row that were no faster
 

@@ -1,0 +1,330 @@
+"""A session's bookkeeping, with real records and a real measuring child; only what is proposed is planted."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from honed.runtime import peaks
+from honed.runtime.devices import Device
+from honed.runtime.kernellog import Reader
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.records import NewCandidate, Records, Setup
+from honed.tuner.records import Outcome as Recorded
+from honed.tuner.records import Timing as RecordedTiming
+from honed.tuner.records import Verdict as RecordedVerdict
+from honed.tuner.setup import setup_for
+from honed.tuner.tune.profiling import measured_profile
+from honed.tuner.tune.search_child import Entry, Found, SearchBroke, SearchChild
+from honed.tuner.tune.session import Budget, Session
+from honed.tuner.tune.speed import Speed
+from honed.tuner.tune.task import Stage, Task
+from honed.tuner.tuned import best_schedules
+
+from . import running
+from .liars import honest
+from .test_measure_liars import InjectedLog, cs_fatal
+
+N = 4096
+SLOW = honest.SCALE.replace("{\n", "{\n  for (volatile int n = 0; n < 400; ++n) {}\n", 1)
+
+
+@pytest.fixture(scope="module")
+def profile(device: Device, tmp_path_factory: pytest.TempPathFactory) -> DeviceProfile:
+    return peaks.measured(device, tmp_path_factory.mktemp("peaks"))
+
+
+@pytest.fixture(scope="module")
+def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
+    return honest.scale(tmp_path_factory.mktemp("tasks") / "scale", N)
+
+
+class Planted:
+    """Proposes batches of sources, each once; an exception among them is raised in its turn."""
+
+    def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchBroke]) -> None:
+        self.pid = 1
+        self.workload = workload
+        self.batches = list(batches)
+        self.known: list[tuple[str, float | None]] = []
+        self.results: dict[str, float | None] = {}
+        self.replayed: list[str] = []
+
+    def extract(self) -> Found:
+        task = Task(
+            key="scale",
+            name="scale",
+            weight=1,
+            flops=self.workload.flops,
+            bytes=self.workload.bytes,
+            dtype="float32",
+            opaque="",
+        )
+        return [(task, 1)], []
+
+    def load(self, _task: Task, _outputs: int) -> Workload:
+        return replace(self.workload, task="scale")
+
+    def default(self) -> Candidate:
+        return self._made(SLOW)
+
+    def propose(self, known: Sequence[tuple[str, float | None]], _round: int) -> list[Entry]:
+        self.known += known
+        batch = self.batches.pop(0) if self.batches else ()
+        if isinstance(batch, SearchBroke):
+            raise batch
+        return [self._entry(source) for source in batch]
+
+    def replay(self, traces: Sequence[str]) -> list[Entry]:
+        self.replayed += traces
+        return [self._entry(json.loads(trace)[0]) for trace in traces]
+
+    def learn(self, results: Mapping[str, float | None]) -> None:
+        self.results.update(results)
+
+    def _made(self, source: str) -> Candidate:
+        return honest.candidate(self.workload, source, groups=N // 64)
+
+    def _entry(self, source: str) -> Entry:
+        """What has the form `! REASON` was refused by lowering."""
+        key = hashlib.sha256(source.encode()).hexdigest()
+        if source.startswith("! "):
+            return Entry(key, trace(source), None, None, source[2:])
+        return Entry(key, trace(source), None, replace(self._made(source), id=key), "")
+
+
+def trace(source: str) -> str:
+    return json.dumps([source])
+
+
+def marked(number: int) -> str:
+    """A right kernel, another one for each number."""
+    return f"{honest.SCALE}// {number}\n"
+
+
+@pytest.fixture
+def tuned(
+    device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
+) -> Callable[..., tuple[Session, Planted, list[dict[str, Any]]]]:
+    """Runs a session over planted batches."""
+
+    def run(
+        batches: Sequence[Sequence[str] | SearchBroke],
+        *,
+        believed: DeviceProfile = profile,
+        on_event: Callable[[Session, dict[str, Any]], None] = lambda _session, _event: None,
+        kernel_log: InjectedLog | None = None,
+    ) -> tuple[Session, Planted, list[dict[str, Any]]]:
+        planted, events = Planted(workload, batches), list[dict[str, Any]]()
+
+        def emit(event: dict[str, Any]) -> None:
+            events.append(event)
+            on_event(session, event)
+
+        with running.session(
+            device.spec,
+            believed,
+            tmp_path / "records.sqlite",
+            cast("SearchChild", planted),
+            emit,
+            kernel_log=cast("Reader | None", kernel_log),
+            peaks_again=lambda: profile,
+        ) as session:
+            session.run(planted.extract, Budget(seconds=60))
+        return session, planted, events
+
+    return run
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Callable[[], Records]:
+    return lambda: Records.open(tmp_path / "records.sqlite")
+
+
+def test_what_was_refused_before_it_ran_is_no_trial(tuned: Any, profile: DeviceProfile, kept: Any) -> None:
+    long = honest.SCALE + "//" + "x" * profile.rules.max_source_bytes
+    session, planted, events = tuned([["! it cannot be lowered", long, marked(1)], []])
+    (progress,) = session.tasks
+    assert (session.trials, progress.trials, progress.filtered.total()) == (1, 1, 2)
+    assert not progress.failures
+    assert [e["event"] for e in events if e["event"] in ("trial", "filtered")] == [
+        "filtered",
+        "filtered",
+        "trial",
+    ]
+    assert sorted(s is None for s in planted.results.values()) == [False, True, True]
+    assert progress.stage is Stage.TUNED
+    with kept() as records:
+        assert len(records.history("scale", session.setup)) == 1
+
+
+def test_a_run_in_which_nothing_can_be_tried_ends_early_and_says_so(tuned: Any) -> None:
+    session, planted, _ = tuned([[f"! its schedule {n} asks for too much"] for n in range(50)])
+    (progress,) = session.tasks
+    assert session.trials == 0
+    assert len(planted.batches) > 40
+    assert progress.stage is Stage.SKIPPED
+    assert "could be tried: its schedule" in progress.reason
+
+
+def test_a_history_begins_with_the_default_schedules(tuned: Any, kept: Any) -> None:
+    tuned([[marked(1)]])
+    tuned([[marked(2)]])
+    with kept() as records:
+        assert [v.why for v in records.versions("m")] == ["default schedules"]
+
+
+def test_a_broken_search_is_taken_up_again_once(tuned: Any) -> None:
+    broke = SearchBroke("a step cannot be replayed")
+    session, _, events = tuned([broke, [marked(1)], broke, [marked(2)]])
+    (progress,) = session.tasks
+    assert progress.stage is Stage.LOST
+    assert "cannot be replayed" in progress.reason
+    assert progress.best_trace == trace(marked(1))
+    assert [e["event"] for e in events].count("broke") == 2
+
+
+def test_peaks_that_are_met_are_measured_again(tuned: Any, profile: DeviceProfile) -> None:
+    """Kept from a busy moment, a peak makes every schedule look as fast as can be."""
+    assert profile.peaks is not None
+    busy = replace(profile.peaks, bandwidth_gbs=1e-3, fp32_gflops=1e-3, launch_us=profile.peaks.launch_us)
+    session, planted, _ = tuned([[marked(1)], []], believed=replace(profile, peaks=busy))
+    (progress,) = session.tasks
+    assert planted.results
+    assert progress.stage is Stage.TUNED
+    assert progress.roofline == pytest.approx(progress.task.roofline(profile.peaks, session._rates["scale"]))
+
+
+def test_low_peaks_do_not_stay(device: Device, profile: DeviceProfile, tmp_path: Path) -> None:
+    assert profile.peaks is not None
+    low = replace(profile.peaks, fp32_gflops=profile.peaks.fp32_gflops / 100)
+    peaks.keep(replace(profile, peaks=low), tmp_path)
+    assert measured_profile(device.spec, tmp_path)[1].peaks == low
+    _, again = measured_profile(device.spec, tmp_path, again=True)
+    assert again.peaks is not None
+    assert again.peaks.fp32_gflops > 5 * low.fp32_gflops
+    assert again.peaks.bandwidth_gbs >= low.bandwidth_gbs
+    assert measured_profile(device.spec, tmp_path)[1] == again
+
+
+def test_throttling_shows_in_the_records(tuned: Any, kept: Any) -> None:
+    session, _, _ = tuned([[marked(1)]])
+    with kept() as records:
+        reference = records.yardstick(session.setup)
+        (candidate,) = records.history("scale", session.setup)
+        assert reference is not None
+        assert candidate.timing.yardstick_ratio > 0
+        assert records.keep_yardstick(session.setup, 2 * reference) == reference
+
+
+def test_speed_follows_what_lasts_and_not_what_passes() -> None:
+    speed = Speed(1e-3)
+    assert speed.ratio == 1.0
+    for yardstick in (1e-3, 1e-3, 1e-3, 3e-3, 1e-3):
+        speed.note(yardstick)
+    assert speed.ratio == pytest.approx(1.0)
+    for _ in range(3):
+        speed.note(2e-3)
+    assert speed.ratio == pytest.approx(2.0)
+    assert Speed(None).ratio == 1.0
+
+
+def test_a_fault_that_comes_to_light_later_condemns_the_candidate(tuned: Any, kept: Any) -> None:
+    """The last candidate of all was found right; its fault is logged only then."""
+    log = InjectedLog()
+
+    def on_event(session: Session, event: dict[str, Any]) -> None:
+        if event["event"] == "trial" and event["us"] is not None and session.trials == 2:
+            log.arm(cs_fatal(session._trying.measurer.pid))
+
+    session, _, events = tuned([[SLOW + "// 1", marked(2)], []], on_event=on_event, kernel_log=log)
+    log.close()
+    (progress,) = session.tasks
+    assert [e["outcome"] for e in events if e["event"] == "trial"] == ["right", "right"]
+    assert "CS_CONFIG_FAULT" in next(e["reason"] for e in events if e["event"] == "condemned")
+    assert progress.failures == {"fault": 1}
+    assert progress.best_trace != trace(marked(2))
+    with kept() as records:
+        (condemned,) = records.quarantined(session.setup)
+        assert condemned.trace == trace(marked(2))
+        assert condemned.outcome is Recorded.FAULTED
+        assert "CS_FATAL.EXCEPTION_TYPE: 0x40" in condemned.story
+
+
+def test_a_fault_has_its_whole_story_recorded(tuned: Any, kept: Any) -> None:
+    log = InjectedLog()
+
+    def on_event(session: Session, event: dict[str, Any]) -> None:
+        if event["event"] == "tasks":
+            log.arm(cs_fatal(session._trying.measurer.pid))
+
+    session, _, _ = tuned([[marked(1)], []], on_event=on_event, kernel_log=log)
+    log.close()
+    with kept() as records:
+        (faulted,) = records.quarantined(session.setup)
+    assert "CS_FATAL_INFO.EXCEPTION_DATA: 0x0" in faulted.story
+
+
+def test_what_is_in_quarantine_is_not_tried(tuned: Any, kept: Any, profile: DeviceProfile) -> None:
+    """By its trace, and by its kernels' source, of whichever task."""
+    setup = setup_for(profile.identity)
+    with kept() as records:
+        for number, task in ((1, "scale"), (2, "another")):
+            source = marked(number)
+            digest = hashlib.sha256(source.encode()).hexdigest()
+            new = NewCandidate(workload=task, setup=setup, trace=trace(source), source_sha256=digest)
+            verdict = RecordedVerdict(outcome=Recorded.FAULTED, reason="it faulted", quarantine=True)
+            records.finish(records.begin(new), verdict)
+    session, planted, _ = tuned([[marked(1), marked(2), marked(3)], []])
+    assert session.trials == 1
+    assert len(planted.results) == 1
+
+
+def test_the_best_of_another_driver_is_measured_again_first(
+    tuned: Any, kept: Any, profile: DeviceProfile
+) -> None:
+    identity = replace(profile.identity, driver_version="an older one")
+    timing = RecordedTiming(median_s=1e-9, low_s=1e-9, high_s=1e-9, repeats=3)
+    with kept() as records:
+        new = NewCandidate(workload="scale", setup=setup_for(identity), trace=trace(marked(1)))
+        records.finish(records.begin(new), RecordedVerdict(outcome=Recorded.RIGHT, timing=timing))
+    session, planted, _ = tuned([[marked(2)], []])
+    assert planted.replayed == [trace(marked(1))]
+    (progress,) = session.tasks
+    assert progress.trials >= 1
+    assert progress.best > 1e-9
+    with kept() as records:
+        assert trace(marked(1)) in [c.trace for c in records.history("scale", session.setup)]
+
+
+def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
+    kept: Any, profile: DeviceProfile, tmp_path: Path
+) -> None:
+    tvm = pytest.importorskip("tvm")
+    setup: Setup = setup_for(profile.identity)
+    with kept() as records:
+        timing = RecordedTiming(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
+        new = NewCandidate(workload="scale", setup=setup, trace="[]")
+        records.finish(records.begin(new), RecordedVerdict(outcome=Recorded.RIGHT, timing=timing))
+        records.put_default("scale", setup, 1e-3)
+    choose = best_schedules(tmp_path / "records.sqlite", profile.identity)
+    func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
+    assert choose("scale", func) is None
+
+
+def test_what_another_tuner_has_in_flight_is_left_to_it(
+    tuned: Any, kept: Any, profile: DeviceProfile
+) -> None:
+    setup = setup_for(profile.identity)
+    with kept() as records:
+        number = records.begin(NewCandidate(workload="scale", setup=setup, trace=trace(marked(1))))
+        session, _, _ = tuned([[marked(1), marked(2)], []])
+        assert session.trials == 1
+        records.withdraw(number)

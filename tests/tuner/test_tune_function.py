@@ -1,0 +1,97 @@
+"""The tuner as a library, on functions that broke other tuners; docs/library.md's example runs, too."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from tvm import tirx
+
+import honed.tuner
+from honed.runtime.devices import Device
+from honed.runtime.errors import InvalidArgument
+from tests.tuner.liars import searched
+
+from .running import ROOT
+
+pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def tuned(func: tirx.PrimFunc, device: Device, cache: Path, folder: Path) -> honed.tuner.TunedFunction:
+    events: list[dict[str, Any]] = []
+    found = honed.tuner.tune_function(
+        func,
+        device=device.spec,
+        trials=4,
+        records=folder / "records.sqlite",
+        cache_dir=cache,
+        emit=events.append,
+    )
+    assert [e for e in events if e["event"] in ("broke", "condemned")] == []
+    assert found.failures == {}
+    assert "__kernel" in found.lowered.source
+    return found
+
+
+def test_a_convolution_that_was_measured_impossibly_fast(device: Device, cache: Path, tmp_path: Path) -> None:
+    """Case 2: 1x1, 348 to 2084 channels, 12x12, with bias and x sigmoid(x)."""
+    found = tuned(searched.pointwise_convolution(), device, cache, tmp_path)
+    assert found.trials == 4
+    assert found.best_s <= found.default_s
+    assert (found.trace is None) == (found.scheduled is None) == (found.best_s == found.default_s)
+
+
+def test_a_reduction_of_two_elements_that_ended_a_run(device: Device, cache: Path, tmp_path: Path) -> None:
+    """Case 4: the sum of the products of two vectors of two elements."""
+    found = tuned(searched.product_of_two(), device, cache, tmp_path)
+    assert found.best_s <= found.default_s
+
+
+def test_another_call_goes_on_from_the_records(device: Device, cache: Path, tmp_path: Path) -> None:
+    func = searched.functions()["softmax"]
+    first = tuned(func, device, cache, tmp_path)
+    again = honed.tuner.tune_function(
+        func, device=device.spec, trials=0, records=tmp_path / "records.sqlite", cache_dir=cache
+    )
+    assert again.trials == 0
+    if first.trace is not None and again.trace is not None:
+        assert again.trace == first.trace
+
+
+def test_a_function_that_is_no_task_is_refused() -> None:
+    func = searched.product_of_two()
+    with pytest.raises(InvalidArgument, match="last 4 cannot be outputs"):
+        honed.tuner.tune_function(func, outputs=4)
+
+
+def test_the_documented_example_runs(cache: Path) -> None:
+    text = (ROOT / "docs" / "library.md").read_text()
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    short = example.replace("trials=64", f"trials=3, cache_dir=Path({str(cache)!r})")
+    assert short != example
+    done = subprocess.run(
+        [sys.executable, "-c", f"from pathlib import Path\n{short}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "GFLOP/s" in done.stdout
+
+
+def test_importing_the_package_does_not_import_tvm() -> None:
+    code = "import sys, honed.tuner; sys.exit('tvm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
