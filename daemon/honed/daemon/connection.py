@@ -100,7 +100,7 @@ class Connection:
         self._held = 0  # bytes accounted to the peer's user
         self._reading = False
         self._ending = False  # nothing is read any more; closes when all is sent
-        self._at_close: list[Callable[[], None]] = []
+        self._at_close: list[Callable[[], object]] = []
         self.closed = False
         self._frame_timer = _Timer(self._loop, limits.message_seconds, self._too_slow)
         self._write_timer = _Timer(self._loop, limits.write_seconds, self._not_reading)
@@ -115,7 +115,7 @@ class Connection:
         """Send a notification."""
         self._send(wire.Notification(method=method, params=params))
 
-    def when_closed(self, callback: Callable[[], None]) -> None:
+    def when_closed(self, callback: Callable[[], object]) -> None:
         """Call back once, when the connection is gone."""
         self._at_close.append(callback)
 

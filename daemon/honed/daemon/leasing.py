@@ -17,7 +17,7 @@ from honed.runtime.errors import InvalidArgument
 from .blocking import in_thread
 from .connection import Connection
 from .idle.activity import Activity
-from .idle.decision import Decision, decide
+from .idle.decision import MAX_GAP, Decision, decide
 from .idle.judge import Context, judge
 from .idle.own import Own
 from .idle.readings import Reading, Sample
@@ -34,12 +34,20 @@ class Leasing:
     """Grants the lease while the machine is idle; revokes it when a request comes or the machine is busy."""
 
     def __init__(
-        self, settings: IdleSettings, worker_state: Callable[[], str], signals: Signals | None = None
+        self,
+        settings: IdleSettings,
+        worker_state: Callable[[], str],
+        signals: Signals | None = None,
+        patience: float = MAX_GAP,
     ) -> None:
-        """`worker_state` is the supervisor's: only beside a worker that is "ready" the machine is idle."""
+        """`worker_state` is the supervisor's: only beside a worker that is "ready" the machine is idle.
+
+        `patience`: seconds that one look at the machine may take before it counts as busy.
+        """
         self._settings = settings
         self._worker_state = worker_state
         self._signals = signals or Signals()
+        self._patience = patience
         self._lease = Lease()
         self._activity = Activity(time.monotonic())
         self._machine = Machine(samples=(), own=Own())
@@ -56,12 +64,18 @@ class Leasing:
     async def run(self) -> None:
         """Look at the machine until cancelled."""
         while True:
-            machine = await in_thread(self._signals.read, time.monotonic(), self._own_processes())
+            self._wake.clear()
+            looking = asyncio.ensure_future(
+                in_thread(self._signals.read, time.monotonic(), self._own_processes())
+            )
+            await asyncio.wait([looking], timeout=self._patience)
+            if not looking.done():  # a driver that hangs
+                why = f"the machine's signals could not be read for {self._patience:g} s"
+                self._perform(self._lease.readings(False, why, time.monotonic()))
+            self._machine = await looking
             now = time.monotonic()
-            self._machine = machine
             self._decision = self._decided(now)[1]
             self._perform(self._lease.readings(self._decision.idle, self._decision.why, now))
-            self._wake.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_SECONDS if self._tuners else REST_SECONDS):
                     await self._wake.wait()
