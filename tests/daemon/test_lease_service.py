@@ -98,7 +98,9 @@ def test_a_killed_tuner_frees_the_lease_for_the_next(service: Service) -> None:
         assert lease(client)["holder"]["pid"] == second.process.pid
 
 
-def test_a_tuner_that_stays_is_named_and_requests_go_on(service: Service) -> None:
+def test_a_tuner_that_stays_is_named_and_requests_go_on(
+    service: Service, capsys: pytest.CaptureFixture[str]
+) -> None:
     with service.client() as client, Tuner(service.socket, 0.1) as tuner:
         assert tuner.do("wait 60")["granted"]
         client.infer("small", X)
@@ -106,6 +108,10 @@ def test_a_tuner_that_stays_is_named_and_requests_go_on(service: Service) -> Non
         assert client.infer("small", X)["y"][0] == 2.0
         assert lease(client)["overdue"] == 1
         assert f"process {tuner.process.pid}, still has the device 0.1 s after" in service.log
+        assert main(["--socket", str(service.socket), "status"]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert f"held by process {tuner.process.pid} " in text
+        assert "overdue: it promised 0.1 s" in text
         assert tuner.do("wait 60")["granted"], "it releases what was revoked before it asks again"
 
 
