@@ -126,9 +126,11 @@ def start(
     return service
 
 
-def wait_for(condition: Callable[[], Any], what: str, service: Service | None = None) -> None:
+def wait_for(
+    condition: Callable[[], Any], what: str, service: Service | None = None, *, seconds: float = DEADLINE
+) -> None:
     """Until the condition holds; fails with the daemon's log when it does not in time."""
-    end = time.monotonic() + DEADLINE
+    end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             raise AssertionError(f"waited in vain for {what}\n{service.log if service else ''}")

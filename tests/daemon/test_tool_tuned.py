@@ -26,9 +26,8 @@ def weights() -> np.ndarray:
     return np.random.default_rng(0).standard_normal((INNER, OUTER)).astype(np.float32)
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, service_cache: Path) -> Iterator[Service]:
-    """A daemon that serves y = softmax(x w) as "mlp", with the shape of x given when it was added."""
+def write_model(path: Path) -> Path:
+    """y = softmax(x w), the number of rows of x left open."""
     onnx = pytest.importorskip("onnx")
     helper = onnx.helper
     nodes = [
@@ -43,8 +42,14 @@ def served(tmp_path_factory: pytest.TempPathFactory, service_cache: Path) -> Ite
         [onnx.numpy_helper.from_array(weights(), "w")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = tmp_path_factory.mktemp("model") / "mlp.onnx"
     onnx.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory, service_cache: Path) -> Iterator[Service]:
+    """A daemon that serves the model as "mlp", with the shape of x given when it was added."""
+    path = write_model(tmp_path_factory.mktemp("model") / "mlp.onnx")
     running = start(tmp_path_factory.mktemp("state"), service_cache)
     try:
         with running.client() as client:

@@ -1,0 +1,76 @@
+"""The whole service, left alone: it tunes what was added, and serves what it found. Real tuner, real PoCL."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from honed.runtime import Client
+
+from .running import Service, wait_for
+from .test_tool_tuned import INNER, ROWS, X, write_model
+
+pytest.importorskip("honed.tuner")
+pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
+IDLE = """
+[idle]
+quiet_seconds = 0.2
+settle_seconds = 0
+max_pressure_percent = 100
+max_load_per_core = 1000
+[tuner]
+spawn = true
+"""
+
+
+def tuner_of(service: Service) -> psutil.Process | None:
+    for child in psutil.Process(service.process.pid).children():
+        if "honed.tuner.service" in child.cmdline():
+            return child
+    return None
+
+
+def trials(client: Client) -> int:
+    tuning = client.metrics()["tuning"]
+    return sum(tuning["trials"].values()) if tuning else 0
+
+
+def test_a_model_gets_faster_with_no_command_given(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start_service(config=IDLE)
+    source = write_model(tmp_path / "mlp.onnx")
+    with service.client() as client:
+        client.add(source, name="mlp", shapes={"x": (ROWS, INNER)})
+        before = client.infer("mlp", {"x": X})["y"]
+        wait_for(lambda: trials(client) > 0, "a first trial", service)
+        assert client.status()["lease"]["granted"] > 0
+        np.testing.assert_allclose(client.infer("mlp", {"x": X})["y"], before, atol=1e-6)
+        wait_for(lambda: client.status()["lease"]["revoked"] > 0, "the lease to be revoked", service)
+        wait_for(lambda: client.history("mlp")["version"] > 1, "a tuned version", service, seconds=240)
+        history = client.history("mlp")
+        assert history["versions"][1]["why"].startswith("idle tuning")
+        assert history["versions"][1]["new_us"] < history["versions"][1]["old_us"]
+        np.testing.assert_allclose(client.infer("mlp", {"x": X})["y"], before, atol=1e-5)
+        assert client.status()["tuner"]["pid"] > 0
+
+
+def test_a_tuner_that_dies_is_started_anew_and_ends_with_the_service(
+    start_service: Callable[..., Service],
+) -> None:
+    service = start_service(config=IDLE)
+    wait_for(lambda: tuner_of(service), "the tuner", service)
+    first = tuner_of(service)
+    assert first is not None
+    os.kill(first.pid, signal.SIGKILL)
+    wait_for(lambda: (t := tuner_of(service)) and t.pid != first.pid, "another tuner", service)
+    second = tuner_of(service)
+    assert second is not None
+    service.kill()
+    wait_for(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, "its end", service)

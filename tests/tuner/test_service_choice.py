@@ -1,0 +1,95 @@
+"""Which model the tuner takes next, and what it remembers of those it had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.tuner.service.choice import (
+    FIRST_PASS_SECONDS,
+    SLICE_SECONDS,
+    Known,
+    Plan,
+    Wanted,
+    choose,
+    failed,
+    passed,
+    unknown,
+)
+from honed.tuner.service.memory import Memory
+
+
+def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) -> Wanted:
+    return Wanted(
+        name=name,
+        seconds=seconds,
+        obstacle=obstacle,
+        known=replace(unknown("k"), **{"passes": 1, **known}),  # type: ignore[arg-type]
+    )
+
+
+def test_a_new_model_gets_a_short_pass_first() -> None:
+    models = [model("used", 100.0), model("new", passes=0)]
+    assert choose(models, 0.0) == Plan(name="new", seconds=FIRST_PASS_SECONDS)
+
+
+def test_time_goes_where_most_can_be_won() -> None:
+    models = [model("much", 100.0, headroom=0.1), model("less", 50.0, headroom=0.8), model("never")]
+    assert choose(models, 0.0) == Plan(name="less", seconds=SLICE_SECONDS)
+
+
+def test_models_never_used_come_last_but_come() -> None:
+    assert choose([model("never"), model("used", 0.1)], 0.0) == Plan(name="used", seconds=SLICE_SECONDS)
+    assert choose([model("never"), model("done", 9.0, finished=True)], 0.0) == Plan(
+        name="never", seconds=SLICE_SECONDS
+    )
+
+
+def test_what_cannot_or_need_not_be_tuned_is_left() -> None:
+    models = [model("pinned", 9.0, "version 2 is pinned"), model("done", 9.0, finished=True)]
+    assert choose(models, 0.0) is None
+    assert choose([], 0.0) is None
+
+
+def test_a_failure_is_waited_out_longer_each_time() -> None:
+    known, waits = unknown("k"), []
+    for _ in range(12):
+        known = failed(known, "the device went away", 1000.0)
+        waits.append(known.retry - 1000.0)
+    assert waits[:3] == [300.0, 600.0, 1200.0]
+    assert waits[-1] == 86_400.0
+    assert choose([Wanted(name="m", seconds=1.0, obstacle="", known=known)], 1001.0) is None
+    again = passed(known, finished=False, headroom=0.5)
+    assert choose([Wanted(name="m", seconds=1.0, obstacle="", known=again)], 1001.0) is not None
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.floats(0, 1), st.integers(0, 3), st.booleans()), max_size=8))
+def test_whoever_is_chosen_may_be_tuned(models: list[tuple[float, float, int, bool]]) -> None:
+    wanted = [
+        model(str(n), seconds, headroom=headroom, passes=passes, finished=finished)
+        for n, (seconds, headroom, passes, finished) in enumerate(models)
+    ]
+    plan = choose(wanted, 0.0)
+    ready = [m for m in wanted if not m.known.finished]
+    assert (plan is None) == (not ready)
+    if plan is not None:
+        assert plan.name in {m.name for m in ready}
+        assert not any(m.known.passes == 0 for m in ready) or plan.seconds == FIRST_PASS_SECONDS
+
+
+def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.json"
+    known = passed(unknown("source device driver"), finished=True, headroom=0.2)
+    Memory(path).put("m", known)
+    assert Memory(path).get("m", "source device driver") == known
+    assert Memory(path).get("m", "source device driver 2") == unknown("source device driver 2")
+    path.write_text("{")
+    assert Memory(path).get("m", "source device driver") == unknown("source device driver")
+
+
+def test_headroom_is_a_share() -> None:
+    assert passed(unknown("k"), finished=False, headroom=7.0).headroom == 1.0
+    assert isinstance(passed(unknown("k"), finished=False, headroom=0.5), Known)
