@@ -115,7 +115,7 @@ def _killed_once(
     victim, moment = pick.choice(victims), pick.uniform(0.3, _SECONDS)
     seed = story.victims.total() + story.missed
     with Tuning(model, records, cache, f"--trials={_TRIALS}", f"--seed={seed}") as run:
-        reader = threading.Thread(target=run.finish)
+        reader = threading.Thread(target=lambda: list(run.told()))
         reader.start()
         reader.join(moment)
         hit = _kill(run, victim)

@@ -183,12 +183,20 @@ def test_a_history_begins_with_the_default_schedules(tuned: Any, kept: Any) -> N
 
 def test_a_broken_search_is_taken_up_again_once(tuned: Any) -> None:
     broke = SearchBroke("a step cannot be replayed")
-    session, _, events = tuned([broke, [marked(1)], broke, [marked(2)]])
+    session, _, events = tuned([broke, [marked(1)], []])
+    (progress,) = session.tasks
+    assert progress.stage is Stage.TUNED
+    assert progress.best_trace == trace(marked(1))
+    assert [e["reason"] for e in events if e["event"] == "broke"] == [f"its search ended: {broke}"]
+
+
+def test_a_search_that_broke_twice_is_lost(tuned: Any) -> None:
+    broke = SearchBroke("a step cannot be replayed")
+    session, planted, _ = tuned([broke, broke, [marked(1)]])
     (progress,) = session.tasks
     assert progress.stage is Stage.LOST
-    assert "cannot be replayed" in progress.reason
-    assert progress.best_trace == trace(marked(1))
-    assert [e["event"] for e in events].count("broke") == 2
+    assert progress.reason == f"its search ended: {broke}"
+    assert len(planted.batches) == 1
 
 
 def test_peaks_that_are_met_are_measured_again(tuned: Any, profile: DeviceProfile) -> None:
