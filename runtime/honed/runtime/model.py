@@ -25,7 +25,7 @@ class Source:
     filename: str
     producer: str
     opset: int
-    precision: str  # of the arithmetic: "fp32", "fp16" or "mixed"
+    precision: str  # of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
     notes: tuple[str, ...]  # what the user should know, one sentence each (fallbacks, bound shapes)
 
 
