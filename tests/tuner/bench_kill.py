@@ -34,7 +34,6 @@ from .running import MEASURING, SEARCHING, Tuning
 
 VICTIMS = {"tuner": "", "searching child": SEARCHING, "measuring child": MEASURING}
 _TRIALS = 5  # of a run that is left to its end
-_SECONDS = 8.0  # within which a kill comes: a run's start and its trials
 _DEADLINE = 120.0
 
 
@@ -89,9 +88,17 @@ def kill_often(folder: Path, kills: int, pick: random.Random, victims: list[str]
     """So many kills of processes drawn from `victims`, then one run in peace."""
     model, records, cache = running.write_model(folder / "m.onnx"), folder / "r.sqlite", folder / "cache"
     measured_profile(None, cache)
-    story, before = Story(), dict[str, Row]()
+    story = Story()
+    began = time.monotonic()
+    with Tuning(model, records, cache, f"--trials={_TRIALS}") as run:
+        run.finish()
+    whole = time.monotonic() - began  # within which a kill comes
+    before = _check(run, records, {}, story, "the first run, in peace")
     while story.victims.total() < kills:
-        before = _killed_once(model, records, cache, pick, victims, story, before)
+        victim, moment = pick.choice(victims), pick.uniform(0.02, 1.0) * whole
+        before = _killed_once(model, records, cache, victim, moment, story, before)
+        if (done := story.victims.total()) % 10 == 0:
+            print(f"{done} kills, {len(story.wrong)} failed checks", file=sys.stderr, flush=True)
     with Tuning(model, records, cache, f"--trials={_TRIALS}", "--seed=999") as run:
         last = run.finish()
     if last["event"] != "done" or (not last["trials"] and "tuned" not in {r["state"] for r in last["tasks"]}):
@@ -106,13 +113,12 @@ def _killed_once(
     model: Path,
     records: Path,
     cache: Path,
-    pick: random.Random,
-    victims: list[str],
+    victim: str,
+    moment: float,
     story: Story,
     before: dict[str, Row],
 ) -> dict[str, Row]:
-    """One run with a kill in it; gives the candidates afterwards."""
-    victim, moment = pick.choice(victims), pick.uniform(0.3, _SECONDS)
+    """One run in which `victim` is killed after `moment` seconds; gives the candidates afterwards."""
     seed = story.victims.total() + story.missed
     with Tuning(model, records, cache, f"--trials={_TRIALS}", f"--seed={seed}") as run:
         reader = threading.Thread(target=lambda: list(run.told()))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.process import Child, Ended
 
+from .scratch import scratch
 from .task import Task
 
 COMMAND = (sys.executable, "-P", "-m", "honed.tuner.tune.searcher")
@@ -75,7 +75,7 @@ class SearchChild:
         self._cost_model = cost_model
         self._seed = seed
         self._command = tuple(command)
-        self._folder = tempfile.TemporaryDirectory(prefix="honed-search-")
+        self._folder = scratch("honed-search-")
         self._child: Child | None = None
 
     def __enter__(self) -> SearchChild:
