@@ -137,13 +137,12 @@ def report(
     before: dict[str, Any],
     after: dict[str, Any],
 ) -> None:
-    near, each = [], []
+    each = []
     for begun, ended, told in swaps:
         around = [r for r in rows if begun - NEAR_SECONDS < r[0] < ended + NEAR_SECONDS]
         # The longer of the medians before and after: the swap makes the later ones shorter.
         earlier = [r for r in around if r[0] < begun] or around
         close = [r for r in rows if begun - 0.5 < r[1] and r[0] < ended + NEAR_SECONDS]
-        near += close
         each.append(
             {"published": told["published"], "seconds": ended - begun, "worst": slow(earlier, close)[1]}
         )
@@ -168,8 +167,8 @@ def report(
     print("  " + " ".join(f"{e['worst']:.2f}" for e in each))
     for name, figures in (("before", before), ("after", after)):
         print(
-            f"no swaps, {name:7s} {figures['requests']} requests, median {figures['median_ms']:.1f} ms, slowest "
-            f"{figures['worst_ratio']:.2f} times that, {figures['beyond_twice']} beyond twice"
+            f"no swaps, {name:7s} {figures['requests']} requests, median {figures['median_ms']:.1f} ms, "
+            f"slowest {figures['worst_ratio']:.2f} times that, {figures['beyond_twice']} beyond twice"
         )
 
 
