@@ -112,6 +112,7 @@ class Machine(RuleBasedStateMachine):
         self.believes: dict[int, int] = {}  # tuner -> the lease it uses the device under
         self.told: dict[int, float] = {}  # tuner -> when it was told to leave
         self.bounds: dict[int, float] = {}
+        self.wants: set[int] = set()
         self.overdue: set[int] = set()  # leases
         self.interrupted: float | None = None
         self.times: list[float] = []
@@ -123,6 +124,8 @@ class Machine(RuleBasedStateMachine):
             match action:
                 case Grant(holder, number):
                     assert not self.believes, "never two holders"
+                    assert holder in self.wants, "nobody gets what it does not want"
+                    self.wants.discard(holder)
                     self.believes[holder], self.since = number, self.now
                 case Revoke(holder, number, why):
                     assert self.believes[holder] == number
@@ -135,6 +138,7 @@ class Machine(RuleBasedStateMachine):
                     self.overdue.add(number)
 
     def left(self, tuner: int) -> None:
+        self.wants.discard(tuner)
         if self.believes.pop(tuner, None) is not None:
             self.held_seconds += self.now - self.since
             if self.interrupted is not None:
@@ -149,6 +153,8 @@ class Machine(RuleBasedStateMachine):
                 self.lease.asked(tuner, bound, self.now)
             return
         self.bounds[tuner] = bound
+        if tuner not in self.believes:
+            self.wants.add(tuner)
         self.act(self.lease.asked(tuner, bound, self.now))
 
     @rule(tuner=TUNERS)
@@ -202,7 +208,7 @@ class Machine(RuleBasedStateMachine):
         held = self.lease.held
         assert ({held.holder: held.number} if held else {}) == self.believes
         assert (phase(self.lease) is Phase.FREE) == (not self.believes)
-        assert not set(self.lease.waiting) & set(self.believes)
+        assert set(self.lease.waiting) == self.wants
         running = self.now - self.since if self.believes else 0.0
         assert self.lease.seconds(self.now) == pytest.approx(self.held_seconds + running)
         assert self.lease.releases.summary().count == len(self.times)

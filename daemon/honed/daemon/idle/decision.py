@@ -9,12 +9,8 @@ from .readings import Reading, value_text
 from .settings import IdleSettings
 
 MAX_GAP = 20.0  # seconds between two looks, after which nothing is known of the time between
-_OF_THE_SERVICE = (
-    "requests",
-    "queue",
-    "adding",
-    "worker",
-)  # judged without settling: they have their own quiet time
+# Judged without settling: requests have a quiet time of their own.
+_OF_THE_SERVICE = ("requests", "queue", "adding", "worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
