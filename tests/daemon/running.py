@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,37 @@ DEADLINE = 60.0  # seconds; generous, since machines are shared
 class Service:
     """A daemon's process and places."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket: Path, state: Path, folder: Path) -> None:
-        self.process = process
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], socket: Path, state: Path, folder: Path
+    ) -> None:
+        """Starts it; its configuration is the file honed.toml in `folder`, which is removed at the end."""
         self.socket = socket
         self.state = state
         self.log_file = folder / "log"
         self._folder = folder
+        self._command = tuple(command)
+        self._environment = dict(environment)
+        self.process: subprocess.Popen[bytes]
+        self.restart()
+
+    def restart(self) -> None:
+        """Start it anew, after `kill`."""
+        with self.log_file.open("ab") as stream:
+            self.process = subprocess.Popen(
+                self._command, env=self._environment, stdin=subprocess.DEVNULL, stderr=stream
+            )
+
+    def configure(self, text: str) -> None:
+        """Another configuration, read at once."""
+        (self._folder / "honed.toml").write_text(text)
+        with self.client() as client:
+            client.reload_config()
+
+    def answers(self) -> bool:
+        """Whether it does."""
+        with contextlib.suppress(HonedError), self.client() as client:
+            return client.live()
+        return False
 
     @property
     def log(self) -> str:
@@ -54,13 +79,7 @@ class Service:
             wait_for(lambda: self._alive() and client.ready(), "the service to be ready", self)
 
     def wait_listening(self) -> None:
-        def listening() -> bool:
-            self._alive()
-            with contextlib.suppress(HonedError), self.client() as client:
-                return client.live()
-            return False
-
-        wait_for(listening, "the service to listen", self)
+        wait_for(lambda: self._alive() and self.answers(), "the service to listen", self)
 
     def kill(self) -> None:
         """As a power cut would: SIGKILL to the daemon alone."""
@@ -111,11 +130,7 @@ def start(
     ]
     command += [f"--cache-dir={cache}", f"--config={config_file}"]
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("HONED_", "XDG_"))}
-    with (folder / "log").open("wb") as stream:
-        process = subprocess.Popen(
-            command, env={**kept, **(environment or {})}, stdin=subprocess.DEVNULL, stderr=stream
-        )
-    service = Service(process, path, state, folder)
+    service = Service(command, {**kept, **(environment or {})}, path, state, folder)
     if wait:
         try:
             service.wait_listening()
