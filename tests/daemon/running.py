@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,5 +153,11 @@ def wait_for(
 
 
 def descriptors(pid: int) -> int:
-    """Open descriptors of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd"))
+    """Open descriptors of a process, without files of the kernel, which the service reads now and then."""
+    return sum(not target.startswith(("/proc/", "/sys/")) for target in _targets(pid))
+
+
+def _targets(pid: int) -> Iterator[str]:
+    for name in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            yield os.readlink(f"/proc/{pid}/fd/{name}")
