@@ -46,7 +46,7 @@ def expected() -> np.ndarray:
     return np.asarray(powers / powers.sum(-1, keepdims=True), np.float32)
 
 
-def write_model(path: Path) -> Path:
+def write_model(path: Path, rows: int = ROWS) -> Path:
     """y = softmax(x w): two tasks, a matrix product and a softmax."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["a"]),
@@ -55,8 +55,8 @@ def write_model(path: Path) -> Path:
     graph = helper.make_graph(
         nodes,
         "g",
-        [helper.make_tensor_value_info("x", 1, [ROWS, INNER])],
-        [helper.make_tensor_value_info("y", 1, [ROWS, OUTER])],
+        [helper.make_tensor_value_info("x", 1, [rows, INNER])],
+        [helper.make_tensor_value_info("y", 1, [rows, OUTER])],
         [onnx.numpy_helper.from_array(weights(), "w")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
