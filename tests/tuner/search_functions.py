@@ -32,6 +32,9 @@ GRAPHS = {
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",
+    "convolution, padded after": """(float[1, 8, 12, 12] x, float[16, 8, 1, 1] w, float[16] b)
+        => (float[1, 16, 14, 14] y) <int64[8] around = {0, 0, 1, 1, 0, 0, 1, 1}> {
+        c = Conv(x, w, b) r = Relu(c) y = Pad(r, around) }""",
     "convolution 1x1": """(float[1, 12, 12, 12] x, float[20, 12, 1, 1] w, float[20] b)
         => (float[1, 20, 12, 12] y) {
         c = Conv(x, w, b) s = Sigmoid(c) y = Mul(c, s) }""",

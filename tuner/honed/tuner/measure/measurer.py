@@ -262,7 +262,9 @@ class Measurer:
 def _of_ended(ended: Ended) -> Verdict:
     """What a child's end says of the candidate it was measuring."""
     if ended.out_of_memory:
-        return Verdict(outcome=Outcome.MEMORY, reason=f"its process ran out of memory or was killed ({ended})")
+        return Verdict(
+            outcome=Outcome.MEMORY, reason=f"its process ran out of memory or was killed ({ended})"
+        )
     where = {
         "build": "in the driver's compiler",
         "first": "at its first launch, in which drivers may compile",

@@ -12,7 +12,17 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import CHOICES, REDUCE, SPATIAL, Keep, calls, is_dear
-from .parts import Part, SketchLimits, bind_alone, fuse, is_contraction, lanes_of, parts, set_private
+from .parts import (
+    Part,
+    SketchLimits,
+    alone,
+    fuse,
+    is_contraction,
+    is_elementwise,
+    lanes_of,
+    parts,
+    set_private,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +80,8 @@ def grouped(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int) 
     if by.shared:
         _copy_operands(schedule, main.block, outer, by)
     _prepare(schedule, before, limits, most, inlined=by.shared)
+    if len(rest) == 2 and not is_elementwise(rest[1], main):
+        alone(schedule, rest[1], limits, most)
     schedule.vectorize(levels.registers[-1])
     for loop in levels.registers[:-1]:
         schedule.unroll(loop)
@@ -110,7 +122,7 @@ def _two(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, LoopRV]:
 def _write(schedule: Schedule, rest: list[Part], thread: LoopRV) -> None:
     """Accumulate in registers, and write the result, through the elementwise tail, once."""
     main = rest[0].block
-    if len(rest) == 2:
+    if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
         tail = rest[1].block
         set_private(schedule, main)
     else:
@@ -139,7 +151,4 @@ def _prepare(
         if inlined and not is_dear(schedule, part.block):
             schedule.compute_inline(part.block)
             continue
-        loops = schedule.get_loops(part.block)
-        rest, vector = schedule.split(loops[-1], [None, lanes_of(part.info.extents[-1], most)])
-        bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
-        schedule.vectorize(vector)
+        alone(schedule, part, limits, most)

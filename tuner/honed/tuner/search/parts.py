@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import BlockInfo, Keep, blocks, info, inline_elementwise
+from .blocks import SPATIAL, BlockInfo, Keep, blocks, info, inline_elementwise
 
 _VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths, but for 3
 
@@ -101,6 +102,23 @@ def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
     outer, inner = schedule.split(loop, [None, threads])
     schedule.bind(outer, "blockIdx.x")
     schedule.bind(inner, "threadIdx.x")
+
+
+def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> None:
+    """Compute an elementwise block in a launch of its own."""
+    loops = schedule.get_loops(part.block)
+    rest, vector = schedule.split(loops[-1], [None, lanes_of(part.info.extents[-1], most)])
+    bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
+    schedule.vectorize(vector)
+
+
+def is_elementwise(tail: Part, main: Part) -> bool:
+    """Whether a tail has one element for each result of a reduction, and can be computed with it.
+
+    One that pads or repeats has more, and what it adds belongs to no tile of the reduction.
+    """
+    kinds = zip(main.info.extents, main.info.kinds, strict=True)
+    return math.prod(tail.info.extents) == math.prod(e for e, kind in kinds if kind == SPATIAL)
 
 
 def below(schedule: Schedule, block: SBlockRV, under: LoopRV) -> list[LoopRV]:

@@ -18,11 +18,12 @@ from .blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_alon
 from .parts import (
     Part,
     SketchLimits,
+    alone,
     below,
     bind,
-    bind_alone,
     fuse,
     is_contraction,
+    is_elementwise,
     lanes_of,
     parts,
     set_private,
@@ -54,7 +55,7 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if before == 0 or not _fits(schedule, found[before:], limits):
         return False
     for part in found[:before]:
-        _pad(schedule, part, limits, most)
+        alone(schedule, part, limits, most)
     _tile(schedule, found[before:], limits, most, laned=len(_spatial(found[before].info)) - 1)
     return True
 
@@ -113,7 +114,8 @@ def _tile(schedule: Schedule, found: list[Part], limits: SketchLimits, most: int
     reduce[-1], unrolled = schedule.split(reduce[-1], steps)
     schedule.reorder(*outer, *reduce, unrolled, *inner)
     under = bind(schedule, outer, limits)
-    if len(found) == 2:
+    together = len(found) == 2 and is_elementwise(found[1], found[0])
+    if together:
         tail = found[1].block
         set_private(schedule, block)
     else:
@@ -127,6 +129,8 @@ def _tile(schedule: Schedule, found: list[Part], limits: SketchLimits, most: int
     for loop in (unrolled, *inner[:-1]):
         schedule.unroll(loop)
     schedule.decompose_reduction(block, reduce[0])
+    if len(found) == 2 and not together:
+        alone(schedule, found[1], limits, most)
     return _Tiled(block=block, unrolled=unrolled)
 
 
@@ -166,11 +170,3 @@ def _split(
     a, b = schedule.split(last, factors)
     outer.insert(laned, a)
     return outer, [*inner, b, vector]
-
-
-def _pad(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> None:
-    loops = schedule.get_loops(part.block)
-    lanes = lanes_of(part.info.extents[-1], most)
-    rest, vector = schedule.split(loops[-1], [None, lanes])
-    bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
-    schedule.vectorize(vector)
