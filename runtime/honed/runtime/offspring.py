@@ -16,4 +16,4 @@ def die_with(parent: int) -> None:
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        os._exit(0)
+        os._exit(127)

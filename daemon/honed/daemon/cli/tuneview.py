@@ -71,7 +71,7 @@ class Run:
             more["failures"] = dict(Counter(row["failures"]) + Counter([event["outcome"]]))
         if best:
             more["best_us"], more["gflops"] = best, row["flops"] / best / 1e3
-            more["roofline_share"] = min(1.0, row["roofline_us"] / best)
+            more["roofline_share"] = row["roofline_us"] / best
             self.estimate["now_us"] -= row["weight"] * ((before or best) - best)
         self.rows[event["task"]] = {**row, **more}
 
