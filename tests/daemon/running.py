@@ -19,6 +19,7 @@ import psutil
 from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
+NO_TUNER = "\n[tuner]\nspawn = false\n"
 DEADLINE = 60.0  # seconds; generous, since machines are shared
 
 
@@ -118,7 +119,7 @@ def start(
     folder = Path(tempfile.mkdtemp(prefix="honed-"))  # a short path: sockets allow 107 bytes
     config_file = folder / "honed.toml"
     # Tests that tune say so: everything else is quicker and quieter without.
-    config_file.write_text(config if "[tuner]" in config else f"{config}\n[tuner]\nspawn = false\n")
+    config_file.write_text(config if "[tuner]" in config else config + NO_TUNER)
     path = socket or folder / "s"
     command = [
         *prefix,

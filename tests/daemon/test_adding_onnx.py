@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from honed.daemon import compiler
 from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
 
 from .running import DEADLINE, Service, start, wait_for
@@ -126,12 +128,27 @@ def test_limits_of_the_compiler(start_service: Callable[..., Service], tmp_path:
         with pytest.raises(ResourceExhausted, match="longer than 1 s"):
             client.add(path)
         assert compiling(service) == []
-    service.stop()
-    service = start_service(service.state, config="[limits]\ncompile_memory_mib = 256\n")
+
+
+def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> None:
+    path = dense(tmp_path / "m.onnx")
     with service.client() as client:
-        with pytest.raises(HonedError, match="MiB"):
-            client.add(path)
-        assert client.models() == []
+        client.add(path, name="writes_the_profile")
+        status = client.status()
+    task = compiler.Task(
+        model=path,
+        output=tmp_path / "m.honed",
+        shown_name="m.onnx",
+        shapes={},
+        precision="auto",
+        profile=Path(status["places"]["cache_dir"]) / "device.toml",
+        device=status["device_spec"],
+        seconds=120.0,
+        memory_mib=100,
+    )
+    with pytest.raises(HonedError, match="MiB"):
+        asyncio.run(compiler.compile_model(task, lambda _: None))
+    assert not task.output.exists()
 
 
 def test_a_damaged_compiled_file_is_compiled_again(

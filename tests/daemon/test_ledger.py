@@ -40,7 +40,7 @@ def test_a_sum_decays_as_its_parts_do(
         spent.add(amount, moment, half_life)
     now = (events[-1][0] if events else 0.0) + later
     parts = math.fsum(amount * decay(now - moment, half_life) for moment, amount in events)
-    assert spent.value(now, half_life) == pytest.approx(parts, abs=1e-9)
+    assert spent.value(now, half_life) == pytest.approx(parts, rel=1e-9, abs=1e-9)
 
 
 @given(AMOUNTS, st.lists(MOMENTS, min_size=1), HALF_LIVES)

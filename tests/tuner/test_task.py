@@ -120,10 +120,14 @@ def test_a_condemned_best_is_forgotten() -> None:
     assert (progress.best, progress.best_trace) == (1.0, None)
 
 
-@given(st.lists(st.tuples(st.floats(1e-6, 1.0), st.integers(1, 40)), min_size=1, max_size=4), st.randoms())
-def test_choosing_always_ends(tasks: list[tuple[float, int]], random: Random) -> None:
+@given(
+    st.lists(st.tuples(st.floats(1e-6, 1.0), st.integers(1, 40)), min_size=1, max_size=4),
+    st.integers(0, 2**32),
+)
+def test_choosing_always_ends(tasks: list[tuple[float, int]], seed: int) -> None:
+    random = Random(seed)
     progress = [timed(str(n), seconds, weight) for n, (seconds, weight) in enumerate(tasks)]
-    for _ in range(1000):
+    for _ in range(2000):  # each of four tasks may go from 1 s to its roofline by 5 % a round
         chosen = next_task(progress)
         if chosen is None:
             return

@@ -53,7 +53,7 @@ class Limits:
     max_model_bytes: int = setting(2 << 30, unit="bytes")
     max_jobs: int = setting(8)
     compile_seconds: float = setting(1800.0, unit="s", minimum=1)
-    compile_memory_mib: int = setting(6144, unit="MiB", minimum=256)
+    compile_memory_mib: int = setting(6144, unit="MiB", minimum=1024)
     stop_seconds: float = setting(20.0, unit="s", minimum=0)
 
     def become(self, other: Limits) -> None:

@@ -51,6 +51,9 @@ def console(stream: TextIO, *, follow: bool = False) -> Console:
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
+_NAME_WIDTH = 32  # of a table's first column, below which it is not folded
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
     """A table; columns whose heading starts with ">" are aligned right. Long cells are folded, not cut."""
     from rich.table import Table
@@ -67,7 +70,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
             header_style="bold",
         )
     for row in rows:
-        made.add_row(*(Text(clean(cell)) for cell in row))
+        cells = [clean(cell) for cell in row]
+        first = made.columns[0]  # names, that read badly when folded
+        first.min_width = min(_NAME_WIDTH, max(first.min_width or 0, len(cells[0])))
+        made.add_row(*map(Text, cells))
     return made
 
 
