@@ -13,6 +13,7 @@ TYPES = {"FP32": np.float32, "FP16": np.float16, "INT64": np.int64, "INT32": np.
 
 
 def main() -> int:
+    """Ask what the model takes, run it, and show the outputs."""
     model, given = sys.argv[1], dict(argument.split("=", 1) for argument in sys.argv[2:])
     try:
         with Client() as client:

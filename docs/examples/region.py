@@ -12,6 +12,7 @@ ALIGN = 64  # bytes; where arrays placed one after the other start
 
 
 def main(model: str) -> None:
+    """Run the model on three frames that stay where they are."""
     with Client() as client:
         metadata = client.metadata(model)
         tensors = metadata["inputs"] + metadata["outputs"]

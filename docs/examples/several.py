@@ -11,6 +11,7 @@ from honed.runtime import AsyncClient
 
 
 async def main(model: str, count: int) -> None:
+    """Run the model on `count` inputs and show the outputs in their order."""
     async with AsyncClient() as client:
         tensors = (await client.metadata(model))["inputs"]
         batches = [
