@@ -37,7 +37,10 @@ def default_socket(environment: Mapping[str, str]) -> str:
 def cannot_connect(path: str, error: OSError) -> HonedError:
     """The error for a socket nobody answers at."""
     if isinstance(error, PermissionError):
-        return PermissionDenied(f"{path} may not be opened by this user; ask to be added to group honed")
+        return PermissionDenied(
+            f"{path} may not be opened by this user; run 'sudo usermod -aG honed USER' and log in again, "
+            "with -aG honed,honed-admin for one who adds and removes models"
+        )
     return Unavailable(
         f"no service answers at {path} ({error.strerror}); start it with 'systemctl start honed', "
         "or 'honed' as an ordinary user"

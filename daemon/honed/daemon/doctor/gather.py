@@ -6,7 +6,8 @@ import importlib.util
 import os
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -149,12 +150,15 @@ def folder(purpose: str, path: Path) -> Folder:
 
 def packages() -> tuple[Package, ...]:
     """Versions from the packages' metadata; nothing is imported."""
+    tuner = importlib.util.find_spec("honed.tuner")
+    bundle = [str(Path(tuner.origin).with_name("bundled"))] if tuner is not None and tuner.origin else []
     found = [
-        Package(name=name, part=part, version=_version(name), wanted=wanted)
+        Package(
+            name=name, part=part, version=_version(name, bundle if part == "tuner" else []), wanted=wanted
+        )
         for part, names in _PACKAGES.items()
         for name, wanted in names.items()
     ]
-    tuner = importlib.util.find_spec("honed.tuner")
     version = None if tuner is None else _version("honed-tuner") or _version("honed") or "present"
     return (*found, Package(name="honed-tuner", part="tuner", version=version, wanted=""))
 
@@ -165,11 +169,10 @@ def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
     return prober.library(library)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _version(name: str, first: Sequence[str] = ()) -> str | None:
+    """Of an installed distribution; folders in `first` are looked through before Python's own."""
+    found = metadata.distributions(name=name, path=[*first, *sys.path])
+    return next((distribution.version for distribution in found), None)
 
 
 def _other(account: Account | None, uid: int) -> Account | None:

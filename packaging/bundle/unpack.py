@@ -1,0 +1,105 @@
+"""Unpacks the wheels that honed-tuner brings along, leaving out what honed never uses.
+
+python3 unpack.py WHEELS FOLDER LICENCES TRIPLET
+
+Every wheel in WHEELS goes below FOLDER, as pip would put it there; licence texts go to LICENCES. TRIPLET is
+the machine's multiarch name (x86_64-linux-gnu). The same wheels give the same files. Works for any machine on any
+other: nothing is executed or compiled.
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+
+# Patterns of paths in the wheels; * crosses slashes. What is left is what compiling and tuning import.
+_UNUSED = (
+    # Other backends, and sources and headers for building against the libraries.
+    "tvm/3rdparty/*",
+    "tvm/cmake/*",
+    "tvm/include/*",
+    "tvm/lib/libtvm_runtime_cuda.so",
+    "tvm/lib64/*",
+    "tvm/src/*",
+    "tvm/web/*",
+    "tvm_ffi/3rdparty/*",
+    "tvm_ffi/CMakeLists.txt",
+    "tvm_ffi/cython/*",
+    "tvm_ffi/include/*",
+    "tvm_ffi/share/*",
+    "tvm_ffi/src/*",
+    "ml_dtypes/include/*",
+    # Test data, which is most of ONNX, and tests.
+    "onnx/backend/test/*",
+    "onnx/test/*",
+    "onnx/*.cc",
+    "onnx/*.h",
+    "onnx/*.in.proto",
+    "xgboost/spark/*",
+    "xgboost/dask/*",
+    "xgboost/testing/*",
+    "xgboost/cmake/*",
+    # Stubs and marks for type checkers, lists of files that are no longer true, other people's commands.
+    "*.pyi",
+    "*/py.typed",
+    "*.dist-info/RECORD",
+    "*.dist-info/entry_points.txt",
+    "*.dist-info/INSTALLER",
+    "*/.gitignore",
+    "*.data/scripts/*",
+)
+_LICENCES = ("*.dist-info/licenses/*", "*.dist-info/LICENSE*", "tvm/licenses/*")
+# Copies of libraries that Debian has: a link to Debian's takes the place of the copy.
+_DEBIAN_HAS = {"xgboost_cpu.libs/libgomp-*.so.1.0.0": "libgomp.so.1"}
+
+
+def unpack(wheel: Path, folder: Path, licences: Path, triplet: str) -> None:
+    """One wheel; raises ValueError where it holds what has no place here."""
+    distribution = wheel.name.split("-")[0]
+    with zipfile.ZipFile(wheel) as archive:
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            name = entry.filename
+            if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+                raise ValueError(f"{wheel.name} holds {name!r}, which leads elsewhere")
+            if _fits(name, _LICENCES):
+                _write(licences / distribution / PurePosixPath(name).name, archive.read(entry))
+                continue
+            if _fits(name, _UNUSED):
+                continue
+            if ".data/" in name:
+                raise ValueError(f"{wheel.name} holds {name!r}; say in unpack.py where it belongs")
+            library = next((_DEBIAN_HAS[p] for p in _DEBIAN_HAS if fnmatchcase(name, p)), None)
+            if library is not None:
+                link = folder / name
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(f"/usr/lib/{triplet}/{library}")
+                continue
+            _write(folder / name, archive.read(entry))
+
+
+def _fits(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    path.chmod(0o644)
+
+
+def main(arguments: list[str]) -> None:
+    """As the module says."""
+    wheels, folder, licences = (Path(argument) for argument in arguments[:3])
+    found = sorted(wheels.glob("*.whl"))
+    if not found:
+        sys.exit(f"unpack: {wheels} holds no wheels; run packaging/bundle/fetch first")
+    for wheel in found:
+        unpack(wheel, folder, licences, arguments[3])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
