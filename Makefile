@@ -1,4 +1,4 @@
-.PHONY: help run test lint setup nodetests clean
+.PHONY: help run test lint setup nodetests deb clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -19,6 +19,9 @@ setup: ## make .venv (installs missing Debian packages)
 
 nodetests: setup ## run the 1,653 ONNX backend node tests
 	@.venv/bin/python -m tests.tuner.backend.run --all
+
+deb: ## build the Debian packages into dist/; ARCH=arm64 or amd64
+	@packaging/build-deb $(ARCH)
 
 clean: ## remove .venv and the demo's state
 	rm -rf .venv .run

@@ -1,10 +1,10 @@
 """Unpacks the wheels that honed-tuner brings along, leaving out what honed never uses.
 
-python3 unpack.py WHEELS FOLDER LICENCES TRIPLET
+python3 unpack.py WHEELS FOLDER TRIPLET
 
-Every wheel in WHEELS goes below FOLDER, as pip would put it there; licence texts go to LICENCES. TRIPLET is
-the machine's multiarch name (x86_64-linux-gnu). The same wheels give the same files. Works for any machine on any
-other: nothing is executed or compiled.
+Every wheel in WHEELS goes below FOLDER, as pip would put it there. TRIPLET is the machine's multiarch name, as
+x86_64-linux-gnu. The same wheels give the same files. Works for any machine on any other: nothing is executed
+or compiled.
 """
 
 from __future__ import annotations
@@ -48,16 +48,21 @@ _UNUSED = (
     "*.dist-info/entry_points.txt",
     "*.dist-info/INSTALLER",
     "*/.gitignore",
+    "*.dist-info/sboms/*",
     "*.data/scripts/*",
+    # Debian's copyright file has them all.
+    "*.dist-info/licenses/*",
+    "tvm/licenses/*",
+    "tvm/LICENSE",
+    "tvm/NOTICE",
+    "tvm/README.md",
 )
-_LICENCES = ("*.dist-info/licenses/*", "*.dist-info/LICENSE*", "tvm/licenses/*")
 # Copies of libraries that Debian has: a link to Debian's takes the place of the copy.
 _DEBIAN_HAS = {"xgboost_cpu.libs/libgomp-*.so.1.0.0": "libgomp.so.1"}
 
 
-def unpack(wheel: Path, folder: Path, licences: Path, triplet: str) -> None:
+def unpack(wheel: Path, folder: Path, triplet: str) -> None:
     """One wheel; raises ValueError where it holds what has no place here."""
-    distribution = wheel.name.split("-")[0]
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
             if entry.is_dir():
@@ -65,10 +70,7 @@ def unpack(wheel: Path, folder: Path, licences: Path, triplet: str) -> None:
             name = entry.filename
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise ValueError(f"{wheel.name} holds {name!r}, which leads elsewhere")
-            if _fits(name, _LICENCES):
-                _write(licences / distribution / PurePosixPath(name).name, archive.read(entry))
-                continue
-            if _fits(name, _UNUSED):
+            if any(fnmatchcase(name, pattern) for pattern in _UNUSED):
                 continue
             if ".data/" in name:
                 raise ValueError(f"{wheel.name} holds {name!r}; say in unpack.py where it belongs")
@@ -81,10 +83,6 @@ def unpack(wheel: Path, folder: Path, licences: Path, triplet: str) -> None:
             _write(folder / name, archive.read(entry))
 
 
-def _fits(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
 def _write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
@@ -93,12 +91,12 @@ def _write(path: Path, data: bytes) -> None:
 
 def main(arguments: list[str]) -> None:
     """As the module says."""
-    wheels, folder, licences = (Path(argument) for argument in arguments[:3])
+    wheels, folder, triplet = Path(arguments[0]), Path(arguments[1]), arguments[2]
     found = sorted(wheels.glob("*.whl"))
     if not found:
         sys.exit(f"unpack: {wheels} holds no wheels; run packaging/bundle/fetch first")
     for wheel in found:
-        unpack(wheel, folder, licences, arguments[3])
+        unpack(wheel, folder, triplet)
 
 
 if __name__ == "__main__":

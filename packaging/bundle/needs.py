@@ -1,0 +1,58 @@
+#!/usr/bin/python3
+"""Writes which Debian packages the libraries of a bundle need.
+
+needs.py FOLDER SUBSTVARS
+
+dpkg-shlibdeps would want the packages of the target machine installed here; reading what the libraries name needs
+only readelf, which knows every machine. A library that nobody provides is an error.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+# Libraries of Debian and the package of each. Wheels are made for glibc 2.28 (manylinux_2_28) at the newest.
+_PROVIDED = {
+    "ld-linux-x86-64.so.2": "libc6 (>= 2.28)",
+    "ld-linux-aarch64.so.1": "libc6 (>= 2.28)",
+    "libc.so.6": "libc6 (>= 2.28)",
+    "libdl.so.2": "libc6 (>= 2.28)",
+    "libm.so.6": "libc6 (>= 2.28)",
+    "libpthread.so.0": "libc6 (>= 2.28)",
+    "librt.so.1": "libc6 (>= 2.28)",
+    "libgcc_s.so.1": "libgcc-s1 (>= 8)",
+    "libgomp.so.1": "libgomp1 (>= 8)",
+    "libstdc++.so.6": "libstdc++6 (>= 8)",
+}
+_NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
+
+
+def needs(folder: Path) -> set[str]:
+    """Packages with their versions; raises ValueError where a library is nowhere."""
+    ours = {path.name for path in folder.rglob("*.so*")}
+    packages = {_PROVIDED[path.readlink().name] for path in folder.rglob("*.so*") if path.is_symlink()}
+    for path in sorted(folder.rglob("*.so*")):
+        if path.is_symlink():
+            continue
+        told = subprocess.run(
+            ["readelf", "--dynamic", "--wide", path], check=True, capture_output=True, text=True
+        )
+        for library in _NEEDED.findall(told.stdout):
+            if library in _PROVIDED:
+                packages.add(_PROVIDED[library])
+            elif library not in ours:
+                raise ValueError(f"{path} needs {library}, which neither Debian nor the bundle has")
+    return packages
+
+
+def main(folder: str, substvars: str) -> None:
+    """As the module says."""
+    with Path(substvars).open("a") as file:
+        print("bundle:Depends=" + ", ".join(sorted(needs(Path(folder)))), file=file)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
