@@ -2,9 +2,9 @@
 
 `python -m tests.tuner.bench_dense --tinygrad PYTHON [--minutes 5]`, where PYTHON is an interpreter with
 tinygrad (`python3 -m venv tg && tg/bin/pip install tinygrad==0.14.0 numpy`). Each side searches [192,512] x
-[512,512] in fp32 for at least so long: tinygrad's beam ends earlier, so it is run again and again with the cache
-off, and the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked against
-NumPy and run in turns in one process: device time by events and the time a host waits.
+[512,512] in fp32 for at least so long: tinygrad's beam ends earlier, so it is run again and again with the
+cache off, and the fastest kernel of all runs counts. Then both kernels, and our default schedule, are checked
+against NumPy and run in turns in one process: device time by events and the time a host waits.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def of_tinygrad(interpreter: str, seconds: float) -> list[Kernel]:
         spent, runs = spent + time.monotonic() - begun, runs + 1
         told = json.loads(done.stdout.splitlines()[-1])
         block = tuple(told["block"]) if told["block"] else None
-        sizes = (
-            tuple(g * b for g, b in zip(told["grid"], block, strict=True)) if block else tuple(told["grid"])
-        )
+        sizes = tuple(told["grid"])
+        if block:
+            sizes = tuple(g * b for g, b in zip(sizes, block, strict=True))
         launch = (told["name"], tuple(told["slots"]), sizes, block)
         kernels.append(Kernel(title="tinygrad", source=told["source"], launches=(launch,)))
         print(
@@ -186,9 +186,8 @@ def main() -> None:
     times = bench.turns(kernels, 400)
     print(f"dense [{M},{K}] x [{K},{N}] fp32 on {device.profile.identity.name}; {len(others)} beam searches")
     for kernel, (seconds, host) in zip(kernels, times, strict=True):
-        print(
-            f"{kernel.title:18s} {seconds * 1e6:8.1f} us, {GFLOP / seconds:6.1f} GFLOP/s; host {host * 1e6:8.1f} us"
-        )
+        rate = GFLOP / seconds
+        print(f"{kernel.title:18s} {seconds * 1e6:8.1f} us, {rate:6.1f} GFLOP/s; host {host * 1e6:8.1f} us")
     (_, _), (ours, ours_host), (theirs, theirs_host) = times
     print(f"tinygrad / honed   {theirs / ours:.2f} on the device, {theirs_host / ours_host:.2f} for the host")
 

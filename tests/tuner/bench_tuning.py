@@ -1,9 +1,9 @@
 """LightGlue tuned for a while, beside its default schedules, ONNX Runtime and the case.
 
-`python -m tests.tuner.bench_tuning [--minutes 20] [--state DIR]` tunes the model of cases.md, case 1, on the best
-OpenCL device here, then runs default and tuned form and ONNX Runtime in turns in one process and prints the
-ratios, the table of the case beside ours, what became of every task, and how well the cost model ranked. With
---state the records stay there, and the next run goes on from them.
+`python -m tests.tuner.bench_tuning [--minutes 20] [--state DIR]` tunes the model of cases.md, case 1, on the
+best OpenCL device here, then runs default and tuned form and ONNX Runtime in turns in one process and prints
+the ratios, the table of the case beside ours, what became of every task, and how well the cost model ranked.
+With --state the records stay there, and the next run goes on from them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from honed.tuner.demo import lightglue
 from .bench_lightglue import _error, _interleaved, _session, _summary
 
 # cases.md, case 1: the auto-scheduler over RPC, on an RK3588's Mali-G610.
+FULL = 8  # candidates of a batch that a rank correlation says something of
 CASE_TRIALS, CASE_SECONDS, CASE_TUNED, CASE_TASKS = 1408, 10_564, 4, 14
 
 
@@ -116,36 +117,38 @@ def _tuned(
 
 
 def _report(done: dict[str, Any], rankings: list[dict[str, Any]]) -> None:
-    tasks = [row for row in done["tasks"] if row["state"] != "opaque"]
-    print(
-        f"{'task':44s} {'runs':>5s} {'default us':>11s} {'best us':>9s} {'GFLOP/s':>8s} {'trials':>6s}  state"
-    )
+    tasks = done["tasks"]
+    print(f"{'task':44s} {'runs':>5s} {'default us':>11s} {'best us':>9s} {'GFLOP/s':>8s} {'trials':>6s}")
     for row in tasks:
         default, best, rate = row["default_us"] or 0, row["best_us"] or 0, row["gflops"] or 0
-        state = f"{row['state']}{', ' + row['reason'] if row['reason'] else ''}"
-        print(
-            f"{row['name'][:44]:44s} {row['weight']:5d} {default:11.1f} {best:9.1f} {rate:8.1f} {row['trials']:6d}  {state}"
-        )
+        figures = f"{row['weight']:5d} {default:11.1f} {best:9.1f} {rate:8.1f} {row['trials']:6d}"
+        state = ", ".join(part for part in (row["state"], row["reason"]) if part)
+        print(f"{row['name'][:44]:44s} {figures}  {state}")
     states = [row["state"] for row in tasks]
     failures = sum(done["failures"].values())
-    rate = done["trials"] / done["seconds"]
     tuned, case = f"{states.count('tuned')} of {len(states)}", f"{CASE_TUNED} of {CASE_TASKS}"
-    print(f"\n{'':30s} {'case 1':>14s} {'honed':>14s}")
-    print(f"{'tasks tuned':30s} {case:>14s} {tuned:>14s}")
-    print(f"{'tasks left, with a reason':30s} {'0':>14s} {states.count('skipped'):>14d}")
-    print(f"{'tasks lost':30s} {CASE_TASKS - CASE_TUNED:>14d} {states.count('lost'):>14d}")
-    print(f"{'trials':30s} {CASE_TRIALS:>14d} {done['trials']:>14d}")
-    print(f"{'trials a second':30s} {CASE_TRIALS / CASE_SECONDS:>14.2f} {rate:>14.2f}")
-    print(
-        f"failures by cause: {done['failures'] or 'none'}, {100 * failures / max(1, done['trials']):.1f} % of the trials"
-    )
-    if rankings:
-        correlation = statistics.median(r["correlation"] for r in rankings)
-        top = [r["best_rank"] for r in rankings]
+    rates = CASE_TRIALS / CASE_SECONDS, done["trials"] / done["seconds"]
+    print()
+    for title, theirs, ours in (
+        ("", "case 1", "honed"),
+        ("tasks tuned", case, tuned),
+        ("tasks left, with a reason", "0", str(states.count("skipped"))),
+        ("tasks lost", str(CASE_TASKS - CASE_TUNED), str(states.count("lost"))),
+        ("trials", str(CASE_TRIALS), str(done["trials"])),
+        ("seconds", str(CASE_SECONDS), f"{done['seconds']:.0f}"),
+        ("trials a second", f"{rates[0]:.2f}", f"{rates[1]:.2f}"),
+    ):
+        print(f"{title:30s} {theirs:>14s} {ours:>14s}")
+    share = 100 * failures / max(1, done["trials"])
+    print(f"failures by cause: {done['failures'] or 'none'}, {share:.1f} % of the trials")
+    full = [r for r in rankings if r["batch"] >= FULL]
+    if full:
+        correlation = statistics.median(r["correlation"] for r in full)
+        place = statistics.median(r["best_rank"] for r in full)
         print(
-            f"cost model: rank correlation {correlation:.2f} (median of {len(rankings)} batches); the measured best "
-            f"was among its first {statistics.median(top):.0f} of {rankings[-1]['batch']} in half of them"
+            f"cost model: rank correlation {correlation:.2f}, median of {len(full)} batches of {FULL} or more;"
         )
+        print(f"the measured best was in its first {place:.0f} in half of them")
 
 
 if __name__ == "__main__":

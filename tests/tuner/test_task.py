@@ -44,6 +44,23 @@ def test_small_tasks_and_those_at_their_roofline_are_skipped_with_reasons() -> N
     assert "roofline" in tasks[2].reason
 
 
+def test_what_was_too_small_comes_to_matter_when_the_rest_is_faster() -> None:
+    big, small = timed("big", 1.0), timed("small", 1e-3)
+    judge([big, small])
+    assert small.stage is Stage.SKIPPED
+    big.found(0.01, "t")
+    big.end_round(1.0, 1.0)
+    judge([big, small])
+    assert (big.stage, small.stage, small.reason) == (Stage.TUNING, Stage.TUNING, "")
+
+
+def test_a_task_that_is_worth_less_per_second_is_still_worth_it() -> None:
+    quick, slow = timed("quick", 0.01), timed("slow", 1.0)
+    quick.round_seconds, slow.round_seconds = 1e-3, 1000.0
+    quick.rate = 0.01
+    assert next_task([quick, slow]) is slow
+
+
 def test_the_next_round_goes_to_the_greatest_gain_per_second() -> None:
     cheap, dear = timed("cheap", 0.010), timed("dear", 0.012)
     cheap.round_seconds, dear.round_seconds = 1.0, 10.0

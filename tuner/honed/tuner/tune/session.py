@@ -229,6 +229,7 @@ class Session:
             progress.rounds += 1  # it says nothing of what the next may win
         else:
             progress.end_round(before, self.clock() - began)
+        judge(self.tasks)
         self._note_progress(self.trials - made)
         self.emit(
             {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -63,6 +62,7 @@ class Progress:
     filtered: Counter[str] = field(default_factory=Counter)  # refused before they ran, by reason
     rounds: int = 0
     failures: Counter[str] = field(default_factory=Counter)
+    small: bool = False  # skipped for being so; as others get faster, it may come to matter
     rate: float = 0.5  # share of the time that a round is expected to take off
     round_seconds: float = 10.0
 
@@ -146,17 +146,18 @@ class Progress:
 
 
 def judge(tasks: list[Progress]) -> None:
-    """Skip what is not worth tuning, once every default schedule has been timed."""
+    """Skip what is not worth tuning, once every default schedule has been timed, and again as times change."""
     whole = sum(p.cost for p in tasks)
     for p in tasks:
-        if p.stage is not Stage.TUNING:
+        if p.best is None or not (p.small or (p.stage is Stage.TUNING and not p.rounds)):
             continue
-        if p.best is None:
-            continue
-        if p.cost < SMALL * whole:
+        p.small = p.cost < SMALL * whole
+        if p.small:
             p.skip(f"too small to matter: {100 * p.cost / whole:.2g} % of the model's time")
         elif p.beyond:
             p.skip("already at its roofline")
+        else:
+            p.stage, p.reason = Stage.TUNING, ""
 
 
 def latency(tasks: list[Progress]) -> dict[str, float]:
@@ -178,14 +179,9 @@ WORTH = 0.002
 
 def next_task(tasks: list[Progress]) -> Progress | None:
     """The task whose next round is expected to win most per second; None where none is worth it."""
-    candidates = [p for p in tasks if p.expected_gain > 0]
-    if not candidates:
-        return None
-    best = max(candidates, key=lambda p: p.expected_gain)
-    whole = sum(p.cost for p in tasks)
-    if best.expected_gain * best.round_cost < WORTH * whole and not math.isclose(whole, 0.0):
-        return None
-    return best
+    least = WORTH * sum(p.cost for p in tasks)
+    worthy = [p for p in tasks if p.expected_gain > 0 and p.expected_gain * p.round_cost >= least]
+    return max(worthy, key=lambda p: p.expected_gain, default=None)
 
 
 def finish(tasks: list[Progress]) -> None:
