@@ -145,9 +145,7 @@ def _report(done: dict[str, Any], rankings: list[dict[str, Any]]) -> None:
     if full:
         correlation = statistics.median(r["correlation"] for r in full)
         place = statistics.median(r["best_rank"] for r in full)
-        print(
-            f"cost model: rank correlation {correlation:.2f}, median of {len(full)} batches of {FULL} or more;"
-        )
+        print(f"cost model: rank correlation {correlation:.2f}, median of {len(full)} batches of {FULL}+;")
         print(f"the measured best was in its first {place:.0f} in half of them")
 
 

@@ -146,7 +146,7 @@ class Progress:
 
 
 def judge(tasks: list[Progress]) -> None:
-    """Skip what is not worth tuning, once every default schedule has been timed, and again as times change."""
+    """Skip what is not worth tuning, once every default schedule was timed, and again as times change."""
     whole = sum(p.cost for p in tasks)
     for p in tasks:
         if p.best is None or not (p.small or (p.stage is Stage.TUNING and not p.rounds)):
