@@ -24,6 +24,7 @@ from .onepass import Pass, Place
 REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
 # Of one candidate under `onepass.LIMITS`: building it, running it on three inputs, and timing it.
 CANDIDATE_SECONDS = 10.0
+_SLICE_SECONDS = 0.5
 _log = logging.getLogger(__name__)
 
 
@@ -64,10 +65,18 @@ class Tuner:
                 client.report("nothing is left to tune")
                 return False
             client.report(f"waiting for the lease to tune {plan.name}")
-            if not self._lease.wait_until_granted(REST_SECONDS):
+            if not self._granted():
                 return False
             self._tune(client, view, plan)
             return True
+
+    def _granted(self) -> bool:
+        """Wait a while for the lease, in slices: a signal does not end a wait."""
+        end = time.monotonic() + REST_SECONDS
+        while not self._stop.is_set() and time.monotonic() < end:
+            if self._lease.wait_until_granted(_SLICE_SECONDS):
+                return True
+        return False
 
     def _tune(self, client: Client, view: _View, plan: Plan) -> None:
         known = next(m.known for m in view.wanted if m.name == plan.name)
@@ -80,7 +89,7 @@ class Tuner:
             ):
                 if not given.sources:
                     raise ModelRefused(f"{plan.name} was added compiled, so there is no source to tune")
-                one = Pass(client, self._lease, view.place, plan, given, Path(folder))
+                one = Pass(client, self._lease, view.places[plan.name], plan, given, Path(folder))
                 self._session = one.stop
                 if not self._stop.is_set():
                     known = one.run(known)
@@ -99,10 +108,10 @@ class Tuner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """The service as it was last seen."""
+    """The service as it was last seen; a place for each model that may be tuned."""
 
     wanted: tuple[Wanted, ...]
-    place: Place
+    places: dict[str, Place]
     memory: Memory
 
 
@@ -110,29 +119,36 @@ def _look(client: Client) -> _View:
     status = client.status()
     if status["device"] is None:
         raise Unavailable("its worker has no device yet")
-    setup = setup_for(from_plain(DeviceIdentity, status["device"], where="device"))
     state_dir = Path(status["places"]["state_dir"])
     memory = Memory(state_dir / "tuner.json")
+    seen = [each for each in status["devices"] if each["device"] is not None]
+    setups = {
+        each["spec"]: setup_for(from_plain(DeviceIdentity, each["device"], where="device")) for each in seen
+    }
+    homes = {name: each["spec"] for each in seen for name in each["models"]}
+    away = {name for each in status["devices"] for name in each["away"]}
     wanted = []
     for model in client.metrics()["models"]:
         name = model["name"]
+        setup = setups[homes.get(name, status["device_spec"])]
         shown = client.show(name) if model["ready"] else None
         history = client.history(name)
         source = shown["source"]["sha256"] if shown else ""
         key = f"{source} {setup.device_key} {setup.driver} {setup.compiler}"
-        obstacle = "" if shown else "it is not served"
-        if history["pinned"]:
+        obstacle = "" if shown and name in homes else "it is not served"
+        if name in away:
+            obstacle = "its device is lost"
+        elif history["pinned"]:
             obstacle = f"version {history['version']} is pinned"
         elif history["on_trial"]:
             obstacle = "its new version is on trial"
         known = memory.get(name, key)
         wanted.append(Wanted(name=name, seconds=model["spent"]["seconds"], obstacle=obstacle, known=known))
+    records, cache_dir = state_dir / "records.sqlite", Path(status["places"]["cache_dir"])
     return _View(
         wanted=tuple(wanted),
-        place=Place(
-            device=status["device_spec"],
-            records=state_dir / "records.sqlite",
-            cache_dir=Path(status["places"]["cache_dir"]),
-        ),
+        places={
+            name: Place(device=spec, records=records, cache_dir=cache_dir) for name, spec in homes.items()
+        },
         memory=memory,
     )
