@@ -3,8 +3,8 @@
 
 needs.py FOLDER SUBSTVARS
 
-dpkg-shlibdeps would want the packages of the target machine installed here; reading what the libraries name needs
-only readelf, which knows every machine. A library that nobody provides is an error.
+dpkg-shlibdeps would want the packages of the target machine installed here; what libraries name is read by
+readelf, which knows every machine. A library that nobody provides is an error.
 """
 
 from __future__ import annotations

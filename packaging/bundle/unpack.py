@@ -2,7 +2,7 @@
 
 python3 unpack.py WHEELS FOLDER TRIPLET
 
-Every wheel in WHEELS goes below FOLDER, as pip would put it there. TRIPLET is the machine's multiarch name, as
+Every wheel in WHEELS goes below FOLDER, as pip would put it there. TRIPLET is the name of the machine, as
 x86_64-linux-gnu. The same wheels give the same files. Works for any machine on any other: nothing is executed
 or compiled.
 """
