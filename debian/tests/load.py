@@ -44,9 +44,7 @@ def main() -> int:
                 print(f"not served for {PATIENCE:g} s: {error}", file=sys.stderr)
                 return 1
             time.sleep(0.02)
-    print(
-        f"{calls} calls, all right; {lost} failed and were made again; {longest:.2f} s at most without an answer"
-    )
+    print(f"{calls} calls, all right; {lost} failed and were repeated; {longest:.2f} s at most between two")
     return 0
 
 

@@ -1,0 +1,96 @@
+"""The compiler's bundle: which wheels are locked, what is unpacked of them, what their libraries need."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUNDLE = ROOT / "packaging/bundle"
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, BUNDLE / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def wheel(folder: Path, name: str, files: dict[str, str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in files.items():
+            archive.writestr(file, text)
+    return path
+
+
+def locked() -> dict[str, str]:
+    text = (BUNDLE / "bundle.lock").read_text()
+    return dict(re.findall(r"^([a-z-]+)==(\S+) \\$", text, re.MULTILINE))
+
+
+def test_the_lock_has_the_compiler_that_was_tested() -> None:
+    tested = dict(re.findall(r"^([a-z-]+)==(\S+)", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    for name in ("apache-tvm", "apache-tvm-ffi", "onnx"):
+        assert locked()[name] == tested[name]
+
+
+def test_every_bundled_project_is_in_the_copyright_file() -> None:
+    text = (ROOT / "debian/copyright").read_text()
+    files = " ".join(re.findall(r"^Files: (.*)$", text, re.MULTILINE))
+    for name in locked():
+        assert f"bundled/{name.replace('-', '_')}" in files, name
+
+
+def test_what_is_not_used_is_left_out(tmp_path: Path) -> None:
+    files = {
+        "xgboost/core.py": "core",
+        "xgboost/spark/core.py": "unused",
+        "xgboost-1.0.dist-info/METADATA": "Version: 1.0",
+        "xgboost-1.0.dist-info/RECORD": "no longer true",
+        "xgboost_cpu.libs/libgomp-1234.so.1.0.0": "a copy",
+    }
+    script("unpack").unpack(wheel(tmp_path / "w", "xgboost", files), tmp_path / "out", "x86_64-linux-gnu")
+    found = {
+        str(path.relative_to(tmp_path / "out"))
+        for path in (tmp_path / "out").rglob("*.*")
+        if not path.is_dir()
+    }
+    assert found == {
+        "xgboost/core.py",
+        "xgboost-1.0.dist-info/METADATA",
+        "xgboost_cpu.libs/libgomp-1234.so.1.0.0",
+    }
+    library = tmp_path / "out/xgboost_cpu.libs/libgomp-1234.so.1.0.0"
+    assert str(library.readlink()) == "/usr/lib/x86_64-linux-gnu/libgomp.so.1"
+
+
+@pytest.mark.parametrize("name", ["../evil.py", "/etc/evil", "thing-1.0.data/data/bin/x"])
+def test_a_wheel_that_writes_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="holds"):
+        script("unpack").unpack(wheel(tmp_path / "w", "thing", {name: "x"}), tmp_path / "out", "t")
+
+
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs binutils")
+def test_what_libraries_need_becomes_dependencies(tmp_path: Path) -> None:
+    shutil.copy(sys.executable, tmp_path / "libany.so")
+    names = script("needs")
+    told = subprocess.run(
+        ["readelf", "-d", sys.executable], check=True, capture_output=True, text=True
+    ).stdout
+    if set(re.findall(r"NEEDED.*\[(.+)\]", told)) <= set(names._PROVIDED):
+        assert "libc6 (>= 2.28)" in names.needs(tmp_path)
+    names._PROVIDED.pop("libc.so.6")
+    with pytest.raises(ValueError, match="neither Debian nor the bundle"):
+        names.needs(tmp_path)

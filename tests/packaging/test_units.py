@@ -1,0 +1,85 @@
+"""The units as they lie in debian/, without installing them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICES = ("honed.service", "honed-tuner.service")
+needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+
+
+def directives(unit: str) -> list[tuple[str, str]]:
+    lines = (ROOT / "debian" / unit).read_text().splitlines()
+    return [
+        (key, value)
+        for key, equals, value in (line.partition("=") for line in lines)
+        if equals and key[0] != "#"
+    ]
+
+
+@needs_systemd
+@pytest.mark.parametrize(("unit", "most"), [("honed.service", 1.0), ("honed-tuner.service", 1.5)])
+def test_the_services_are_hardened(unit: str, most: float) -> None:
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", ROOT / "debian" / unit]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = re.search(r"Overall exposure level for \S+: ([0-9.]+)", told)
+    assert found is not None, told
+    assert float(found[1]) <= most
+
+
+def test_both_services_see_the_same_devices_and_folders() -> None:
+    shared = (
+        "DeviceAllow",
+        "DevicePolicy",
+        "StateDirectory",
+        "StateDirectoryMode",
+        "CacheDirectory",
+        "User",
+        "UMask",
+    )
+    one, other = ([d for d in directives(unit) if d[0] in shared] for unit in SERVICES)
+    assert sorted(one) == sorted(other)
+
+
+def test_what_would_break_the_services_is_off() -> None:
+    for unit in SERVICES:
+        given = dict(directives(unit))
+        for key in ("PrivateUsers", "PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset"):
+            assert key not in given, f"{unit}: docs/security.md says why {key} stays off"
+
+
+def test_systemd_and_not_the_service_starts_the_tuner() -> None:
+    settings = tomllib.loads((ROOT / "packaging/systemd/10-systemd.toml").read_text())
+    assert settings == {"tuner": {"spawn": False}}
+
+
+def test_the_package_has_the_version_of_the_program() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    changelog = (ROOT / "debian/changelog").read_text()
+    assert changelog.startswith(f"honed ({version})")
+
+
+def test_the_groups_are_those_the_service_knows() -> None:
+    from honed.daemon.peers import CHANGE_GROUP, INFER_GROUP
+
+    made = re.findall(r"^[ug] (\S+)", (ROOT / "debian/honed.sysusers").read_text(), re.MULTILINE)
+    assert made == [INFER_GROUP, CHANGE_GROUP]
+
+
+@pytest.mark.skipif(not shutil.which("sh"), reason="needs a shell")
+def test_the_shell_scripts_parse() -> None:
+    scripts = [
+        ROOT / "packaging" / name for name in ("build-deb", "container-test", "bundle/fetch", "bin/dist-info")
+    ]
+    scripts += [
+        ROOT / "debian/tests" / name for name in ("common", "service", "life", "idle", "upgrade", "remove")
+    ]
+    for script in [*scripts, ROOT / "debian/honed.postrm"]:
+        subprocess.run(["sh", "-n", script], check=True)
