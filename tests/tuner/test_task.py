@@ -95,7 +95,10 @@ def test_finishing_gives_every_task_a_stage_and_a_reason() -> None:
     tried.trials = 1
     tried.end_round(1.0, 1.0)
     lost.lose("the compiler ended: signal SIGSEGV")
-    finish([tried, waiting, lost])
+    unworthy = timed("unworthy", 1.0)
+    finish([unworthy], cut=False)
+    assert "would win less than 0.2 %" in unworthy.reason
+    finish([tried, waiting, lost], cut=True)
     assert [p.stage for p in (tried, waiting, lost)] == [Stage.TUNED, Stage.SKIPPED, Stage.LOST]
     assert waiting.reason
     assert lost.reason
@@ -112,7 +115,7 @@ def test_a_task_of_which_nothing_could_be_tried_says_why() -> None:
     filtered.filtered["its source has 99 bytes and the device's profile allows 9"] = 3
     for progress in (filtered, alone):
         progress.end_round(1.0, 1.0)
-    finish([filtered, alone])
+    finish([filtered, alone], cut=True)
     assert [p.stage for p in (filtered, alone)] == [Stage.SKIPPED, Stage.SKIPPED]
     assert "none of its 3 candidates" in filtered.reason
     assert "source" in filtered.reason

@@ -110,13 +110,18 @@ class Session:
             self.emit({"event": "tasks", **self.table()})
             if self.tasks and not self._spent(budget):
                 self._note_start()
-            while not self._spent(budget):
-                progress = next_task(self.tasks)
-                if progress is None:
-                    break
-                self._round(progress, budget)
+            cut = self._search(budget)
             self._condemn(settle=True)
-            finish(self.tasks)
+            finish(self.tasks, cut=cut)
+
+    def _search(self, budget: Budget) -> bool:
+        """Rounds until nothing more is worth one: False; True where the budget or `stop` ended them before."""
+        while not self._spent(budget):
+            progress = next_task(self.tasks)
+            if progress is None:
+                return False
+            self._round(progress, budget)
+        return True
 
     def _extract(self, found: Callable[[], Found]) -> None:
         self.emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "extract the tasks"})

@@ -177,6 +177,9 @@ def headroom(tasks: list[Progress]) -> float:
 WORTH = 0.002
 
 
+_NOT_WORTH = f"a round of it would win less than {100 * WORTH:g} % of the model's time"
+
+
 def next_task(tasks: list[Progress]) -> Progress | None:
     """The task whose next round is expected to win most per second; None where none is worth it."""
     least = WORTH * sum(p.cost for p in tasks)
@@ -184,8 +187,8 @@ def next_task(tasks: list[Progress]) -> Progress | None:
     return max(worthy, key=lambda p: p.expected_gain, default=None)
 
 
-def finish(tasks: list[Progress]) -> None:
-    """Call tuned what was tried."""
+def finish(tasks: list[Progress], *, cut: bool) -> None:
+    """Call tuned what was tried; `cut`: by the time or trials allowed, or by whoever stopped it."""
     for p in tasks:
         if p.stage is Stage.TUNING:
             if p.trials:
@@ -193,4 +196,5 @@ def finish(tasks: list[Progress]) -> None:
             elif p.rounds:
                 p.exhaust()
             else:
-                p.skip("the time or trials allowed ended before its turn")
+                why = "the time or trials allowed ended before its turn" if cut else _NOT_WORTH
+                p.skip(why)
