@@ -115,7 +115,7 @@ class Session:
             finish(self.tasks, cut=cut)
 
     def _search(self, budget: Budget) -> bool:
-        """Rounds until nothing more is worth one: False; True where the budget or `stop` ended them before."""
+        """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
         while not self._spent(budget):
             progress = next_task(self.tasks)
             if progress is None:
