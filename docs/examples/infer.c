@@ -433,7 +433,7 @@ static const char *socket_path(void)
     const char *given = getenv("HONED_SOCKET"), *folder = getenv("XDG_RUNTIME_DIR");
     if (given && *given)
         return given;
-    if (!folder || access("/run/honed/honed.sock", F_OK) == 0)
+    if (!folder || !*folder || access("/run/honed/honed.sock", F_OK) == 0)
         return "/run/honed/honed.sock";
     snprintf(own, sizeof own, "%s/honed/honed.sock", folder);
     return own;
