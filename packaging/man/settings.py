@@ -39,7 +39,7 @@ _TAIL = """\
 .Xr honed 8 ,
 .Xr honed-tuner 8
 .Pp
-.Pa /usr/share/doc/honed/idle.md
+.Pa /usr/share/doc/honed/docs/idle.md
 says what is read to find out whether the machine is idle.
 """
 
