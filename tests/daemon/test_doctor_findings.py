@@ -275,9 +275,10 @@ def test_slow_hot_and_short_of_memory(tmp_path: Path) -> None:
         ),
         ({"worker": "starting"}, "warn", ["still starting"]),
         ({"worker": "failed", "worker_reason": "no device"}, "fail", ["worker does not run: no device"]),
+        ({"lost": ("PoCL/x (gone)",)}, "warn", ["no worker on PoCL/x (gone)", "hone status"]),
     ],
 )
-def test_the_service(tmp_path: Path, change: dict[str, str], level: str, parts: list[str]) -> None:
+def test_the_service(tmp_path: Path, change: dict[str, object], level: str, parts: list[str]) -> None:
     daemon: Daemon = dataclasses.replace(ANSWERING, **change)  # type: ignore[arg-type]
     findings = judge(pc(tmp_path).readings(Answers(opencl(POCL)), daemon))
     assert [f.level for f in wrong(findings)] == [level]

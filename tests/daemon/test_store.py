@@ -92,6 +92,22 @@ def test_a_manifest_from_before_versions_is_taken_over(store: Store) -> None:
     assert models["a"].history.current.sha256 == manifest.compiled.sha256
 
 
+def test_a_manifest_from_before_devices_is_taken_over(store: Store) -> None:
+    manifest = add(store, "a", b"compiled")
+    path = next((store.object(manifest.compiled).parent.parent / "models").iterdir())
+    plain = json.loads(path.read_text().split("\n", 1)[1])
+    assert (plain.pop("device"), plain.pop("placed")) == ("", "")
+    body = json.dumps(plain, sort_keys=True)
+    path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+    assert store.open() == ({"a": manifest}, [])
+
+
+def test_the_device_is_kept(store: Store) -> None:
+    manifest = dataclasses.replace(add(store, "a", b"compiled"), device="mali", placed="asked for")
+    store.commit(manifest, [])
+    assert store.open()[0] == {"a": manifest}
+
+
 def test_equal_files_are_kept_once_and_as_long_as_needed(store: Store, tmp_path: Path) -> None:
     a, b = add(store, "a", b"same"), add(store, "b", b"same")
     assert len(os.listdir(tmp_path / "state" / "objects")) == 2

@@ -118,6 +118,10 @@ def document(models: int) -> dict[str, Any]:
         "connections": 3,
         "device": {"name": "Mali-G610"},
         "worker": {"state": "starting", "starts": 3, "reason": "it crashed"},
+        "devices": [
+            {"shown": name, "worker": {"state": "ready"}, "queue": {"waiting": 0}}
+            for name in ("ARM Platform/Mali-G610", "PoCL/cpu\x1b")
+        ],
         "queue": {"waiting": 1, "running": 1, "longest": 5},
         "whole": figures,
         "models": [

@@ -27,6 +27,9 @@ NAMES = ["ARM Platform/Mali-G610 r0p0", "PoCL/cortex-a76 #0", "PoCL/cortex-a76 #
         ("pocl", [1, 2]),
         ("PoCL/cortex-a76 #1", [2]),
         ("#0", [1]),
+        ("PoCL/cortex-a76", [1]),
+        ("ARM Platform/Mali-G610 r0p0 #0", [0]),
+        ("ARM Platform/Mali-G610 r0p0 #1", []),
         ("nvidia", []),
         ("", [0, 1, 2]),
         ("²", []),
@@ -42,6 +45,14 @@ def test_a_device_is_found_again_by_its_spec(device: Device) -> None:
     specs = [d.spec for d in devices.discover()]
     assert len(set(specs)) == len(specs)
     assert devices.select(str(specs.index(device.spec))).cl == device.cl
+
+
+def test_a_kind_is_its_first_device(device: Device) -> None:
+    kinds = [d.kind for d in devices.discover()]
+    assert devices.select(device.kind.lower()).cl == devices.discover()[kinds.index(device.kind)].cl
+    if "accelerator" not in kinds:
+        with pytest.raises(NotFound, match="'accelerator' fits no device"):
+            devices.select("accelerator")
 
 
 def test_the_environment_chooses(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ from honed.runtime.protocol import (
 
 from . import inference, models
 from .connection import Connection, WithDescriptors
-from .dispatch import Dispatcher
+from .fleet import Fleet
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
@@ -49,7 +49,6 @@ from .models import Registry, State
 from .peers import Policy
 from .publishing import Publisher
 from .reload import Reloader
-from .supervisor import Supervisor
 from .tunerchild import TunerChild
 
 MAX_PROFILE_RUNS = 100
@@ -83,8 +82,7 @@ class Api:
         policy: Policy,
         places: Places,
         registry: Registry,
-        supervisor: Supervisor,
-        dispatcher: Dispatcher,
+        fleet: Fleet,
         jobs: Jobs,
         publisher: Publisher,
         ledger: Ledger,
@@ -99,8 +97,7 @@ class Api:
         self._policy = policy
         self._places = places
         self._registry = registry
-        self._supervisor = supervisor
-        self._dispatcher = dispatcher
+        self._fleet = fleet
         self._jobs = jobs
         self._publisher = publisher
         self._ledger = ledger
@@ -129,8 +126,7 @@ class Api:
         return {"live": True}
 
     async def _server_ready(self, call: Call, params: Nothing) -> dict[str, Any]:
-        ready = self._supervisor.state == "ready" and not self._registry.count(State.LOADING)
-        return {"ready": ready}
+        return {"ready": self._fleet.ready and not self._registry.count(State.LOADING)}
 
     async def _server_metadata(self, call: Call, params: Nothing) -> dict[str, Any]:
         limits = strict.to_plain(self._limits)
@@ -138,24 +134,20 @@ class Api:
         return {"name": "honed", "version": own_version(), "extensions": list(EXTENSIONS), "limits": limits}
 
     async def _server_status(self, call: Call, params: Nothing) -> dict[str, Any]:
-        supervisor, profile = self._supervisor, self._supervisor.profile
+        lane = self._fleet.default
         return {
             "name": "honed",
             "version": own_version(),
             "pid": os.getpid(),
             "uptime_seconds": time.monotonic() - self._started,
             "places": {name: str(path) for name, path in strict.to_plain(self._places).items()},
-            "device": strict.to_plain(profile.identity) if profile else None,
-            "device_spec": supervisor.spec,
-            "peaks": strict.to_plain(profile.peaks) if profile and profile.peaks else None,
-            "worker": {
-                "state": supervisor.state,
-                "pid": supervisor.pid,
-                "restarts": max(0, supervisor.starts - 1),
-                "reason": supervisor.reason,
-            },
+            "device": lane.identity(),
+            "device_spec": lane.supervisor.spec,
+            "peaks": lane.peaks(),
+            "worker": lane.worker(),
+            "devices": self._fleet.plain(),
             "models": {state.value: self._registry.count(state) for state in State},
-            "queue": {"waiting": self._dispatcher.waiting, "running": self._dispatcher.running},
+            "queue": self._fleet.queue(),
             "connections": self._connections(),
             "jobs": [job.plain() for job in self._jobs.active.values()],
             "damaged": self._damaged,
@@ -202,7 +194,8 @@ class Api:
         return {"model_stats": [entry.statistics.triton(entry.name) for entry in entries]}
 
     async def _model_show(self, call: Call, params: ModelParams) -> dict[str, Any]:
-        return models.show(self._registry.get(_named(params)))
+        entry = self._registry.get(_named(params))
+        return {**models.show(entry), "placement": self._fleet.placed(entry)}
 
     async def _model_profile(self, call: Call, params: ProfileParams) -> dict[str, Any]:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
@@ -210,8 +203,9 @@ class Api:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         entry, _ = self._registry.compiled(params.name)
         with self._leasing.serving(entry.name, call.connection.peer.pid):
-            profile = await self._dispatcher.profile(call.connection.number, entry, runs)
-        self._ledger.profiled(entry.name, profile["rows"])
+            profile = await self._fleet.profile(call.connection.number, entry, runs)
+        if entry.at_home:
+            self._ledger.profiled(entry.name, profile["rows"])
         return profile
 
     async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors:
@@ -230,8 +224,8 @@ class Api:
             entry, model = self._registry.compiled(params.model_name)
             with self._leasing.serving(entry.name, call.connection.peer.pid):
                 plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
-                result = await self._dispatcher.infer(call.connection.number, entry, plan)
-            if self._registry.find(entry.name) is not None:
+                result = await self._fleet.infer(call.connection.number, entry, plan)
+            if self._registry.find(entry.name) is not None and entry.at_home:
                 self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
             return result
 
@@ -261,13 +255,13 @@ class Api:
 
     async def _region_unregister(self, call: Call, params: RegionName) -> dict[str, Any]:
         for region in call.connection.regions.remove(params.name):
-            self._dispatcher.release(region)
+            self._fleet.release(region)
         return {}
 
     async def _repository_index(self, call: Call, params: Nothing) -> dict[str, Any]:
         return {
             "models": [
-                {"name": entry.name, "version": VERSION, "state": entry.state.value, "reason": entry.reason}
+                {"name": entry.name, "version": VERSION, "state": entry.state.value, "reason": entry.remark}
                 for entry in self._registry.all()
             ]
         }

@@ -25,6 +25,7 @@ from honed.runtime.errors import InvalidArgument
 from .idle.settings import IdleSettings
 from .ledger import UsageSettings
 from .limits import Limits
+from .placement import Placement
 from .places import Places, drop_in_dir, places
 from .settings import RESTART, Setting, of_table
 from .tomllines import lines_of
@@ -39,14 +40,22 @@ _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
 class Service:
     """The [service] table.
 
-    `device` is a spec as `honed.runtime.devices.select` takes it ("0", or part of a name); "" lets the
-    service choose: a GPU before an accelerator before a CPU.
+    A device is a spec as `honed.runtime.devices.select` takes it ("0", or part of a name).
+
+    device: where models go that are not placed elsewhere; "": the first of `devices`, else a GPU before an
+    accelerator before a CPU.
+    devices: more that are used at the same time.
+    placement: by model, one of these.
+    fallback: serves the models of a device that is lost; "cpu": the first CPU, "": none.
     """
 
     socket: Path = field(metadata=RESTART)
     state_dir: Path = field(metadata=RESTART)
     cache_dir: Path = field(metadata=RESTART)
     device: str = field(metadata=RESTART)
+    devices: tuple[str, ...] = field(metadata=RESTART)
+    placement: dict[str, str] = field(metadata=RESTART)
+    fallback: str = field(metadata=RESTART)
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
@@ -107,11 +116,23 @@ def load(
         raise InvalidArgument(
             "there is no place for the socket because XDG_RUNTIME_DIR is not set; give one with --socket"
         )
-    return Config(
+    loaded = Config(
         **{table: _build(kind, table, values) for table, kind in TABLES.items()},
         files=files,
         origins=MappingProxyType({name: value.origin for name, value in sorted(values.items())}),
     )
+    _check_placement(loaded.service, loaded.origins["service.placement"])
+    return loaded
+
+
+def _check_placement(service: Service, origin: str) -> None:
+    placement = Placement(service.device, service.devices, service.placement)
+    for model, device in service.placement.items():
+        if placement.find(device) is None:
+            raise InvalidArgument(
+                f"{origin}: [service] placement puts {model} on {device!r}, which is not among the devices; "
+                f"use one of {_listed(placement.names, '{!r}')}, or add it to devices"
+            )
 
 
 def settings() -> dict[str, Setting]:
@@ -130,6 +151,9 @@ def _defaults(usual: Places) -> dict[str, _Value]:
         "service.state_dir": usual.state_dir,
         "service.cache_dir": usual.cache_dir,
         "service.device": "",
+        "service.devices": (),
+        "service.placement": {},
+        "service.fallback": "cpu",
     }
     if usual.socket is not None:
         values["service.socket"] = usual.socket
@@ -235,6 +259,10 @@ def _checked(setting: Setting, value: object, origin: str) -> object:
         return Path(value)
     if setting.kind is float and type(value) is int:
         value = float(value)
+    if setting.kind == tuple[str, ...] and _texts(value):
+        return tuple(value)  # type: ignore[arg-type]
+    if setting.kind == dict[str, str] and isinstance(value, dict) and _texts(list(value.values())):
+        return value
     if type(value) is not setting.kind:
         raise InvalidArgument(f"{where} is {value!r}; give {_KINDS[setting.kind]}")
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -250,7 +278,20 @@ def _checked(setting: Setting, value: object, origin: str) -> object:
     return value
 
 
-_KINDS: Final = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
+_KINDS: Final[Mapping[Any, str]] = MappingProxyType(
+    {
+        int: "a whole number",
+        float: "a number",
+        str: "a text in quotes",
+        bool: "true or false",
+        tuple[str, ...]: 'texts in quotes, as ["mali", "cpu"]',
+        dict[str, str]: 'a device in quotes for each model, as {lightglue = "mali"}',
+    }
+)
+
+
+def _texts(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) and each for each in value)
 
 
 def _nearest(given: str, known: typing.Iterable[str]) -> str:

@@ -8,69 +8,34 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import modelfile, profilefile
+from honed.runtime import modelfile
 from honed.runtime.errors import (
     AlreadyExists,
-    DeviceError,
     HonedError,
     InvalidArgument,
     ModelRefused,
     ResourceExhausted,
 )
-from honed.runtime.files import replacing
 from honed.runtime.model import CompiledModel, Launch
 from honed.runtime.protocol import LoadOptions, LoadParams, check_name
 
-from . import compiler
 from .blocking import in_thread, to_its_end
-from .dispatch import Dispatcher, Loaded, removed
+from .dispatch import removed
+from .fleet import Fleet
+from .lane import Lane
 from .limits import Limits
+from .loading import Loaded
+from .making import RECEIVED, Job, Made, Maker, Notify, Staged
 from .models import Entry, Registry
-from .store import Manifest, Store, StoredFile, begin, describe, new_version, receive
-from .supervisor import Supervisor, WorkerLost
+from .store import Manifest, Store, StoredFile, begin, new_version, receive
 from .versions import History, fingerprint, succeed
 
 PRECISIONS = ("auto", "fp32", "fp16")
-# Shares of a whole addition, for the progress shown.
-_RECEIVED, _COMPILED = 0.02, 0.9
 _log = logging.getLogger(__name__)
-Notify = Callable[[dict[str, Any]], None]
-
-
-@dataclass(slots=True, kw_only=True)
-class Job:
-    """A model being added, as ServerStatus shows it."""
-
-    name: str
-    notify: Notify
-    stage: str = ""
-    fraction: float = 0.0
-    text: str = ""
-
-    def report(self, stage: str, fraction: float, text: str = "") -> None:
-        """Note and pass on how far it is."""
-        self.stage, self.fraction, self.text = stage, fraction, text
-        self.notify(self.plain())
-
-    def plain(self) -> dict[str, Any]:
-        """The fields of a Progress notification, without the request's number."""
-        return {"model_name": self.name, "stage": self.stage, "fraction": self.fraction, "text": self.text}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Staged:
-    """Files in a staging folder, and how they are to be compiled."""
-
-    folder: Path
-    sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
-    given: Path  # the model file
-    shapes: dict[str, tuple[int, ...]]
-    precision: str
 
 
 class Jobs:
@@ -81,8 +46,7 @@ class Jobs:
         limits: Limits,
         store: Store,
         registry: Registry,
-        supervisor: Supervisor,
-        dispatcher: Dispatcher,
+        fleet: Fleet,
         cache_dir: Path,
         records: Path,
     ) -> None:
@@ -90,11 +54,8 @@ class Jobs:
         self._limits = limits
         self._store = store
         self._registry = registry
-        self._supervisor = supervisor
-        self._dispatcher = dispatcher
-        self._profile = cache_dir / "device.toml"
-        self._records = records
-        self._compiling = asyncio.Lock()
+        self._fleet = fleet
+        self._maker = Maker(limits, cache_dir / "device.toml", records)
         self.committing = asyncio.Lock()
         self.active: dict[str, Job] = {}
         self.on_changed: Callable[[str], None] = lambda _: None  # a model was removed, or replaced by hand
@@ -105,16 +66,17 @@ class Jobs:
         The descriptors stay the caller's. Cancelling, or any error, leaves the models as they were.
         """
         begun = time.monotonic()
-        options = params.parameters or LoadOptions(shapes=None, precision=None, replace=None)
+        options = params.parameters or LoadOptions(shapes=None, precision=None, replace=None, device=None)
         _check(params, descriptors, options)
+        lanes = self._lanes(params.model_name, options)
         with (
             self.job(params.model_name, bool(options.replace), notify) as job,
             self._store.staging() as folder,
         ):
             job.report("receive", 0.0)
             staged = await self._receive(params, descriptors, options, folder)
-            job.report("receive", _RECEIVED)
-            entry = await self._make(job, staged)
+            job.report("receive", RECEIVED)
+            entry = await self._make(job, staged, lanes)
         model = entry.compiled
         assert model is not None
         return {
@@ -130,7 +92,8 @@ class Jobs:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
         with self.job(manifest.name, True, lambda _: None) as job, self._store.staging() as folder:
             staged = await in_thread(self._stage_again, manifest, folder)
-            await self._make(job, staged, added=manifest.added)
+            lane = self._fleet.home(manifest.name, manifest.device)
+            await self._make(job, staged, [lane], restored=manifest)
 
     def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
         """What a name stands for, and read-only descriptors of its compiled file and sources; the caller's.
@@ -145,8 +108,8 @@ class Jobs:
         """Stop serving a model and delete its files; raises NotFound."""
         self._check_idle(self._registry.get(name).name)
         entry = self._registry.pop(name)
-        self._dispatcher.drop_model(name, removed(name))
-        self._dispatcher.unload(entry.key)
+        self._fleet.drop_model(entry, removed(name))
+        self._fleet.unload(entry)
         self.on_changed(name)
         await to_its_end(self._delete(name))
         _log.info("removed model %s", name)
@@ -181,7 +144,7 @@ class Jobs:
 
     async def _receive(
         self, params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path
-    ) -> _Staged:
+    ) -> Staged:
         left = self._limits.max_model_bytes
         given = folder / "given"
         files = []
@@ -194,15 +157,16 @@ class Jobs:
             raise InvalidArgument(
                 f"{params.files[0]} is compiled already; shapes, precision and external data cannot be given"
             )
-        return _Staged(
+        return Staged(
             folder=folder,
             sources=() if is_compiled else tuple(files),
             given=files[0][1],
             shapes=dict(options.shapes or {}),
             precision=options.precision or "auto",
+            device=options.device or None,
         )
 
-    def _stage_again(self, manifest: Manifest, folder: Path) -> _Staged:
+    def _stage_again(self, manifest: Manifest, folder: Path) -> Staged:
         files = []
         for file in manifest.sources:
             descriptor = os.open(self._store.object(file), os.O_RDONLY | os.O_CLOEXEC)
@@ -215,87 +179,34 @@ class Jobs:
             files.append((copied, path))
         if not files:
             raise ModelRefused("it was added compiled, so it cannot be compiled again; add it again")
-        return _Staged(
+        return Staged(
             folder=folder,
             sources=tuple(files),
             given=files[0][1],
             shapes=manifest.shapes,
             precision=manifest.precision,
+            device=None,
         )
 
-    async def _make(self, job: Job, staged: _Staged, added: float | None = None) -> Entry:
+    def _lanes(self, name: str, options: LoadOptions) -> list[Lane]:
+        """Where a model may go: where the user wants it, else where it was, else where it belongs."""
+        if options.device:
+            return self._fleet.asked(name, options.device)
+        replaced = self._registry.find(name)
+        return [self._fleet.home(name, replaced.manifest.device if replaced else "")]
+
+    async def _make(
+        self, job: Job, staged: Staged, lanes: Sequence[Lane], restored: Manifest | None = None
+    ) -> Entry:
         """From staged files to a served model."""
-        compiled = staged.given
-        if staged.sources:
-            compiled = staged.folder / "compiled.honed"
-            await self._compile(job, staged, compiled)
-        model = await in_thread(read, compiled)
-        file = await in_thread(describe, compiled, f"{job.name}.honed")
-        now, why = time.time(), "added" if added is None else "compiled again: its file was damaged"
-        replaced = self._registry.find(job.name)
-        manifest = Manifest(
-            name=job.name,
-            added=now if added is None else added,
-            compiled=file,
-            history=_history(file, fingerprint(model), why, now, replaced),
-            sources=tuple(source for source, _ in staged.sources),
-            shapes=staged.shapes,
-            precision=staged.precision,
-        )
-        if not staged.sources and replaced is not None and same_but_schedules(model, replaced):
-            manifest = dataclasses.replace(
-                replaced.manifest, added=manifest.added, compiled=file, history=manifest.history
-            )
-        entry = Entry(manifest=manifest, compiled=model)
-        job.report("load", _COMPILED, "building kernels and checking the answers on the device")
-        with self._dispatcher.keeping(entry.key):
-            loaded = await self.load(entry.key, compiled)
-            await to_its_end(self._commit(entry, [(file, compiled), *staged.sources], loaded))
+        async with AsyncExitStack() as held:
+            made = await self._maker.make(job, staged, lanes, held)
+            replaced = self._registry.find(job.name)
+            entry = Entry(manifest=_manifest(job.name, made, staged, replaced, restored), compiled=made.model)
+            await to_its_end(self._commit(entry, [(made.file, made.path), *staged.sources], made.loaded))
         job.report("load", 1.0)
-        _log.info("serving model %s (%s)", job.name, file.sha256[:12])
+        _log.info("serving model %s (%s) on %s", job.name, entry.key[:12], made.lane.shown)
         return entry
-
-    async def _compile(self, job: Job, staged: _Staged, output: Path) -> None:
-        def report(stage: compiler.Stage) -> None:
-            job.report(stage.stage, _RECEIVED + (_COMPILED - _RECEIVED) * stage.fraction, stage.text)
-
-        if self._compiling.locked():
-            job.report("check", _RECEIVED, "waiting for another compilation")
-        async with self._compiling:
-            await self._supervisor.wait_ready(self._limits.load_seconds)
-            assert self._supervisor.profile is not None
-            with replacing(self._profile) as file:
-                file.write(profilefile.dumps(self._supervisor.profile).encode())
-            task = compiler.Task(
-                model=staged.given,
-                output=output,
-                shown_name=staged.sources[0][0].name,
-                shapes=staged.shapes,
-                precision=staged.precision,
-                profile=self._profile,
-                device=self._supervisor.spec,
-                seconds=self._limits.compile_seconds,
-                memory_mib=self._limits.compile_memory_mib,
-                records=self._records if self._records.exists() else None,
-            )
-            await compiler.compile_model(task, report)
-
-    async def load(self, key: str, path: Path) -> Loaded:
-        """Load and check in the worker; a model of which two workers die is refused."""
-        for last in (False, True):
-            await self._supervisor.wait_ready(self._limits.load_seconds)
-            try:
-                return await self._dispatcher.load(key, str(path))
-            except DeviceError as error:
-                raise ModelRefused("this device cannot run the model", (str(error),)) from error
-            except WorkerLost as error:
-                if last:
-                    raise ModelRefused(
-                        "the device's driver failed twice while it loaded the model; try another precision, "
-                        "or update the driver",
-                        (str(error),),
-                    ) from error
-        raise AssertionError("the loop above returns or raises")
 
     async def _commit(self, entry: Entry, staged: list[tuple[StoredFile, Path]], loaded: Loaded) -> None:
         async with self.committing:
@@ -304,11 +215,11 @@ class Jobs:
             except HonedError:
                 await in_thread(self._store.sweep, self.manifests())
                 raise
-            replaced = self._registry.put(entry)
-            self._dispatcher.admit(entry, loaded)
+            replaced = self._fleet.put(entry)
+            self._fleet.admit(entry, loaded)
             self.on_changed(entry.name)
             if replaced is not None:
-                self._dispatcher.unload(replaced.key)
+                self._fleet.unload(replaced)
                 await in_thread(self._store.sweep, self.manifests())
 
     def manifests(self) -> list[Manifest]:
@@ -334,6 +245,35 @@ def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions)
             )
 
 
+def _manifest(
+    name: str, made: Made, staged: Staged, replaced: Entry | None, restored: Manifest | None
+) -> Manifest:
+    """Of a model just made; `restored` is the one whose file was found damaged."""
+    now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
+    before = restored or (replaced.manifest if replaced is not None else None)
+    if staged.device is not None:
+        device, placed = made.lane.name, made.measured or "asked for"
+    else:
+        device, placed = (before.device, before.placed) if before is not None else ("", "")
+    manifest = Manifest(
+        name=name,
+        added=now if restored is None else restored.added,
+        compiled=made.file,
+        history=_history(made.file, fingerprint(made.model), why, now, replaced),
+        sources=tuple(source for source, _ in staged.sources),
+        shapes=staged.shapes,
+        precision=staged.precision,
+        device=device,
+        placed=placed,
+    )
+    if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
+        kept = replaced.manifest
+        return dataclasses.replace(
+            manifest, sources=kept.sources, shapes=kept.shapes, precision=kept.precision
+        )
+    return manifest
+
+
 def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: Entry | None) -> History:
     """Of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
     if replaced is None:
@@ -357,13 +297,6 @@ def same_but_schedules(model: CompiledModel, replaced: Entry) -> bool:
 def _is_compiled(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
-
-
-def read(path: Path) -> CompiledModel:
-    """What a compiled file says, every byte of it checked; raises ModelFileError."""
-    file = modelfile.read(path)
-    file.close()
-    return file.model
 
 
 def failure(error: HonedError) -> str:

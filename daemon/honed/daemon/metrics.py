@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import strict
 from honed.runtime.errors import InvalidArgument
 
 from . import openmetrics
 from .blocking import in_thread
-from .dispatch import Dispatcher
+from .fleet import Fleet
 from .gains import Gains
+from .lane import Lane
 from .ledger import Ledger
 from .models import Entry, Registry, State
-from .supervisor import Supervisor
 from .thermal import temperatures
 
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
@@ -33,8 +32,7 @@ class Metrics:
     version: str
     started: float  # of time.monotonic
     registry: Registry
-    supervisor: Supervisor
-    dispatcher: Dispatcher
+    fleet: Fleet
     ledger: Ledger
     gains: Gains
     connections: Callable[[], int]
@@ -56,32 +54,30 @@ class Metrics:
         """Every figure; spans in seconds, temperatures in degrees Celsius."""
         tuning = await in_thread(self.gains.now)
         sensors = await in_thread(temperatures, self.root)
-        now, supervisor, profile = time.monotonic(), self.supervisor, self.supervisor.profile
+        now, default = time.monotonic(), self.fleet.default
         uptime = now - self.started
-        spent, waiting = self.ledger.plain(), self.dispatcher.queue.by_model()
+        spent, waiting = self.ledger.plain(), self.fleet.waiting()
         return {
             "version": self.version,
             "pid": os.getpid(),
             "time": time.time(),
             "uptime_seconds": uptime,
-            "device": strict.to_plain(profile.identity) if profile else None,
+            "device": default.identity(),
             "device_time": DEVICE_TIME,
-            "worker": {
-                "state": supervisor.state,
-                "reason": supervisor.reason,
-                "starts": supervisor.starts,
-                "ends": dict(sorted(supervisor.ends.items())),
-                "last_ends": list(supervisor.last_ends),
-            },
+            "worker": _worker(default),
+            "devices": [
+                {"name": lane.name, "shown": lane.shown, "worker": _worker(lane), "queue": _queue(lane)}
+                for lane in self.fleet.lanes.values()
+            ],
             "queue": {
-                "waiting": self.dispatcher.waiting,
-                "running": self.dispatcher.running,
-                "longest": self.dispatcher.queue.longest,
+                **self.fleet.queue(),
+                "longest": max(lane.dispatcher.queue.longest for lane in self.fleet.lanes.values()),
             },
             "connections": self.connections(),
             "whole": self.registry.whole.plain(now, uptime),
             "models": [
                 _model(entry, now, uptime)
+                | {"device": self.fleet.of(entry).shown}
                 | {"waiting": waiting[entry.name], "spent": spent.get(entry.name, _NOTHING_SPENT)}
                 for entry in self.registry.all()
             ],
@@ -94,6 +90,21 @@ class Metrics:
 _NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}}
 
 
+def _worker(lane: Lane) -> dict[str, Any]:
+    supervisor = lane.supervisor
+    return {
+        "state": lane.state,
+        "reason": supervisor.reason,
+        "starts": supervisor.starts,
+        "ends": dict(sorted(supervisor.ends.items())),
+        "last_ends": list(supervisor.last_ends),
+    }
+
+
+def _queue(lane: Lane) -> dict[str, int]:
+    return {**lane.queue(), "longest": lane.dispatcher.queue.longest}
+
+
 def _model(entry: Entry, now: float, uptime: float) -> dict[str, Any]:
     history = entry.manifest.history
     return {
@@ -103,5 +114,6 @@ def _model(entry: Entry, now: float, uptime: float) -> dict[str, Any]:
         "sha256": entry.key,
         "state": entry.state.value,
         "ready": entry.state is State.READY,
+        "away": entry.away,
         **entry.statistics.plain(now, uptime),
     }

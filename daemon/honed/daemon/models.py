@@ -27,10 +27,17 @@ class State(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """A model with a name. `compiled` is None where its file could not be read."""
+    """A model with a name. `compiled` is None where its file could not be read.
+
+    `home` is the device it belongs to and `lane` the one that serves it, by configured name; `away` says why
+    these differ, or "".
+    """
 
     manifest: Manifest
     compiled: CompiledModel | None
+    home: str = ""
+    lane: str = ""
+    away: str = ""
     state: State = State.LOADING
     reason: str = ""
     checked: dict[str, Any] | None = None  # the worker's comparison on this device
@@ -47,6 +54,16 @@ class Entry:
     def key(self) -> str:
         """What the worker calls it: the compiled file's SHA-256."""
         return self.manifest.compiled.sha256
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the device it belongs to serves it."""
+        return self.lane == self.home
+
+    @property
+    def remark(self) -> str:
+        """What users should know of its state, or ""."""
+        return self.reason or self.away
 
     def fail(self, reason: str) -> None:
         """The model cannot be run until the service starts again."""
@@ -104,13 +121,17 @@ class Registry:
         """Every model, by name."""
         return [self._entries[name] for name in sorted(self._entries)]
 
+    def of(self, lane: str) -> list[Entry]:
+        """Every model that a device serves, by name."""
+        return [entry for entry in self.all() if entry.lane == lane]
+
     def count(self, state: State) -> int:
         """How many models are in a state."""
         return sum(entry.state is state for entry in self._entries.values())
 
-    def users(self, key: str) -> int:
-        """How many names stand for one compiled file."""
-        return sum(entry.key == key for entry in self._entries.values())
+    def users(self, key: str, lane: str) -> int:
+        """How many names stand for one compiled file on one device."""
+        return sum(entry.key == key and entry.lane == lane for entry in self._entries.values())
 
 
 def launches(model: CompiledModel) -> int:
@@ -119,7 +140,7 @@ def launches(model: CompiledModel) -> int:
 
 
 def show(entry: Entry) -> dict[str, Any]:
-    """The result of ModelShow; raises Unavailable where the file is not readable."""
+    """The result of ModelShow but `placement`; raises Unavailable where the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
     if model is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
@@ -129,7 +150,7 @@ def show(entry: Entry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "state": entry.state.value,
-        "reason": entry.reason,
+        "reason": entry.remark,
         "sha256": manifest.compiled.sha256,
         "bytes": manifest.compiled.nbytes,
         "added": manifest.added,

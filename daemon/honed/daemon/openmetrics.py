@@ -69,6 +69,21 @@ def _each_model(value: Callable[[Document], float]) -> Callable[[Document], list
     return lambda document: [Sample(value(m), {"model": m["name"]}) for m in document["models"]]
 
 
+def _each_device(value: Callable[[Document], float]) -> Callable[[Document], list[Sample]]:
+    return lambda document: [Sample(value(d), {"device": _device(d)}) for d in document["devices"]]
+
+
+def _device(device: Mapping[str, Any]) -> str:
+    """Its label: the configured name, which does not change while the service runs."""
+    return str(device["name"] or "default")
+
+
+def _device_ends(document: Document) -> Iterator[Sample]:
+    for device in document["devices"]:
+        for kind, count in device["worker"]["ends"].items():
+            yield Sample(count, {"device": _device(device), "kind": kind})
+
+
 def _failures(document: Document) -> Iterator[Sample]:
     for model in document["models"]:
         for code, count in model["failures"].items():
@@ -135,28 +150,49 @@ FAMILIES: tuple[Family, ...] = (
         "honed_worker_ready",
         "gauge",
         "",
-        "1 while there is a worker with a device, else 0",
+        "1 while the default device has a worker, else 0",
         _one(lambda d: int(d["worker"]["state"] == "ready")),
     ),
     Family(
         "honed_worker_ends",
         "counter",
         "",
-        "Ends of the worker process: crashed, hung, device (the device failed), not started",
+        "Ends of the default device's worker: crashed, hung, device (it failed), not started",
         _labelled(lambda d: d["worker"]["ends"], "kind"),
+    ),
+    Family(
+        "honed_device_ready",
+        "gauge",
+        "",
+        "1 while the device has a worker, else 0; 0 for one that stands in for others and is not needed",
+        _each_device(lambda d: int(d["worker"]["state"] == "ready")),
+    ),
+    Family(
+        "honed_device_waiting_requests",
+        "gauge",
+        "requests",
+        "Inference requests that wait for the device now",
+        _each_device(lambda d: d["queue"]["waiting"]),
+    ),
+    Family(
+        "honed_device_worker_ends",
+        "counter",
+        "",
+        "Ends of the device's worker process, by kind as above",
+        _device_ends,
     ),
     Family(
         "honed_queue_requests",
         "gauge",
         "requests",
-        "Inference requests that wait for the device now",
+        "Inference requests that wait for any device now",
         _one(lambda d: d["queue"]["waiting"]),
     ),
     Family(
         "honed_queue_longest_requests",
         "gauge",
         "requests",
-        "The most inference requests that ever waited at once since the service started",
+        "The most inference requests that ever waited for one device since the service started",
         _one(lambda d: d["queue"]["longest"]),
     ),
     Family(
@@ -179,6 +215,13 @@ FAMILIES: tuple[Family, ...] = (
         "",
         "1 while the model can be run, else 0",
         _each_model(lambda m: int(m["ready"])),
+    ),
+    Family(
+        "honed_model_away",
+        "gauge",
+        "",
+        "1 while another device stands in for the model's own, else 0",
+        _each_model(lambda m: int(bool(m["away"]))),
     ),
     Family(
         "honed_model_version",

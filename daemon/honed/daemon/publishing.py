@@ -20,10 +20,11 @@ from honed.runtime.model import CompiledModel
 from honed.runtime.protocol import HistoryParams, PinParams, PublishParams, RollbackParams
 
 from .blocking import in_thread, to_its_end
-from .dispatch import Dispatcher
-from .jobs import Jobs, failure, read, same_but_schedules
+from .fleet import Fleet
+from .jobs import Jobs, failure, same_but_schedules
 from .latencies import Latencies
 from .limits import Limits
+from .making import load, read
 from .models import Entry, Registry, State
 from .store import Manifest, Store, StoredFile, new_version, receive
 from .supervisor import WorkerLost
@@ -54,21 +55,21 @@ class Publisher:
         limits: Limits,
         store: Store,
         registry: Registry,
-        dispatcher: Dispatcher,
+        fleet: Fleet,
         jobs: Jobs,
         latencies: Latencies,
     ) -> None:
         self._limits = limits
         self._store = store
         self._registry = registry
-        self._dispatcher = dispatcher
+        self._fleet = fleet
         self._jobs = jobs
         self._latencies = latencies
         self._trials: dict[str, Trial] = {}  # by name
         self._tasks: set[asyncio.Task[None]] = set()
-        dispatcher.on_served = self._served
-        dispatcher.on_fault = self._faulted
-        dispatcher.on_broken = self._broken
+        fleet.on_served = self._served
+        fleet.on_fault = self._faulted
+        fleet.on_broken = self._broken
         jobs.on_changed = self._changed
 
     def on_trial(self, name: str) -> bool:
@@ -96,6 +97,7 @@ class Publisher:
         the device gives wrong answers with it. One that is slower or in quarantine is not an error.
         """
         entry, before = self._registry.compiled(params.name)
+        self._fleet.check_at_home(entry)
         if len(descriptors) != 1:
             raise InvalidArgument(f"{len(descriptors)} descriptors came; send one, of the compiled model")
         if entry.key != params.expected:
@@ -122,14 +124,14 @@ class Publisher:
         self, entry: Entry, model: CompiledModel, file: StoredFile, path: Path, schedules: str, why: str
     ) -> dict[str, Any]:
         """Load the successor beside the present version, and let the better one serve."""
-        history = entry.manifest.history
+        history, loader = entry.manifest.history, self._fleet.loader(entry)
         version = new_version(
             file, history.next_number, schedules=schedules, why=why, now=time.time(), settled=False
         )
-        with self._dispatcher.keeping(file.sha256):
+        with loader.keeping(file.sha256):
             try:
-                loaded = await self._dispatcher.load(file.sha256, str(path))
-                duel = await self._dispatcher.duel(entry.key, file.sha256, _DUEL_ROUNDS)
+                loaded = await loader.load(file.sha256, str(path))
+                duel = await loader.duel(entry.key, file.sha256, _DUEL_ROUNDS)
             except WorkerLost as error:
                 return await self._turned_away(entry, version, f"the worker ended when it ran it: {error}")
             except ModelRefused as error:
@@ -145,10 +147,10 @@ class Publisher:
             async with self._jobs.committing:
                 await to_its_end(self._commit(successor.manifest, [(file, path)]))
                 self._settle_trial_of(entry.name)
-                self._dispatcher.keep(entry.key)
+                loader.keep(entry.key)
                 self._trials[entry.name] = Trial(before=entry, since=time.monotonic())
                 self._registry.put(successor)
-                self._dispatcher.admit(successor, loaded)
+                self._fleet.admit(successor, loaded)
                 await in_thread(self._store.sweep, self._jobs.manifests())
         ratio = duel.old_us / duel.new_us
         _log.info("model %s: version %d is served, %.2f times as fast", entry.name, version.number, ratio)
@@ -195,6 +197,7 @@ class Publisher:
         return {"version": target.number, "pinned": True}
 
     def _target(self, entry: Entry, number: int | None) -> Version:
+        self._fleet.check_at_home(entry)
         history = entry.manifest.history
         if number is None:
             earlier = history.earlier()
@@ -215,10 +218,11 @@ class Publisher:
     ) -> None:
         """Load an earlier version and put it in place, by hand."""
         file = self._store.version_file(entry.manifest, target)
-        with self._jobs.job(entry.name, True, lambda _: None), self._dispatcher.keeping(file.sha256):
+        lane = self._fleet.of(entry)
+        with self._jobs.job(entry.name, True, lambda _: None), lane.loader.keeping(file.sha256):
             path = self._store.object(file)
             model = await in_thread(read, path)
-            loaded = await self._jobs.load(file.sha256, path)
+            loaded = await load(lane, file.sha256, path, self._limits)
             history = go_back(entry.manifest.history, target.number, reason, quarantine, time.time())
             if pinned is not None:
                 history = dataclasses.replace(history, pinned=pinned)
@@ -227,8 +231,8 @@ class Publisher:
                 await to_its_end(self._commit(earlier.manifest, []))
                 self._settle_trial_of(entry.name)
                 self._registry.put(earlier)
-                self._dispatcher.admit(earlier, loaded)
-                self._dispatcher.unload(entry.key)
+                self._fleet.admit(earlier, loaded)
+                self._fleet.unload(entry)
         _log.info("model %s: version %d is served again: %s", entry.name, target.number, reason)
 
     def _changed(self, name: str) -> None:
@@ -251,14 +255,16 @@ class Publisher:
 
     async def _judge(self, entry: Entry, trial: Trial) -> None:
         """Compare once more, on what clients sent since: a successor that is slower or differs goes."""
-        before = trial.before
+        before, loader = trial.before, self._fleet.loader(entry)
         try:
             # It is there already, unless the worker was started anew.
-            await self._dispatcher.load(before.key, str(self._store.object(before.manifest.compiled)))
-            duel = await self._dispatcher.duel(before.key, entry.key, _DUEL_ROUNDS)
+            await loader.load(before.key, str(self._store.object(before.manifest.compiled)))
+            duel = await loader.duel(before.key, entry.key, _DUEL_ROUNDS)
             objection = duel.objection(serving=True)
         except WorkerLost as error:
-            trial.served, trial.judging, trial.strikes = 0, False, trial.strikes + 1
+            trial.served, trial.judging = 0, False
+            if entry.at_home:  # else its device is lost, which is not the version's doing
+                trial.strikes += 1
             if trial.strikes < _STRIKES:
                 return
             objection = f"{trial.strikes} workers ended while it ran; last: {error}"
@@ -316,8 +322,8 @@ class Publisher:
         )
         self._registry.put(earlier)
         self._settle_trial_of(entry.name)
-        self._dispatcher.unload(entry.key)
-        self._dispatcher.reload()
+        self._fleet.unload(entry)
+        self._fleet.loader(earlier).reload()
         self._in_background(self._store_until_done(earlier))
 
     async def _store_until_done(self, entry: Entry) -> None:
@@ -350,7 +356,7 @@ class Publisher:
     def _settle_trial_of(self, name: str) -> None:
         trial = self._trials.pop(name, None)
         if trial is not None:
-            self._dispatcher.let_go(trial.before.key)
+            self._fleet.loader(trial.before).let_go(trial.before.key)
 
     def _in_background(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

@@ -142,4 +142,6 @@ def _change(setting: Setting, in_force: Any, configured: Any) -> dict[str, Any]:
 
 
 def _plain(anything: Any) -> Any:
+    if isinstance(anything, tuple):
+        return list(anything)
     return str(anything) if isinstance(anything, Path) else anything

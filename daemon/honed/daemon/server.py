@@ -19,7 +19,7 @@ from honed.runtime.protocol import error_to_map
 
 from .api import Api, Call
 from .connection import Connection
-from .dispatch import Dispatcher
+from .fleet import Fleet
 from .limits import Limits
 from .peers import Peer, identify
 from .usage import Usage
@@ -61,10 +61,10 @@ def listen(path: Path) -> socket.socket:
 class Server:
     """Accepts connections until it is stopped."""
 
-    def __init__(self, listening: socket.socket, limits: Limits, dispatcher: Dispatcher) -> None:
+    def __init__(self, listening: socket.socket, limits: Limits, fleet: Fleet) -> None:
         self._listening = listening
         self._limits = limits
-        self._dispatcher = dispatcher
+        self._fleet = fleet
         self._bytes = Usage(limits.max_user_bytes)
         self._by_user = Usage(limits.max_user_connections)
         self._connections: dict[int, Connection] = {}
@@ -126,8 +126,8 @@ class Server:
     def closed(self, connection: Connection) -> None:
         """A connection is gone, and its regions with it."""
         for region in connection.regions.remove(None):
-            self._dispatcher.release(region)
-        self._dispatcher.forget_client(connection.number)
+            self._fleet.release(region)
+        self._fleet.forget_client(connection.number)
         self._by_user.change(connection.peer.uid, -1)
         del self._connections[connection.number]
 

@@ -22,7 +22,7 @@ from honed.runtime.errors import HonedError, ModelFileError, NotFound
 from . import api, lock, server
 from .blocking import in_thread
 from .config import Config, load
-from .dispatch import Dispatcher
+from .fleet import Fleet
 from .gains import Gains
 from .jobs import Jobs, failure
 from .latencies import Keeper
@@ -36,7 +36,6 @@ from .places import records_in
 from .publishing import Publisher
 from .reload import Reloader
 from .store import Manifest, Store
-from .supervisor import Supervisor
 from .tunerchild import TunerChild
 
 _MAX_DESCRIPTORS = 65_536
@@ -137,26 +136,23 @@ async def _run(
     started = time.monotonic()
     places, limits = config.service, config.limits
     registry = Registry()
-    broken = await in_thread(_fill, registry, store, models)
+    curves = await in_thread(Keeper, places.state_dir / "latencies.json")
+    fleet = Fleet(limits, places, registry, store, curves.latencies)
+    broken = await in_thread(_fill, fleet, store, models)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
-    supervisor = Supervisor(limits, places.cache_dir, places.device)
-    curves = await in_thread(Keeper, places.state_dir / "latencies.json")
-    dispatcher = Dispatcher(limits, supervisor, registry, store, curves.latencies)
-    jobs = Jobs(
-        limits, store, registry, supervisor, dispatcher, places.cache_dir, records_in(places.state_dir)
-    )
-    clients = server.Server(listening, limits, dispatcher)
+    jobs = Jobs(limits, store, registry, fleet, places.cache_dir, records_in(places.state_dir))
+    clients = server.Server(listening, limits, fleet)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
     ledger.keep_only(models)
 
-    leasing = Leasing(config.idle, lambda: supervisor.state)
+    leasing = Leasing(config.idle, lambda: fleet.default.state)
 
     def changed(new: Config) -> None:
         ledger.change(new.usage)
         leasing.change(new.idle)
-        dispatcher.limits_changed()
+        fleet.limits_changed()
         clients.limits_changed()
 
     tuner = TunerChild(config.tuner, places.socket)
@@ -166,8 +162,7 @@ async def _run(
         version=api.own_version(),
         started=started,
         registry=registry,
-        supervisor=supervisor,
-        dispatcher=dispatcher,
+        fleet=fleet,
         ledger=ledger,
         gains=Gains(records_in(places.state_dir)),
         connections=lambda: clients.connections,
@@ -178,10 +173,9 @@ async def _run(
         policy=current_policy(os.getuid()),
         places=api.Places(socket=places.socket, state_dir=places.state_dir, cache_dir=places.cache_dir),
         registry=registry,
-        supervisor=supervisor,
-        dispatcher=dispatcher,
+        fleet=fleet,
         jobs=jobs,
-        publisher=Publisher(limits, store, registry, dispatcher, jobs, curves.latencies),
+        publisher=Publisher(limits, store, registry, fleet, jobs, curves.latencies),
         ledger=ledger,
         metrics=metrics,
         leasing=leasing,
@@ -194,7 +188,7 @@ async def _run(
         running.push_async_callback(ledger.save)
         running.push_async_callback(curves.save)
         for work in (
-            supervisor.run(),
+            fleet.run(),
             _keep_watchdog(systemd),
             ledger.keep(),
             curves.keep(),
@@ -213,11 +207,11 @@ async def _run(
         systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
         clients.api.stopping = True
         clients.stop_accepting()
-        await dispatcher.drain(limits.stop_seconds)
+        await fleet.drain(limits.stop_seconds)
         await clients.close()
 
 
-def _fill(registry: Registry, store: Store, models: dict[str, Manifest]) -> list[tuple[Manifest, str]]:
+def _fill(fleet: Fleet, store: Store, models: dict[str, Manifest]) -> list[tuple[Manifest, str]]:
     """Enter the stored models; gives those whose compiled file is damaged, with the reason."""
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
@@ -227,10 +221,10 @@ def _fill(registry: Registry, store: Store, models: dict[str, Manifest]) -> list
             store.set_aside(manifest)
             entry = Entry(manifest=manifest, compiled=None)
             entry.fail(f"its compiled file is damaged ({error})")
-            registry.put(entry)
+            fleet.put(entry)
             broken.append((manifest, str(error)))
         else:
-            registry.put(Entry(manifest=manifest, compiled=file.model))
+            fleet.put(Entry(manifest=manifest, compiled=file.model))
             file.close()
     return broken
 

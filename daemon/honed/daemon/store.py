@@ -48,7 +48,10 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One model of the store. `compiled` is the file of `history.current`."""
+    """One model of the store. `compiled` is the file of `history.current`.
+
+    `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
+    """
 
     name: str
     added: float  # seconds since 1970
@@ -57,6 +60,8 @@ class Manifest:
     sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
     shapes: dict[str, tuple[int, ...]]
     precision: str
+    device: str = ""
+    placed: str = ""
 
 
 class Store:
@@ -248,7 +253,12 @@ def _loads(name: str, data: bytes) -> Manifest:
 
 
 def _migrate(plain: dict[str, Any]) -> None:
-    """Manifests of 0.1 before versions were kept know one file: it becomes the first version."""
+    """Manifests of 0.1 before versions were kept know one file: it becomes the first version.
+
+    Those from before there were several devices know none: they are the default's.
+    """
+    plain.setdefault("device", "")
+    plain.setdefault("placed", "")
     if "history" in plain or not {"compiled", "added"} <= plain.keys():
         return
     file = strict.from_plain(StoredFile, plain["compiled"], where="compiled")

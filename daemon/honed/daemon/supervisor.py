@@ -38,7 +38,8 @@ class WorkerLost(Unavailable):
 class Supervisor:
     """The worker process and the calls to it.
 
-    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end.
+    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end. The
+    device that the first worker found is the one that later workers look for.
     """
 
     def __init__(self, limits: Limits, cache_dir: Path, device: str) -> None:
@@ -76,6 +77,7 @@ class Supervisor:
     async def run(self) -> None:
         """Keep a worker running until cancelled; the worker is gone when this returns."""
         failures = 0  # in a row
+        self._state = "starting"
         while True:
             begun = time.monotonic()
             was_ready = False
@@ -85,7 +87,8 @@ class Supervisor:
                 self._ended("not started", str(error))
             finally:
                 await self._end()
-            failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
+            healthy = was_ready and time.monotonic() - begun > _HEALTHY_SECONDS
+            failures = 1 if healthy else failures + 1
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
             self._state = "failed" if failures > 1 and not was_ready else "starting"
@@ -93,6 +96,12 @@ class Supervisor:
             if self.on_lost is not None:
                 self.on_lost()
             await asyncio.sleep(restart_delay(failures))
+
+    async def settled(self) -> None:
+        """Return once there is a worker with a device, or none could be started."""
+        while self.state == "starting":
+            self._turned.clear()
+            await self._turned.wait()
 
     async def wait_ready(self, seconds: float) -> None:
         """Return once there is a worker with a device; raises Unavailable where none comes in time."""
@@ -150,7 +159,7 @@ class Supervisor:
         process, link = await self._spawn()
         self._process, self._link = process, link
         hello = await self.call("Hello", {}, seconds=self._limits.load_seconds)
-        self.spec = str(hello["spec"])
+        self.spec = self._device = str(hello["spec"])
         self.profile = from_dict(hello["profile"])
         self._state, self.reason = "ready", ""
         self._turned.set()
@@ -167,9 +176,11 @@ class Supervisor:
 
     def _ended(self, kind: str, reason: str) -> None:
         self.ends[kind] += 1
-        self.last_ends.append({"time": time.time(), "kind": kind, "reason": reason})
-        self._state, self.reason = "starting", reason
-        _log.error("the worker ended: %s", reason)
+        self.last_ends.append({"time": time.time(), "pid": self.pid, "kind": kind, "reason": reason})
+        # What goes wrong in the same way again and again is told once.
+        _log.log(logging.ERROR if reason != self.reason else logging.DEBUG, "the worker ended: %s", reason)
+        self._state = "failed" if self._state == "failed" else "starting"
+        self.reason = reason
 
     async def _spawn(self) -> tuple[asyncio.subprocess.Process, AsyncLink]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -121,6 +121,7 @@ class AsyncClient:
         shapes: Mapping[str, Sequence[int]] | None = None,
         precision: str = "auto",
         replace: bool = False,
+        device: str | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Add an ONNX or `.honed` file; arguments and errors as `Client.add`."""
@@ -129,7 +130,7 @@ class AsyncClient:
         opened = {file.name: calls.open_model(file)}
 
         async def load() -> dict[str, Any]:
-            params = calls.load_params(model, list(opened), shapes, precision, replace)
+            params = calls.load_params(model, list(opened), shapes, precision, replace, device)
             sent = list(opened.values())
             return await self._call(
                 "RepositoryModelLoad", params, timeout=None, descriptors=sent, progress=progress

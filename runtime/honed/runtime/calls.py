@@ -167,13 +167,16 @@ def load_params(
     shapes: Mapping[str, Sequence[int]] | None,
     precision: str,
     replace: bool,
+    device: str | None = None,
 ) -> dict[str, Any]:
     """Parameters of a RepositoryModelLoad."""
-    options = {
+    options: dict[str, Any] = {
         "shapes": {key: list(shape) for key, shape in (shapes or {}).items()},
         "precision": precision,
         "replace": replace,
     }
+    if device is not None:
+        options["device"] = device
     return {"model_name": name, "files": list(files), "parameters": options}
 
 

@@ -140,11 +140,13 @@ class Client:
         shapes: Mapping[str, Sequence[int]] | None = None,
         precision: str = "auto",
         replace: bool = False,
+        device: str | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Add an ONNX or `.honed` file; returns when it is served. `name` defaults to the file's stem.
 
-        External data is sent along from the file's folder. `progress` gets each Progress map. Raises
+        External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
+        have them compared; None leaves that to the service. `progress` gets each Progress map. Raises
         ModelRefused with every reason where the model cannot be served.
         """
         file = Path(path)
@@ -152,7 +154,7 @@ class Client:
         opened = {file.name: calls.open_model(file)}
 
         def load() -> dict[str, Any]:
-            params = calls.load_params(model, list(opened), shapes, precision, replace)
+            params = calls.load_params(model, list(opened), shapes, precision, replace, device)
             sent = list(opened.values())
             return self._call(
                 "RepositoryModelLoad", params, descriptors=sent, timeout=None, progress=progress

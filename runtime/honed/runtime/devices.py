@@ -51,8 +51,9 @@ def discover() -> list[Device]:
 def select(spec: str | None = None) -> Device:
     """The device `spec` names, or $HONED_DEVICE, or else the best: a GPU, an accelerator, a CPU.
 
-    `spec` is a number (of `discover`'s order) or part of "platform/device", in either case. Raises
-    NotFound where it fits none or several, DeviceError where there is no device at all.
+    `spec` is a number (of `discover`'s order), a kind ("gpu", "accelerator" or "cpu": the first of it), or
+    part of "platform/device", in either case. Raises NotFound where it fits none or several, DeviceError
+    where there is no device at all.
     """
     devices = discover()
     if not devices:
@@ -60,7 +61,8 @@ def select(spec: str | None = None) -> Device:
     spec = spec or os.environ.get("HONED_DEVICE") or None
     if spec is None:
         return min(devices, key=lambda d: ("GPU", "accelerator", "CPU").index(d.kind))
-    fitting = matching(spec, [d.spec for d in devices])
+    of_kind = [i for i, device in enumerate(devices) if device.kind.casefold() == spec.casefold()]
+    fitting = of_kind[:1] or matching(spec, [d.spec for d in devices])
     if len(fitting) != 1:
         names = "; ".join(f"{i}: {devices[i].spec}" for i in (fitting or range(len(devices))))
         problem = "fits several devices" if fitting else "fits no device"
@@ -69,11 +71,15 @@ def select(spec: str | None = None) -> Device:
 
 
 def matching(spec: str, names: Sequence[str]) -> list[int]:
-    """Which of `names` a spec fits: by number, else by the whole name, else by a part of it."""
+    """Which of `names` a spec fits: by number, else by the whole name, else by a part of it.
+
+    " #0" may be missing in a whole name or be too much: it comes and goes with the second of two devices.
+    """
     if spec.isascii() and spec.isdigit():
         return [int(spec)] if int(spec) < len(names) else []
     wanted = spec.casefold()
-    exact = [i for i, name in enumerate(names) if name.casefold() == wanted]
+    first = wanted.removesuffix(" #0")
+    exact = [i for i, name in enumerate(names) if name.casefold().removesuffix(" #0") == first]
     return exact or [i for i, name in enumerate(names) if wanted in name.casefold()]
 
 

@@ -118,11 +118,12 @@ class RegionName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How an ONNX file is to be compiled."""
+    """How an ONNX file is to be compiled, and for which device; "fastest" compares all there are."""
 
     shapes: dict[str, tuple[int, ...]] | None
     precision: str | None
     replace: bool | None
+    device: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

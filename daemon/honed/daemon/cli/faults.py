@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from .culprits import WHOSE, of_service, whose
 from .output import Output, line
 from .parser import add_command
 from .records import run_records
@@ -46,12 +47,14 @@ def register(commands: Any) -> None:
 def _faults(arguments: argparse.Namespace, output: Output) -> int:
     path = records_file(arguments)
     found = run_records(["faults", f"--records={path}"], "faults")["faults"] if path.exists() else []
-    document = {"records": str(path), "quarantined": found, "kernel_log": _kernel_log()}
+    log, service = kernel_log(), of_service(arguments.socket)
+    log["faults"] = [{**fault, "whose": whose(fault, service, found)} for fault in log["faults"]]
+    document = {"records": str(path), "quarantined": found, "kernel_log": log}
     output.emit(document, lambda console: _print(console, document))
     return 0
 
 
-def _kernel_log() -> dict[str, Any]:
+def kernel_log() -> dict[str, Any]:
     """What the kernel log says since the machine started; or why it cannot be read."""
     from honed.runtime.errors import PermissionDenied, Unavailable
     from honed.runtime.kernellog import open_reader
@@ -111,10 +114,10 @@ def _print(console: Console, document: Mapping[str, Any]) -> None:
         )
     for fault in log["faults"]:
         console.print()
-        whose = f", process {fault['process']}" if fault["process"] is not None else ""
-        whose += f" ({fault['command']})" if fault["command"] else ""
+        by = f", process {fault['process']}" if fault["process"] is not None else ""
+        by += f" ({fault['command']})" if fault["command"] else ""
         line(console, f"{_date(fault['time'])}  {fault['meaning']}: {_REACH[fault['severity']]}", "bold")
-        line(console, f"  {fault['driver']} {fault['device'] or ''}{whose}")
+        line(console, f"  {fault['driver']} {fault['device'] or ''}{by}: {WHOSE[fault['whose']]}")
         for record in fault["records"]:
             _indented(console, record)
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .culprits import SERVICE, ours, whose
+from .devices import device_text, devices_table, placement_text, served_by, worker_text
+from .faults import kernel_log
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, line, seconds_text, shape_text, table
 from .parser import add_command, add_compile_options, unique
@@ -40,7 +43,9 @@ def register(commands: Any) -> None:
         examples="""\
             hone add lightglue.onnx
             hone add yolox.onnx --name detector --shape images=1,3,416,416
-            hone add squeezenet.onnx --precision fp32 --replace""",
+            hone add squeezenet.onnx --precision fp32 --replace
+            hone add lightglue.onnx --device mali
+            hone add lightglue.onnx --device fastest""",
     )
     add.add_argument("file", metavar="FILE", type=Path, help="an ONNX or .honed file")
     add.add_argument("--name", metavar="N", help="the name to serve it by (default: the file's name)")
@@ -49,6 +54,12 @@ def register(commands: Any) -> None:
         "--replace",
         action="store_true",
         help="take the place of a model of that name once the new one is ready",
+    )
+    add.add_argument(
+        "--device",
+        metavar="SPEC",
+        help="which device of the service is to serve it: part of its name, or 'fastest' to have all "
+        "compared (default: what the configuration says)",
     )
     show = add_command(
         commands,
@@ -73,6 +84,9 @@ def _status(arguments: argparse.Namespace, output: Output) -> int:
 
     with Client(arguments.socket) as client:
         status = client.status()
+        service = ours(client.metrics(), status)
+    found = kernel_log()["faults"]
+    status["kernel_faults"] = [{**fault, "whose": whose(fault, service, [])} for fault in found]
     output.emit(status, lambda console: _print_status(console, status))
     return 0
 
@@ -80,16 +94,13 @@ def _status(arguments: argparse.Namespace, output: Output) -> int:
 def _print_status(console: Console, status: Mapping[str, Any]) -> None:
     worker, places, device = status["worker"], status["places"], status["device"]
     models = ", ".join(f"{n} {state.lower()}" for state, n in status["models"].items() if n) or "none"
-    reason = f": {worker['reason']}" if worker["reason"] else ""
-    restarts = f", restarted {worker['restarts']} times" if worker["restarts"] else ""
     rows = [
         ("service", f"{status['name']} {status['version']}, process {status['pid']}, "
                     f"up {seconds_text(status['uptime_seconds'])}"),
         ("socket", places["socket"]),
         ("models in", places["state_dir"]),
-        ("device", f"{device['name']} ({device['platform']}), driver {device['driver_version']}"
-                   if device else "none yet"),
-        ("worker", f"{worker['state']}{restarts}{reason}"),
+        ("device", device_text(device)),
+        ("worker", worker_text(worker)),
         ("models", models),
         ("requests", f"{status['queue']['waiting']} waiting, {status['queue']['running']} running"),
         ("connections", str(status["connections"])),
@@ -103,9 +114,23 @@ def _print_status(console: Console, status: Mapping[str, Any]) -> None:
         for job in status["jobs"]
     ]
     rows += [("damaged", name) for name in status["damaged"]]
+    rows += _faults(status)
     console.print(fields(rows))
+    if len(status["devices"]) > 1:
+        console.print()
+        console.print(devices_table(status["devices"]))
     console.print()
     console.print(signals(status["idle"]))
+
+
+def _faults(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the kernel log says of the GPU, where this user may read it."""
+    found = status["kernel_faults"]
+    if not found:
+        return []
+    blamed = sum(fault["whose"] == SERVICE for fault in found)
+    said = f"{len(found)} in the kernel log since the machine started, {blamed} of a worker of this service"
+    return [("GPU faults", f"{said}; 'hone faults' says whose")]
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
@@ -123,8 +148,14 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     with Client(arguments.socket) as client:
         models = client.models()
         statistics = {entry["name"]: entry for entry in client.statistics()}
-    listed = [{**model, **_served(statistics.get(model["name"]))} for model in models]
-    output.emit({"models": listed}, lambda console: _print_list(console, listed))
+        placed = client.status()["devices"]
+    devices = served_by(placed)
+    listed = [
+        {**model, "device": devices.get(model["name"], ""), **_served(statistics.get(model["name"]))}
+        for model in models
+    ]
+    several = len(placed) > 1
+    output.emit({"models": listed}, lambda console: _print_list(console, listed, several))
     return 0
 
 
@@ -137,7 +168,8 @@ def _served(entry: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"inferences": entry["inference_count"], "mean_ms": mean}
 
 
-def _print_list(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
+def _print_list(console: Console, models: Sequence[Mapping[str, Any]], devices: bool) -> None:
+    """`devices`: whether there are several to be told apart."""
     if not models:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
         return
@@ -145,13 +177,15 @@ def _print_list(console: Console, models: Sequence[Mapping[str, Any]]) -> None:
         (
             model["name"],
             model["state"].lower(),
+            *((model["device"],) if devices else ()),
             str(model["inferences"]),
             f"{model['mean_ms']:.2f}" if model["mean_ms"] is not None else "-",
             model["reason"],
         )
         for model in models
     ]
-    console.print(table(("model", "state", ">inferences", ">mean ms", "reason"), rows))
+    headings = ("model", "state", *(("device",) if devices else ()), ">inferences", ">mean ms", "reason")
+    console.print(table(headings, rows))
 
 
 def _add(arguments: argparse.Namespace, output: Output) -> int:
@@ -168,6 +202,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
             shapes=shapes,
             precision=arguments.precision,
             replace=arguments.replace,
+            device=arguments.device,
             progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
         )
     output.emit(added, lambda console: _print_added(console, added))
@@ -216,6 +251,7 @@ def _print_model(console: Console, model: Mapping[str, Any]) -> None:
         ("asked for", f"precision {model['precision']}{_asked_shapes(model['shapes'])}"),
         ("computes in", source["precision"]),
         ("compiled for", f"{device['name']} ({device['platform']}), driver {device['driver_version']}"),
+        ("served by", placement_text(model["placement"])),
         ("compiled by", ", ".join(f"{name} {version}" for name, version in model["compiler"].items())),
         ("size", f"file {bytes_text(model['bytes'])}; on the device constants "
                  f"{bytes_text(model['constant_bytes'])}, scratch {bytes_text(model['arena_bytes'])}"),

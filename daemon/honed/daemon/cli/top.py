@@ -128,7 +128,7 @@ def rendered(document: Mapping[str, Any], width: int, height: int, trouble: str 
     from rich.console import Group
     from rich.text import Text
 
-    room = max(1, height - _AROUND)
+    room = max(1, height - _AROUND - max(0, len(document["devices"]) - 1))
     parts: list[RenderableType] = [_summary(document), Text("")]
     if document["models"]:
         parts.append(models_table(document, width, room))
@@ -198,6 +198,10 @@ def _summary(document: Mapping[str, Any]) -> Table:
             f"{queue['waiting']} waiting, at most {queue['longest']}; {whole['served']} served, "
             f"{sum(whole['failures'].values())} failed, {whole['retries']} run again",
         ),
+    ]
+    pairs += [
+        ("", f"{each['shown']}, worker {each['worker']['state']}, {each['queue']['waiting']} waiting")
+        for each in document["devices"][1:]
     ]
     if document["temperatures"]:
         sensors = sorted(document["temperatures"].items(), key=lambda each: -each[1])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from honed.daemon.places import records_in
 from honed.runtime.client import Client
-from honed.runtime.errors import ModelRefused
+from honed.runtime.errors import ModelRefused, Unavailable
 
 from .recordsfile import check_access, hand_over, prepare
 
@@ -38,12 +39,13 @@ class Tunable:
 
 @contextmanager
 def tunable(client: Client, model: str) -> Iterator[Tunable]:
-    """Fetch what is needed to tune a model on the service's own device, with its records.
+    """Fetch what is needed to tune a model on its device of the service, with its records.
 
     Raises NotFound, PermissionDenied for users who may not change models or use the records, and
     ModelRefused for a model that was added compiled.
     """
     status = client.status()
+    device = _device(status, model)
     records = records_in(Path(status["places"]["state_dir"]))
     with client.export(model) as given, tempfile.TemporaryDirectory(prefix="honed-tune-") as name:
         folder = Path(name)
@@ -63,7 +65,7 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
             arguments=(
                 *shapes,
                 f"--precision={given.precision}",
-                *((f"--device={status['device_spec']}",) if status["device_spec"] else ()),
+                *((f"--device={device}",) if device else ()),
                 f"--records={records}",
                 f"--cache-dir={status['places']['cache_dir']}",
                 f"--name={model}",
@@ -76,3 +78,15 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
             yield found
         finally:
             hand_over(Path(status["places"]["cache_dir"]))
+
+
+def _device(status: Mapping[str, Any], model: str) -> str:
+    """How the device that a model belongs to is selected; raises Unavailable where that is lost."""
+    for device in status["devices"]:
+        if model in device["away"]:
+            raise Unavailable(
+                f"{model} is served by another device while its own is lost; tune it when that is back"
+            )
+        if model in device["models"]:
+            return str(device["spec"])
+    return str(status["device_spec"])

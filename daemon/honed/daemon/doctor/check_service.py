@@ -44,7 +44,7 @@ def _daemon(readings: Readings) -> list[Finding]:
     if not daemon.may_infer:
         what = f"user {readings.user.name} may not run models: {daemon.error}"
         return [*findings, Finding(SERVICE, "warn", what, _membership(readings, "honed"))]
-    return findings + _worker(daemon)
+    return findings + _worker(daemon) + [_lost(device) for device in daemon.lost]
 
 
 def _worker(daemon: Daemon) -> list[Finding]:
@@ -60,6 +60,15 @@ def _worker(daemon: Daemon) -> list[Finding]:
             "mend what is wrong above, then restart the service",
         )
     ]
+
+
+def _lost(device: str) -> Finding:
+    return Finding(
+        SERVICE,
+        "warn",
+        f"it has no worker on {device}",
+        "mend the device, or take it out of the configuration ('hone status' says what stands in for it)",
+    )
 
 
 def _membership(readings: Readings, group: str) -> str:

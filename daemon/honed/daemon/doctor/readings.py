@@ -144,6 +144,7 @@ class Daemon:
     worker: str  # state of its worker, "" where not told
     worker_reason: str
     device: str
+    lost: tuple[str, ...] = ()  # other devices of its without a worker, each with the reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,4 +61,9 @@ def _reading(
         worker=str(worker.get("state", "")),
         worker_reason=str(worker.get("reason", "")),
         device=f"{device['name']} ({device['platform']})" if device else "",
+        lost=tuple(
+            f"{each['spec'] or each['name']} ({each['worker']['reason']})"
+            for each in (status["devices"][1:] if status else ())
+            if each["worker"]["state"] == "failed"
+        ),
     )

@@ -1,0 +1,57 @@
+"""Whose a fault in the kernel log was: a worker of the service, a candidate of tuning, or another process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+SERVICE, CANDIDATE, OTHER, UNKNOWN = "service", "candidate", "other", "unknown"
+WHOSE = {
+    SERVICE: "a worker of the service",
+    CANDIDATE: "a candidate of tuning, in quarantine",
+    OTHER: "another process, none of the service",
+    UNKNOWN: "whose it was is not known",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ours:
+    """The service that answers: ids of its `workers`, and since when it runs, in seconds since 1970."""
+
+    workers: frozenset[int]
+    since: float
+
+
+def ours(metrics: Mapping[str, Any], status: Mapping[str, Any]) -> Ours:
+    """From what the service says of itself."""
+    present = {device["worker"]["pid"] for device in status["devices"]}
+    ended = {end["pid"] for device in metrics["devices"] for end in device["worker"]["last_ends"]}
+    return Ours(workers=frozenset((present | ended) - {0}), since=metrics["time"] - metrics["uptime_seconds"])
+
+
+def of_service(socket: str | None) -> Ours | None:
+    """The service that answers; None where none does, or it does not tell this user."""
+    from honed.runtime.client import Client
+    from honed.runtime.errors import PermissionDenied, Unavailable
+
+    try:
+        with Client(socket) as client:
+            return ours(client.metrics(), client.status())
+    except (Unavailable, PermissionDenied):
+        return None
+
+
+def whose(fault: Mapping[str, Any], service: Ours | None, quarantined: Iterable[Mapping[str, Any]]) -> str:
+    """One of WHOSE. `fault` as `hone faults` lists it, `quarantined` as the records have them.
+
+    A process that is not known to be ours is another's only if it faulted while this service ran: an
+    earlier one had workers of its own.
+    """
+    if any(record in (each["story"] or "") for each in quarantined for record in fault["records"]):
+        return CANDIDATE
+    if service is None or fault["process"] is None:
+        return UNKNOWN
+    if fault["process"] in service.workers:
+        return SERVICE
+    return OTHER if fault["time"] >= service.since else UNKNOWN

@@ -1,0 +1,204 @@
+"""Keeps the compiled files in one worker those of the registry, and compares them with their proofs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from honed.runtime.errors import HonedError, ModelRefused
+
+from .limits import Limits
+from .models import Entry, Registry, State
+from .store import Store
+from .supervisor import Supervisor, WorkerLost
+from .versions import Duel
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A compiled file is in worker number `worker` of `lane`, which compared it with its probes."""
+
+    lane: str
+    worker: int
+    checked: dict[str, Any]
+
+
+class Loader:
+    """Loads and forgets compiled files in the worker of `lane`.
+
+    `on_loaded` is called after each model that may serve, `on_given_up` with one that cannot, and why.
+    `wanted` tells the names of models that requests wait for.
+    """
+
+    def __init__(
+        self, lane: str, limits: Limits, supervisor: Supervisor, registry: Registry, store: Store
+    ) -> None:
+        self.lane = lane
+        self._limits = limits
+        self._supervisor = supervisor
+        self._registry = registry
+        self._store = store
+        self._kept: Counter[str] = Counter()  # by key, models being added
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self.wanted: Callable[[], set[str]] = set
+        self.on_loaded: Callable[[], None] = lambda: None
+        self.on_given_up: Callable[[Entry, str], None] = lambda _, __: None
+
+    async def load(self, key: str, path: str) -> Loaded:
+        """Have the worker build a compiled file and compare its answers with its probes.
+
+        Inferences go on meanwhile, and wait for one probe at most. Raises ModelRefused where an answer is
+        wrong, DeviceError where the device cannot build or hold the model, and WorkerLost where the worker
+        died of it.
+        """
+        worker = self._supervisor.starts
+        built = await self._supervisor.call(
+            "Load", {"key": key, "path": path}, seconds=self._limits.load_seconds
+        )
+        outputs: list[dict[str, Any]] = []
+        try:
+            for probe in range(built["probes"]):
+                outputs = (await self._careful("Check", {"key": key, "probe": probe}))["outputs"]
+        except ModelRefused:
+            self.tell("Unload", {"key": key})
+            raise
+        return Loaded(self.lane, worker, {"device": built["device"], "outputs": outputs})
+
+    async def duel(self, old: str, new: str, rounds: int) -> Duel:
+        """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
+
+        Stops at the first wrong answer. Raises WorkerLost where the worker died of it.
+        """
+        taken: tuple[list[int], list[int]] = ([], [])
+        wrong, turn = "", 0
+        while turn < 2 * rounds and not wrong:
+            answer = await self._careful("Duel", {"old": old, "new": new, "turn": turn})
+            taken[turn % 2].append(answer["ns"])
+            wrong = answer["wrong"]
+            rounds = max(rounds, answer["sets"])
+            turn += 1
+        return Duel(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+
+    async def median_us(self, key: str, rounds: int) -> float:
+        """Of one run of a loaded file, in microseconds; raises as `duel`."""
+        duel = await self.duel(key, key, rounds)
+        return statistics.median((*duel.old, *duel.new)) / 1000
+
+    async def _careful(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        """A call that runs a model; a device that failed in it is not used again."""
+        answer = await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
+        if "spoilt" in answer:
+            self._supervisor.kill(f"the device failed: {answer['spoilt']}")
+            raise WorkerLost(answer["spoilt"])
+        return answer
+
+    @contextmanager
+    def keeping(self, key: str) -> Iterator[None]:
+        """While this lasts the worker keeps a compiled file that no name stands for yet."""
+        self.keep(key)
+        try:
+            yield
+        finally:
+            self.let_go(key)
+
+    def keep(self, key: str) -> None:
+        """The worker keeps a compiled file until `let_go`, whatever the names stand for."""
+        self._kept[key] += 1
+
+    def let_go(self, key: str) -> None:
+        """End one `keep`."""
+        self._kept[key] -= 1
+        self.unload(key)
+
+    def unload(self, key: str) -> None:
+        """Have the worker forget a compiled file, unless a name stands for it or it is kept."""
+        if not self._registry.users(key, self.lane) and not self._kept[key]:
+            del self._kept[key]
+            self.tell("Unload", {"key": key})
+
+    def admit(self, entry: Entry, loaded: Loaded) -> None:
+        """A model entered the registry; if its worker is gone since, the present one must load it too."""
+        here = (self.lane, self._supervisor.starts) == (loaded.lane, loaded.worker)
+        if here and self._supervisor.state == "ready":
+            entry.ready(loaded.checked)
+            self.on_loaded()
+        else:
+            self.reload()
+
+    def reload(self) -> None:
+        """Models of the registry may lack in the worker: have it load them."""
+        if self._supervisor.state == "ready":
+            self._in_background(self.load_all())
+
+    async def load_all(self) -> None:
+        """Give a fresh worker its models, those that requests wait for first."""
+        wanted = self.wanted()
+        entries = [entry for entry in self._registry.of(self.lane) if entry.state is State.LOADING]
+        for entry in sorted(entries, key=lambda e: (e.load_crashes, e.name not in wanted)):
+            if self._gone(entry) or entry.state is not State.LOADING:
+                continue
+            try:
+                await self._load_entry(entry)
+            except WorkerLost:
+                return  # the next worker's turn
+            if self._gone(entry):
+                self.unload(entry.key)  # it was removed meanwhile
+            self.on_loaded()
+
+    async def _load_entry(self, entry: Entry) -> None:
+        twin = self._twin(entry)
+        if twin is not None:
+            entry.ready(twin.checked)
+            return
+        try:
+            loaded = await self.load(entry.key, str(self._store.object(entry.manifest.compiled)))
+        except WorkerLost as error:
+            if not self._gone(entry):
+                entry.load_crashes += 1
+                if entry.load_crashes > 1:
+                    reason = f"{entry.load_crashes} workers failed loading it; last: {error}"
+                    self.on_given_up(entry, reason)
+            raise
+        except HonedError as error:
+            if not self._gone(entry):
+                self.on_given_up(entry, str(error))
+        else:
+            if not self._gone(entry):
+                entry.ready(loaded.checked)
+
+    def _gone(self, entry: Entry) -> bool:
+        """Whether the model was removed, replaced or moved meanwhile."""
+        return self._registry.find(entry.name) is not entry or entry.lane != self.lane
+
+    def _twin(self, entry: Entry) -> Entry | None:
+        """A ready model of the same compiled file."""
+        for other in self._registry.of(self.lane):
+            if other is not entry and other.key == entry.key and other.state is State.READY:
+                return other
+        return None
+
+    def tell(self, method: str, params: dict[str, Any]) -> None:
+        """A call in the background whose failure changes nothing."""
+        self._in_background(self._tell(method, params))
+
+    async def _tell(self, method: str, params: dict[str, Any]) -> None:
+        """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
+        try:
+            await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
+        except WorkerLost:
+            pass
+        except HonedError as error:
+            _log.warning("the worker refused %s: %s", method, error)
+
+    def _in_background(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,198 @@
+"""From staged files to a compiled model that a device has loaded and answered right."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from honed.runtime import modelfile, profilefile
+from honed.runtime.errors import DeviceError, HonedError, ModelRefused, Unavailable
+from honed.runtime.files import replacing
+from honed.runtime.model import CompiledModel
+
+from . import compiler
+from .blocking import in_thread
+from .lane import Lane
+from .limits import Limits
+from .loading import Loaded
+from .store import StoredFile, describe
+from .supervisor import WorkerLost
+
+# Shares of a whole addition, for the progress shown.
+RECEIVED, _COMPILED = 0.02, 0.9
+_ROUNDS = 7  # of runs, where devices are compared
+_log = logging.getLogger(__name__)
+Notify = Callable[[dict[str, Any]], None]
+
+
+@dataclass(slots=True, kw_only=True)
+class Job:
+    """A model being added, as ServerStatus shows it."""
+
+    name: str
+    notify: Notify
+    stage: str = ""
+    fraction: float = 0.0
+    text: str = ""
+
+    def report(self, stage: str, fraction: float, text: str = "") -> None:
+        """Note and pass on how far it is."""
+        self.stage, self.fraction, self.text = stage, fraction, text
+        self.notify(self.plain())
+
+    def plain(self) -> dict[str, Any]:
+        """The fields of a Progress notification, without the request's number."""
+        return {"model_name": self.name, "stage": self.stage, "fraction": self.fraction, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for."""
+
+    folder: Path
+    sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
+    given: Path  # the model file
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A compiled model in the worker of `lane`. `measured` tells the times where devices were compared."""
+
+    lane: Lane
+    path: Path
+    file: StoredFile
+    model: CompiledModel
+    loaded: Loaded
+    measured: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Steps:
+    """A job whose present part is one of `count` equal ones."""
+
+    job: Job
+    index: int
+    count: int
+
+    def report(self, stage: str, fraction: float, text: str = "") -> None:
+        """`fraction` is of the part; the first part begins where everything has been received."""
+        done = (self.index + (fraction - RECEIVED) / (1 - RECEIVED)) / self.count
+        self.job.report(stage, RECEIVED + (1 - RECEIVED) * done, text)
+
+
+class Maker:
+    """Makes models, one compilation at a time."""
+
+    def __init__(self, limits: Limits, profile: Path, records: Path) -> None:
+        """`profile` is a file for the compiler; `records` what tuning has recorded, if there is any yet."""
+        self._limits = limits
+        self._profile = profile
+        self._records = records
+        self._compiling = asyncio.Lock()
+
+    async def make(self, job: Job, staged: Staged, lanes: Sequence[Lane], held: AsyncExitStack) -> Made:
+        """On the one lane, or on the fastest of several; `held` keeps it in the worker.
+
+        Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
+        start. Of several lanes those that cannot take the model are left out, unless none can.
+        """
+        if len(lanes) == 1:
+            return await self._make(_Steps(job, 0, 1), staged, lanes[0], held)
+        best: tuple[float, Made] | None = None
+        told: list[str] = []
+        failures: list[HonedError] = []
+        for index, lane in enumerate(lanes):
+            steps = _Steps(job, index, len(lanes))
+            try:
+                made = await self._make(steps, staged, lane, held)
+                us = await lane.loader.median_us(made.file.sha256, _ROUNDS)
+            except (ModelRefused, Unavailable) as error:
+                failures.append(error)
+                told.append(f"not on {lane.shown}: {error}")
+                _log.info("model %s is not placed on %s: %s", job.name, lane.shown, error)
+                continue
+            told.append(f"{us / 1000:.3g} ms on {lane.shown}")
+            if best is None or us < best[0]:
+                best = us, made
+        if best is None:
+            raise failures[0]
+        made = best[1]
+        return Made(
+            lane=made.lane,
+            path=made.path,
+            file=made.file,
+            model=made.model,
+            loaded=made.loaded,
+            measured=f"measured when it was added: {', '.join(told)}",
+        )
+
+    async def _make(self, steps: _Steps, staged: Staged, lane: Lane, held: AsyncExitStack) -> Made:
+        compiled = staged.given
+        if staged.sources:
+            compiled = staged.folder / f"compiled-{steps.index}.honed"
+            await self._compile(steps, staged, compiled, lane)
+        model = await in_thread(read, compiled)
+        file = await in_thread(describe, compiled, f"{steps.job.name}.honed")
+        steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
+        held.enter_context(lane.loader.keeping(file.sha256))
+        loaded = await load(lane, file.sha256, compiled, self._limits)
+        return Made(lane=lane, path=compiled, file=file, model=model, loaded=loaded)
+
+    async def _compile(self, steps: _Steps, staged: Staged, output: Path, lane: Lane) -> None:
+        def report(stage: compiler.Stage) -> None:
+            steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
+
+        if self._compiling.locked():
+            steps.report("check", RECEIVED, "waiting for another compilation")
+        async with self._compiling:
+            await lane.supervisor.wait_ready(self._limits.load_seconds)
+            profile = lane.supervisor.profile
+            assert profile is not None
+            with replacing(self._profile) as file:
+                file.write(profilefile.dumps(profile).encode())
+            task = compiler.Task(
+                model=staged.given,
+                output=output,
+                shown_name=staged.sources[0][0].name,
+                shapes=staged.shapes,
+                precision=staged.precision,
+                profile=self._profile,
+                device=lane.supervisor.spec,
+                seconds=self._limits.compile_seconds,
+                memory_mib=self._limits.compile_memory_mib,
+                records=self._records if self._records.exists() else None,
+            )
+            await compiler.compile_model(task, report)
+
+
+async def load(lane: Lane, key: str, path: Path, limits: Limits) -> Loaded:
+    """Load and check in the lane's worker; a model of which two workers die is refused."""
+    for last in (False, True):
+        await lane.supervisor.wait_ready(limits.load_seconds)
+        try:
+            return await lane.loader.load(key, str(path))
+        except DeviceError as error:
+            raise ModelRefused("this device cannot run the model", (str(error),)) from error
+        except WorkerLost as error:
+            if last:
+                raise ModelRefused(
+                    "the device's driver failed twice while it loaded the model; try another precision, "
+                    "or update the driver",
+                    (str(error),),
+                ) from error
+    raise AssertionError("the loop above returns or raises")
+
+
+def read(path: Path) -> CompiledModel:
+    """What a compiled file says, every byte of it checked; raises ModelFileError."""
+    file = modelfile.read(path)
+    file.close()
+    return file.model
