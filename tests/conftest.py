@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from honed.runtime.devices import Device
+
+
+def pytest_configure() -> None:
+    """Give Ctrl-C back to children: a shell that runs pytest in the background has all ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Output is buffered in the programs tested, as it is for users, whatever the environment says.
+    os.environ.pop("PYTHONUNBUFFERED", None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -6,6 +6,7 @@ Commands import what they need when they run, so that the quick ones stay quick.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -90,13 +91,10 @@ def parser() -> Parser:
 def _run(argv: Sequence[str]) -> int:
     as_json = "--json" in argv
     try:
-        arguments = parser().parse_args(argv)
-        status: int = arguments.run(arguments, Output(json=arguments.json))
+        status = _command(argv)
         sys.stdout.flush()
     except UsageError as error:
         return _fail(as_json, USED_WRONGLY, "INVALID_ARGUMENT", str(error))
-    except SystemExit as exit_:  # --help and --version have printed
-        return int(exit_.code or 0)
     except HonedError as error:
         return _fail(as_json, FAILED, error.code, str(error), getattr(error, "reasons", ()))
     except BrokenPipeError:
@@ -104,6 +102,7 @@ def _run(argv: Sequence[str]) -> int:
     except MemoryError:
         return _fail(as_json, FAILED, "RESOURCE_EXHAUSTED", "memory ran out; close something and try again")
     except OSError as error:
+        _flush_or_give_up()
         what = f"{error.filename}: " if error.filename else ""
         return _fail(as_json, FAILED, "INTERNAL", f"{what}{error.strerror or error}; mend that and try again")
     except Exception as error:
@@ -114,18 +113,32 @@ def _run(argv: Sequence[str]) -> int:
     return status
 
 
+def _command(argv: Sequence[str]) -> int:
+    try:
+        arguments = parser().parse_args(argv)
+    except SystemExit as exit_:  # --help and --version have printed
+        return int(exit_.code or 0)
+    status: int = arguments.run(arguments, Output(json=arguments.json))
+    return status
+
+
 def _fail(as_json: bool, status: int, code: str, message: str, reasons: Sequence[str] = ()) -> int:
     """Say what is wrong on stderr, and on stdout too where JSON is expected there."""
     print(f"hone: {clean(message)}", file=sys.stderr)
     for reason in (r for r in reasons if r not in message):
         print(f"  - {clean(reason)}", file=sys.stderr)
     if as_json:
-        try:
+        with contextlib.suppress(OSError):  # it may be stdout that failed; stderr has the sentence
             print_json({"error": {"code": code, "message": message, "reasons": list(reasons)}})
-            sys.stdout.flush()
-        except OSError:  # it may be stdout that failed; stderr has the sentence
-            _give_up_stdout()
+        _flush_or_give_up()
     return status
+
+
+def _flush_or_give_up() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _give_up_stdout()
 
 
 def _give_up_stdout() -> None:
