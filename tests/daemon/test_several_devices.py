@@ -17,7 +17,7 @@ from honed.daemon.tool import main
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, InvalidArgument, NotFound, Unavailable
 from honed.runtime.model import Probe, Proof
-from tests.runtime.builder import add_constant, chain
+from tests.runtime.builder import Builder, add_constant, chain
 
 from .conftest import SIZE
 from .running import DEADLINE, Service, wait_for
@@ -301,9 +301,89 @@ def test_a_stand_in_runs_only_while_it_is_needed(
         vendors.have("pthread", "basic")
         wait_for(lambda: lane(client, "basic")["models"] == ["m"], "the model to go back", service)
         wait_for(lambda: lane(client, "pthread")["worker"]["state"] == "resting", "the stand-in to end")
-        assert not process.is_running() or process.status() == "zombie"
+        wait_for(lambda: not process.is_running(), "its process to end", service)
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
         assert client.ready()
+
+
+def for_one_device(folder: Path, name: str, elsewhere: str) -> Path:
+    """y = x + 1, and another source where STAND_IN is defined."""
+    builder = Builder()
+    x, y = builder.input("x", "float32", (SIZE,)), builder.output("y", "float32", (SIZE,))
+    source = f"""
+#ifdef STAND_IN
+{elsewhere}
+#else
+__kernel void inc(__global const float* x, __global float* y) {{
+  y[get_global_id(0)] = x[get_global_id(0)] + 1;
+}}
+#endif"""
+    builder.launch(builder.kernel(source, "inc", "rw", 4 * SIZE, groups=1, block=SIZE), x, y)
+    given, wanted = builder.constant(X), builder.constant(X + 1)
+    probe = Probe(inputs=(given,), outputs=(wanted,), tolerance=(1e-5,))
+    builder.proof = Proof(reference="by hand", probes=(probe,), device=None, error=())
+    return builder.write(folder / f"{name}.honed")
+
+
+def test_a_model_that_the_stand_in_cannot_serve_waits_for_its_device(
+    start_service: Starter, vendors: Vendors, proven: Path, tmp_path: Path
+) -> None:
+    wrong = "__kernel void inc(__global const float* x, __global float* y) { y[get_global_id(0)] = 7; }"
+    config = '[service]\ndevice = "basic"\nfallback = "pthread"\n'
+    service = start_service(config=config, environment=vendors.environment)
+    with service.client() as client:
+        client.add(proven, name="fits")
+        client.add(for_one_device(tmp_path, "unfit", "#error not here"), name="unfit")
+        client.add(for_one_device(tmp_path, "wrong", wrong), name="wrong")
+        vendors.have("pthread", define="STAND_IN")
+        held = worker(client, "basic")
+        held.suspend()
+        asking = Asking(service, "unfit", 2)
+        wait_for(lambda: lane(client, "basic")["queue"] == {"waiting": 1, "running": 1}, "the requests")
+        held.kill()
+        np.testing.assert_array_equal(client.infer("fits", {"x": X})["y"], Y)
+        for outcome in asking.join():
+            assert isinstance(outcome, Unavailable)
+            assert "is lost" in str(outcome)
+        wait_for(lambda: client.status()["models"]["LOADING"] == 0, "the models to be tried", service)
+        states = {m["name"]: (m["state"], m["reason"]) for m in client.models()}
+        assert states["fits"][0] == "READY"
+        for name, why in (("unfit", "cannot compile a kernel"), ("wrong", "wrong answers")):
+            assert states[name][0] == "UNAVAILABLE"
+            assert "is lost" in states[name][1]
+            assert why in states[name][1]
+            with pytest.raises(Unavailable, match="is lost"):
+                client.infer(name, {"x": X})
+            assert client.history(name)["versions"][0]["quarantine"] == ""
+        vendors.have("pthread", "basic")
+        wait_for(lambda: len(lane(client, "basic")["models"]) == 3, "the models to go back", service)
+        for name in ("unfit", "wrong"):
+            np.testing.assert_array_equal(client.infer(name, {"x": X})["y"], X + 1)
+        assert client.ready()
+
+
+def test_a_model_can_be_removed_while_its_device_is_lost(
+    start_service: Starter, vendors: Vendors, proven: Path
+) -> None:
+    config = '[service]\ndevice = "basic"\nfallback = "pthread"\n'
+    service = start_service(config=config, environment=vendors.environment)
+    with service.client() as client:
+        client.add(proven, name="m")
+        expected = client.show("m")["sha256"]
+        vendors.have("pthread")
+        worker(client, "basic").kill()
+        np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
+        with pytest.raises(Unavailable, match="own device only"):
+            client.publish("m", proven, expected=expected, why="a test")
+        with pytest.raises(Unavailable, match="does not start"):
+            client.add(proven, name="m", replace=True)
+        client.remove("m")
+        wait_for(lambda: lane(client, "pthread")["worker"]["state"] == "resting", "the stand-in to end")
+        assert client.models() == []
+        vendors.have("pthread", "basic")
+        wait_for(client.ready, "the device to be back", service)
+        client.add(proven, name="m")
+        np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
 
 
 @pytest.mark.parametrize("fallback", ["", "cpu"])

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
-# PoCL has the devices that POCL_DEVICES names; it reads that when it is first asked for them.
+# PoCL has the devices that POCL_DEVICES names, and builds kernels with POCL_EXTRA_BUILD_FLAGS. It reads them
+# when it is first asked for devices and kernels.
 _CODE = """#include <stdlib.h>
-__attribute__((constructor)) static void choose(void) { setenv("POCL_DEVICES", DEVICES, 1); }
+__attribute__((constructor)) static void choose(void) {
+  setenv("POCL_DEVICES", DEVICES, 1);
+  setenv("POCL_EXTRA_BUILD_FLAGS", FLAGS, 1);
+}
 """
 
 
@@ -30,21 +34,24 @@ class Vendors:
         """For processes that should find it."""
         return {"OCL_ICD_VENDORS": str(self._vendors), "OPENCL_VENDOR_PATH": str(self._vendors)}
 
-    def have(self, *devices: str) -> None:
-        """Processes that start from now on find these, of "pthread" and "basic"."""
-        library = self._folder / f"lib{'-'.join(devices)}.so"
+    def have(self, *devices: str, define: str = "") -> None:
+        """Processes that start from now on find these, of "pthread" and "basic".
+
+        `define` is a macro that kernels see there.
+        """
+        library = self._folder / f"lib{'-'.join((*devices, define))}.so"
         if not library.exists():
-            self._build(library, devices)
+            self._build(library, " ".join(devices), f"-D{define}" if define else "")
         fresh = self._folder / "fresh.icd"
         fresh.write_text(f"{library}\n")
         os.replace(fresh, self._vendors / "test.icd")
 
-    def _build(self, library: Path, devices: tuple[str, ...]) -> None:
+    def _build(self, library: Path, devices: str, flags: str) -> None:
         pocl, compiler = ctypes.util.find_library("pocl"), shutil.which("cc")
         if pocl is None or compiler is None:
             pytest.skip("this needs PoCL and a C compiler")
-        define = f'-DDEVICES="{" ".join(devices)}"'
-        command = [compiler, "-shared", "-fPIC", "-xc", "-", "-o", str(library), define]
+        macros = [f'-DDEVICES="{devices}"', f'-DFLAGS="{flags}"']
+        command = [compiler, "-shared", "-fPIC", "-xc", "-", "-o", str(library), *macros]
         subprocess.run(
             [*command, "-xnone", "-Wl,--no-as-needed", f"-l:{pocl}"], input=_CODE.encode(), check=True
         )

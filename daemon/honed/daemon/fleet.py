@@ -108,8 +108,13 @@ class Fleet:
 
     async def _dismiss(self, lane: Lane) -> None:
         await lane.dispatcher.quiet()
-        if lane.running is not None and not self._registry.of(lane.name):
-            lane.running.cancel()
+        running = lane.running
+        if running is None or self._registry.of(lane.name):
+            return
+        running.cancel()
+        await asyncio.wait([running])
+        if self._registry.of(lane.name):  # it was needed again meanwhile
+            self.start(lane)
 
     def _warn_of_twins(self, lane: Lane) -> None:
         for other in self.lanes.values():

@@ -40,7 +40,8 @@ class Lane:
     @property
     def state(self) -> str:
         """Of its worker; "resting" for a stand-in that is not needed."""
-        if self.stand_in and (self.running is None or self.running.done()):
+        running = self.running
+        if self.stand_in and (running is None or running.done() or running.cancelling()):
             return "resting"
         return self.supervisor.state
 
