@@ -89,6 +89,7 @@ class Dispatcher:
         self._work: dict[int, _Work] = {}
         self._numbers = itertools.count(1)
         self._running: asyncio.Task[None] | None = None
+        self._ended = float("-inf")  # when a request ended last, in monotonic seconds
         self._suspect: Entry | None = None  # what ran when the worker was lost
         self.on_served: Callable[[Entry], None] = lambda _: None
         self.on_fault: Callable[[Entry, str], None] = lambda _, __: None
@@ -97,6 +98,7 @@ class Dispatcher:
         self.on_failed: Callable[[], None] = lambda: None
         self.on_released: Callable[[int], None] = self.drop_region
         loader.wanted = lambda: self._queue.models()
+        loader.idle_seconds = self._idle_seconds
         loader.on_loaded = self._pump
         loader.on_given_up = self._give_up
         supervisor.on_ready = self._worker_ready
@@ -111,6 +113,10 @@ class Dispatcher:
     def queue(self) -> Queue:
         """Those that wait, to be looked at."""
         return self._queue
+
+    def _idle_seconds(self) -> float:
+        busy = self._running is not None or self.waiting
+        return 0.0 if busy else time.monotonic() - self._ended
 
     def limits_changed(self) -> None:
         """The limits are others from now on; what waits already keeps waiting."""
@@ -263,6 +269,7 @@ class Dispatcher:
                 work.answer.set_result(answer)
         finally:
             self._running = None
+            self._ended = time.monotonic()
             for region in work.regions:
                 self.release(region)
             self._pump()

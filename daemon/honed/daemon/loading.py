@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,8 @@ from .store import Store
 from .supervisor import Supervisor, WorkerLost
 from .versions import Duel
 
+# After each run that is not a request's, requests have the device to themselves for so many times as long.
+_PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -35,7 +38,7 @@ class Loader:
     """Loads and forgets compiled files in the worker of `lane`.
 
     `on_loaded` is called after each model that may serve, `on_given_up` with one that cannot, and why.
-    `wanted` tells the names of models that requests wait for.
+    `wanted` tells the names of models that requests wait for, `idle_seconds` how long there was no request.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class Loader:
         self._kept: Counter[str] = Counter()  # by key, models being added
         self._tasks: set[asyncio.Task[Any]] = set()
         self.wanted: Callable[[], set[str]] = set
+        self.idle_seconds: Callable[[], float] = lambda: float("inf")
         self.on_loaded: Callable[[], None] = lambda: None
         self.on_given_up: Callable[[Entry, str], None] = lambda _, __: None
 
@@ -93,12 +97,20 @@ class Loader:
         return statistics.median((*duel.old, *duel.new)) / 1000
 
     async def _careful(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """A call that runs a model; a device that failed in it is not used again."""
+        """A call that runs a model, when requests allow; a device that failed in it is not used again."""
+        begun = time.monotonic()
         answer = await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
         if "spoilt" in answer:
             self._supervisor.kill(f"the device failed: {answer['spoilt']}")
             raise WorkerLost(answer["spoilt"])
+        await self._give_way(time.monotonic() - begun)
         return answer
+
+    async def _give_way(self, taken: float) -> None:
+        """Let requests run, if there are any, so that a series of runs delays each of them by one at most."""
+        end = time.monotonic() + min(_PAUSE_RUNS * taken, _LONGEST_PAUSE_SECONDS)
+        while self.idle_seconds() < taken and (left := end - time.monotonic()) > 0:
+            await asyncio.sleep(min(taken, left))
 
     @contextmanager
     def keeping(self, key: str) -> Iterator[None]:

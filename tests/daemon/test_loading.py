@@ -1,0 +1,80 @@
+"""What the loader does with the device while requests want it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any, cast
+
+from honed.daemon.limits import Limits
+from honed.daemon.loading import Loader
+from honed.daemon.models import Registry
+from honed.daemon.store import Store
+from honed.daemon.supervisor import Supervisor
+
+RUN_SECONDS = 0.005
+ROUNDS = 4
+
+
+class RunsInTurn:
+    """In the place of a supervisor: a device that runs one thing at a time, and the order in which it did."""
+
+    def __init__(self) -> None:
+        self.ran: list[str] = []
+        self._device = asyncio.Lock()
+
+    async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        async with self._device:
+            await asyncio.sleep(RUN_SECONDS)
+            self.ran.append(method)
+        return {"ns": 1, "wrong": "", "sets": 1}
+
+
+def loader(device: RunsInTurn) -> Loader:
+    """Of nothing but the device."""
+    nothing = cast(Any, None)
+    return Loader("", Limits(), cast(Supervisor, device), cast(Registry, nothing), cast(Store, nothing))
+
+
+def test_requests_run_between_the_turns_of_a_duel() -> None:
+    async def go() -> list[str]:
+        device = RunsInTurn()
+        made = loader(device)
+        made.idle_seconds = lambda: 0.0
+
+        async def client() -> None:
+            while True:
+                await device.call("Infer", {}, seconds=1)
+
+        clients = [asyncio.ensure_future(client()) for _ in range(2)]
+        await made.duel("old", "new", ROUNDS)
+        for task in clients:
+            task.cancel()
+        return device.ran
+
+    ran = asyncio.run(go())
+    turns = [i for i, method in enumerate(ran) if method == "Duel"]
+    assert len(turns) == 2 * ROUNDS
+    between = sorted(later - earlier - 1 for earlier, later in itertools.pairwise(turns))
+    # Two wait for the device at any time: without a pause there are one or two between turns.
+    assert between[len(between) // 2] >= 3
+
+
+def test_a_duel_does_not_pause_for_nobody() -> None:
+    async def go() -> tuple[int, float]:
+        device = RunsInTurn()
+        made = loader(device)
+        asked = 0
+
+        def idle_seconds() -> float:
+            nonlocal asked
+            asked += 1
+            return float("inf")
+
+        made.idle_seconds = idle_seconds
+        await made.duel("old", "new", ROUNDS)
+        return asked, len(device.ran)
+
+    asked, runs = asyncio.run(go())
+    assert runs == 2 * ROUNDS
+    assert asked == runs  # asked once after each, and not again
