@@ -1,10 +1,11 @@
 #!/usr/bin/python3
 """Writes which Debian packages the libraries of a bundle need.
 
-needs.py FOLDER SUBSTVARS
+needs.py FOLDER SUBSTVARS MACHINE
 
-dpkg-shlibdeps would want the packages of the target machine installed here; what libraries name is read by
-readelf, which knows every machine. A library that nobody provides is an error.
+MACHINE is x86_64 or aarch64: a library made for another is an error. dpkg-shlibdeps would want packages of
+the target machine installed here; what libraries name is read by readelf, which knows every machine. One that
+nobody provides is an error.
 """
 
 from __future__ import annotations
@@ -28,18 +29,25 @@ _PROVIDED = {
     "libstdc++.so.6": "libstdc++6 (>= 8)",
 }
 _NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
+_MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
+_MACHINE = re.compile(r"^  Machine: +(.+)$", re.MULTILINE)
 
 
-def needs(folder: Path) -> set[str]:
-    """Packages with their versions; raises ValueError where a library is nowhere."""
+def needs(folder: Path, machine: str) -> set[str]:
+    """Packages with their versions; raises ValueError where a library is nowhere or of another machine."""
     ours = {path.name for path in folder.rglob("*.so*")}
     packages = {_PROVIDED[path.readlink().name] for path in folder.rglob("*.so*") if path.is_symlink()}
     for path in sorted(folder.rglob("*.so*")):
         if path.is_symlink():
             continue
         told = subprocess.run(
-            ["readelf", "--dynamic", "--wide", path], check=True, capture_output=True, text=True
+            ["readelf", "--file-header", "--dynamic", "--wide", path],
+            check=True,
+            capture_output=True,
+            text=True,
         )
+        if _MACHINE.findall(told.stdout) != [_MACHINES[machine]]:
+            raise ValueError(f"{path} is not made for {machine}")
         for library in _NEEDED.findall(told.stdout):
             if library in _PROVIDED:
                 packages.add(_PROVIDED[library])
@@ -48,10 +56,10 @@ def needs(folder: Path) -> set[str]:
     return packages
 
 
-def main(folder: str, substvars: str) -> None:
+def main(folder: str, substvars: str, machine: str) -> None:
     """As the module says."""
     with Path(substvars).open("a") as file:
-        print("bundle:Depends=" + ", ".join(sorted(needs(Path(folder)))), file=file)
+        print("bundle:Depends=" + ", ".join(sorted(needs(Path(folder), machine))), file=file)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Unpacks the wheels that honed-tuner brings along, leaving out what honed never uses.
 
-python3 unpack.py WHEELS FOLDER TRIPLET
+python3 unpack.py WHEELS FOLDER
+python3 unpack.py --links WHEELS FOLDER TRIPLET
 
-Every wheel in WHEELS goes below FOLDER, as pip would put it there. TRIPLET is the name of the machine, as
-x86_64-linux-gnu. The same wheels give the same files. Works for any machine on any other: nothing is executed
-or compiled.
+Every wheel in WHEELS goes below FOLDER, as pip would put it there. The second form makes links in place of
+the copies of libraries that Debian has, for a machine named TRIPLET, as x86_64-linux-gnu. It is a step of its
+own because dh_python3, which comes between, removes links that lead nowhere on the building machine. The same
+wheels give the same files. Works for any machine on any other: nothing is executed or compiled.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ _UNUSED = (
 _DEBIAN_HAS = {"xgboost_cpu.libs/libgomp-*.so.1.0.0": "libgomp.so.1"}
 
 
-def unpack(wheel: Path, folder: Path, triplet: str) -> None:
+def unpack(wheel: Path, folder: Path) -> None:
     """One wheel; raises ValueError where it holds what has no place here."""
     with zipfile.ZipFile(wheel) as archive:
         for entry in archive.infolist():
@@ -70,17 +72,22 @@ def unpack(wheel: Path, folder: Path, triplet: str) -> None:
             name = entry.filename
             if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                 raise ValueError(f"{wheel.name} holds {name!r}, which leads elsewhere")
-            if any(fnmatchcase(name, pattern) for pattern in _UNUSED):
+            if any(fnmatchcase(name, pattern) for pattern in (*_UNUSED, *_DEBIAN_HAS)):
                 continue
             if ".data/" in name:
                 raise ValueError(f"{wheel.name} holds {name!r}; say in unpack.py where it belongs")
-            library = next((_DEBIAN_HAS[p] for p in _DEBIAN_HAS if fnmatchcase(name, p)), None)
-            if library is not None:
-                link = folder / name
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(f"/usr/lib/{triplet}/{library}")
-                continue
             _write(folder / name, archive.read(entry))
+
+
+def link(wheel: Path, folder: Path, triplet: str) -> None:
+    """The links in place of what `unpack` left out of one wheel because Debian has it."""
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    for pattern, library in _DEBIAN_HAS.items():
+        for name in names:
+            if fnmatchcase(name, pattern):
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).symlink_to(f"/usr/lib/{triplet}/{library}")
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -91,12 +98,16 @@ def _write(path: Path, data: bytes) -> None:
 
 def main(arguments: list[str]) -> None:
     """As the module says."""
-    wheels, folder, triplet = Path(arguments[0]), Path(arguments[1]), arguments[2]
-    found = sorted(wheels.glob("*.whl"))
+    links = arguments[0] == "--links"
+    wheels, folder, *triplet = arguments[links:]
+    found = sorted(Path(wheels).glob("*.whl"))
     if not found:
         sys.exit(f"unpack: {wheels} holds no wheels; run packaging/bundle/fetch first")
     for wheel in found:
-        unpack(wheel, folder, triplet)
+        if links:
+            link(wheel, Path(folder), triplet[0])
+        else:
+            unpack(wheel, Path(folder))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import importlib.util
+import platform
 import re
 import shutil
 import subprocess
@@ -63,7 +64,9 @@ def test_what_is_not_used_is_left_out(tmp_path: Path) -> None:
         "xgboost-1.0.dist-info/RECORD": "no longer true",
         "xgboost_cpu.libs/libgomp-1234.so.1.0.0": "a copy",
     }
-    script("unpack").unpack(wheel(tmp_path / "w", "xgboost", files), tmp_path / "out", "x86_64-linux-gnu")
+    packed = wheel(tmp_path / "w", "xgboost", files)
+    script("unpack").unpack(packed, tmp_path / "out")
+    script("unpack").link(packed, tmp_path / "out", "x86_64-linux-gnu")
     found = {
         str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if not path.is_dir()
     }
@@ -79,18 +82,21 @@ def test_what_is_not_used_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["../evil.py", "/etc/evil", "thing-1.0.data/data/bin/x"])
 def test_a_wheel_that_writes_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="holds"):
-        script("unpack").unpack(wheel(tmp_path / "w", "thing", {name: "x"}), tmp_path / "out", "t")
+        script("unpack").unpack(wheel(tmp_path / "w", "thing", {name: "x"}), tmp_path / "out")
 
 
 @pytest.mark.skipif(not shutil.which("readelf"), reason="needs binutils")
 def test_what_libraries_need_becomes_dependencies(tmp_path: Path) -> None:
     shutil.copy(sys.executable, tmp_path / "libany.so")
-    names = script("needs")
+    names, machine = script("needs"), platform.machine()
     told = subprocess.run(
         ["readelf", "-d", sys.executable], check=True, capture_output=True, text=True
     ).stdout
     if set(re.findall(r"NEEDED.*\[(.+)\]", told)) <= set(names._PROVIDED):
-        assert "libc6 (>= 2.28)" in names.needs(tmp_path)
+        assert "libc6 (>= 2.28)" in names.needs(tmp_path, machine)
+    other = "aarch64" if machine == "x86_64" else "x86_64"
+    with pytest.raises(ValueError, match=f"not made for {other}"):
+        names.needs(tmp_path, other)
     names._PROVIDED.pop("libc.so.6")
     with pytest.raises(ValueError, match="neither Debian nor the bundle"):
-        names.needs(tmp_path)
+        names.needs(tmp_path, machine)
