@@ -262,6 +262,11 @@ def test_slow_hot_and_short_of_memory(tmp_path: Path) -> None:
             "warn",
             ["Connection refused", "systemctl start"],
         ),
+        (
+            {"state": "refused", "unit": "honed.service has failed (exit-code): max_queue is 'many'"},
+            "fail",
+            ["max_queue is 'many'", "systemctl restart honed"],
+        ),
         ({"state": "forbidden"}, "fail", ["ada may not connect", "usermod -aG honed ada"]),
         (
             {"state": "silent", "error": "timed out"},

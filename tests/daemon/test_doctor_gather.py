@@ -15,7 +15,7 @@ import pytest
 from honed.daemon.doctor import gather, probe
 from honed.daemon.doctor.accounts import read_names
 from honed.daemon.doctor.machine import read_machine
-from honed.daemon.doctor.service import read_daemon
+from honed.daemon.doctor.service import explain, read_daemon
 
 from .doctor_trees import Answers, Tree, kbase, opencl, panthor, pc
 
@@ -245,3 +245,23 @@ def test_packages_are_read_without_importing_them() -> None:
     found = {package.name: package for package in gather.packages()}
     assert found["numpy"].version
     assert found["apache-tvm-ffi"].wanted == "0.1.14.post1"
+
+
+@pytest.mark.parametrize(
+    ("unit", "sentence"),
+    [
+        ({"ActiveState": "active", "SubState": "running", "Result": "success", "StatusText": "Serving"}, ""),
+        ({"ActiveState": "inactive", "SubState": "dead", "Result": "success"}, ""),
+        (
+            {"ActiveState": "failed", "SubState": "failed", "Result": "exit-code", "StatusText": "x is 3"},
+            "honed.service has failed (exit-code): x is 3",
+        ),
+        (
+            {"ActiveState": "activating", "SubState": "auto-restart", "Result": "signal"},
+            "honed.service has failed (signal)",
+        ),
+        ({}, ""),
+    ],
+)
+def test_why_systemd_has_no_service(unit: dict[str, str], sentence: str) -> None:
+    assert explain(unit) == sentence

@@ -12,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.store import Manifest, Store, StoredFile, begin, describe, new_version, receive
+from honed.daemon.store import (
+    Manifest,
+    NewerFormat,
+    Store,
+    StoredFile,
+    begin,
+    describe,
+    new_version,
+    receive,
+)
 from honed.daemon.versions import succeed
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 
@@ -79,13 +88,18 @@ def test_versions_that_are_kept_keep_their_files(store: Store, tmp_path: Path) -
     assert kept == {1: False, 2: True, 3: True, 4: True}
 
 
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Alter a manifest, with a checksum that fits."""
+    plain = json.loads(path.read_text().partition("\n")[2])
+    change(plain)
+    body = json.dumps(plain)
+    path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+
+
 def test_a_manifest_from_before_versions_is_taken_over(store: Store) -> None:
     manifest = add(store, "a", b"compiled")
     path = next((store.object(manifest.compiled).parent.parent / "models").iterdir())
-    plain = json.loads(path.read_text().split("\n", 1)[1])
-    del plain["history"]
-    body = json.dumps(plain, sort_keys=True)
-    path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+    rewrite(path, lambda plain: [plain.pop(key) for key in ("format", "history", "device", "placed")])
     models, damaged = store.open()
     assert damaged == []
     assert models["a"].history.current.number == 1
@@ -95,10 +109,7 @@ def test_a_manifest_from_before_versions_is_taken_over(store: Store) -> None:
 def test_a_manifest_from_before_devices_is_taken_over(store: Store) -> None:
     manifest = add(store, "a", b"compiled")
     path = next((store.object(manifest.compiled).parent.parent / "models").iterdir())
-    plain = json.loads(path.read_text().split("\n", 1)[1])
-    assert (plain.pop("device"), plain.pop("placed")) == ("", "")
-    body = json.dumps(plain, sort_keys=True)
-    path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
+    rewrite(path, lambda plain: [plain.pop(key) for key in ("format", "device", "placed")])
     assert store.open() == ({"a": manifest}, [])
 
 
@@ -163,6 +174,22 @@ def test_a_manifest_under_another_name_is_damaged(store: Store, tmp_path: Path) 
     found, damaged = store.open()
     assert list(found) == ["a"]
     assert len(damaged) == 1
+
+
+def test_what_a_newer_honed_stored_is_left_alone(store: Store, tmp_path: Path) -> None:
+    """Going back to an older version loses nothing, and says what to do."""
+    add(store, "a", b"compiled")
+    add(store, "b", b"other")
+    state = tmp_path / "state"
+    (state / "models" / ".c.json.1.tmp").write_bytes(b"half")
+    (state / "models" / "0.json").write_bytes(b"damaged")
+    kept = (state / "models" / "a.json").read_bytes()
+    rewrite(state / "models" / "b.json", lambda plain: plain.update(format=3, invention={}))
+    before = sorted(state.rglob("*"))
+    with pytest.raises(NewerFormat, match=r"model b .* format 3, .* up to 2; install the newer honed again"):
+        store.open()
+    assert sorted(state.rglob("*")) == before
+    assert (state / "models" / "a.json").read_bytes() == kept
 
 
 class PowerCut(BaseException):

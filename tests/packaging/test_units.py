@@ -55,6 +55,12 @@ def test_what_would_break_the_services_is_off() -> None:
             assert key not in given, f"{unit}: docs/security.md says why {key} stays off"
 
 
+def test_what_debhelper_and_systemd_would_make_of_the_units() -> None:
+    """Also= has debhelper restart the socket at upgrades; After= has a crashed service wait for its tuner."""
+    assert "Also" not in dict(directives("honed.service"))
+    assert dict(directives("honed-tuner.service"))["After"] == "honed.socket"
+
+
 def test_systemd_and_not_the_service_starts_the_tuner() -> None:
     settings = tomllib.loads((ROOT / "packaging/systemd/10-systemd.toml").read_text())
     assert settings == {"tuner": {"spawn": False}}
@@ -81,5 +87,5 @@ def test_the_shell_scripts_parse() -> None:
     scripts += [
         ROOT / "debian/tests" / name for name in ("common", "service", "life", "idle", "upgrade", "remove")
     ]
-    for script in [*scripts, ROOT / "debian/honed.postrm"]:
+    for script in [*scripts, ROOT / "debian/honed.postinst", ROOT / "debian/honed.postrm"]:
         subprocess.run(["sh", "-n", script], check=True)

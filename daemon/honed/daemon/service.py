@@ -53,6 +53,7 @@ _log = logging.getLogger("honed.daemon")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the service; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
     options = _parser().parse_args(arguments)
+    systemd = None
     try:
         systemd = Systemd(os.environ)
         systemd.set_up_logging(options.verbose)
@@ -71,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _serve(read, systemd)
     except HonedError as error:
         print(f"honed: {error}", file=sys.stderr)
+        if systemd is not None:
+            systemd.tell(f"STATUS={error}")
         return 1
     return 0
 

@@ -5,9 +5,9 @@
     staging/<random>/     work in progress; emptied at start
     damaged/              what was found altered, set aside for people
 
-Each file is written beside its place, synced, renamed and its folder synced, so that a crash at any
-moment leaves every model as it was before or after. One process at a time (see `lock`). Blocking I/O:
-call it from a thread.
+Manifests say their format, so that a honed older than they are leaves them alone. Each file is written
+beside its place, synced, renamed and its folder synced, so that a crash at any moment leaves every model
+as it was before or after. One process at a time (see `lock`). Blocking I/O: call it from a thread.
 """
 
 from __future__ import annotations
@@ -33,8 +33,13 @@ from honed.runtime.protocol import NAME
 
 from .versions import History, Version, first
 
+FORMAT = 2  # of manifests; 1 are those that do not say theirs
 _CHUNK = 4 << 20  # bytes copied at once
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class NewerFormat(InvalidArgument):
+    """A manifest was written by a newer honed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +82,15 @@ class Store:
         """Make the folders, clear away what a crash left, and read every manifest.
 
         Gives the models by name, and a sentence for each that was damaged. Raises PermissionDenied or
-        ResourceExhausted where the folder cannot be used.
+        ResourceExhausted where the folder cannot be used, and NewerFormat, having changed nothing, where a
+        newer honed wrote to it.
         """
         with _explained(self._objects.parent):
-            shutil.rmtree(self._staging, ignore_errors=True)
             for folder in (self._objects, self._models, self._staging, self._damaged):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             models, damaged = self._read_all()
+            shutil.rmtree(self._staging, ignore_errors=True)
+            self._staging.mkdir(mode=0o700)
             self._collect(models.values())
             return models, damaged
 
@@ -157,19 +164,26 @@ class Store:
 
     def _read_all(self) -> tuple[dict[str, Manifest], list[str]]:
         models: dict[str, Manifest] = {}
-        damaged: list[str] = []
+        broken: list[tuple[Path, ValueError | OSError]] = []
+        unfinished = []
         for path in sorted(self._models.iterdir()):
             if path.name.startswith("."):
-                path.unlink()  # a manifest that was being written
+                unfinished.append(path)  # a manifest that was being written
                 continue
             try:
                 manifest = _loads(path.name.removesuffix(".json"), path.read_bytes())
             except (ValueError, OSError) as error:
-                os.rename(path, self._damaged / path.name)
-                damaged.append(f"{path.name}: {error}; it was moved to {self._damaged}, add the model again")
+                broken.append((path, error))
             else:
                 models[manifest.name] = manifest
-        return models, damaged
+        for path in unfinished:
+            path.unlink()
+        for path, _ in broken:
+            os.rename(path, self._damaged / path.name)
+        return models, [
+            f"{path.name}: {error}; it was moved to {self._damaged}, add the model again"
+            for path, error in broken
+        ]
 
     def _collect(self, models: Iterable[Manifest]) -> None:
         models = list(models)
@@ -234,18 +248,27 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
 
 
 def _dumps(manifest: Manifest) -> bytes:
-    body = json.dumps(strict.to_plain(manifest), sort_keys=True)
+    body = json.dumps({"format": FORMAT, **strict.to_plain(manifest)}, sort_keys=True)
     return f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n".encode()
 
 
 def _loads(name: str, data: bytes) -> Manifest:
-    """Raises ValueError with a reason."""
+    """Raises ValueError with a reason, and NewerFormat."""
     digest, _, body = data.decode(errors="replace").removesuffix("\n").partition("\n")
     if hashlib.sha256(body.encode()).hexdigest() != digest:
         raise ValueError("it does not match its checksum")
     plain: Any = json.loads(body)
     if isinstance(plain, dict):
-        _migrate(plain)
+        written = plain.pop("format", 1)
+        if not isinstance(written, int) or written < 1:
+            raise ValueError(f"its format is {written!r:.40}")
+        if written > FORMAT:
+            raise NewerFormat(
+                f"model {name} was stored by a newer honed, in format {written}, and this one knows formats "
+                f"up to {FORMAT}; install the newer honed again, nothing was changed"
+            )
+        if written == 1:
+            _migrate(plain)
     manifest = strict.from_plain(Manifest, plain, where=name)
     if manifest.name != name or not NAME.fullmatch(name):
         raise ValueError(f"it speaks of model {manifest.name!r}")
@@ -253,7 +276,7 @@ def _loads(name: str, data: bytes) -> Manifest:
 
 
 def _migrate(plain: dict[str, Any]) -> None:
-    """Manifests of 0.1 before versions were kept know one file: it becomes the first version.
+    """From format 1: the first of these knew one file, which becomes the first version.
 
     Those from before there were several devices know none: they are the default's.
     """

@@ -74,7 +74,9 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
 
     uid = os.getuid()
     troubles = []
-    daemon, status = service.read_daemon(arguments.socket or calls.default_socket(os.environ))
+    path = arguments.socket or calls.default_socket(os.environ)
+    system = path == calls.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
+    daemon, status = service.read_daemon(path, system=system)
     try:
         folders = _folders(status, uid)
     except InvalidArgument as error:

@@ -20,6 +20,9 @@ def check(readings: Readings) -> list[Finding]:
 
 def _daemon(readings: Readings) -> list[Finding]:
     daemon = readings.daemon
+    if daemon.unit:
+        remedy = "mend that, then run 'systemctl restart honed'; 'journalctl -u honed' has all it said"
+        return [Finding(SERVICE, "fail", daemon.unit, remedy)]
     if daemon.state in ("absent", "refused"):
         return [Finding(SERVICE, "warn", f"no service answers at {daemon.socket} ({daemon.error})", _START)]
     if daemon.state == "forbidden":

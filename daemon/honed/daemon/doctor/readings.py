@@ -145,6 +145,7 @@ class Daemon:
     worker_reason: str
     device: str
     lost: tuple[str, ...] = ()  # other devices of its without a worker, each with the reason
+    unit: str = ""  # what systemd says of a service that failed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,14 +13,18 @@ from honed.runtime.errors import HonedError, PermissionDenied
 from .readings import Daemon
 
 _TIMEOUT = 5.0  # seconds; the service answers such questions at once, whatever it is working on
+_UNIT = "honed.service"
 State = Literal["answers", "absent", "refused", "forbidden", "silent"]
 
 
-def read_daemon(path: str) -> tuple[Daemon, dict[str, Any]]:
-    """What a client sees at the socket `path`, and the service's status, {} where it does not tell it."""
+def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, dict[str, Any]]:
+    """What a client sees at the socket `path`, and the service's status, {} where it does not tell it.
+
+    With `system` the one expected there is the system's, and systemd is asked where that does not answer.
+    """
     state, error = _connect(path)
     if state != "answers":
-        return _reading(path, state, error), {}
+        return _reading(path, state, error, unit=_failed_unit() if system else ""), {}
     with Client(path, timeout=_TIMEOUT) as client:
         try:
             version = str(client.metadata()["version"])
@@ -27,7 +32,7 @@ def read_daemon(path: str) -> tuple[Daemon, dict[str, Any]]:
         except PermissionDenied as denied:
             return _reading(path, "answers", str(denied), version=version), {}
         except HonedError as failure:
-            return _reading(path, "silent", str(failure)), {}
+            return _reading(path, "silent", str(failure), unit=_failed_unit() if system else ""), {}
     return _reading(path, "answers", "", version=version, status=status), status
 
 
@@ -47,8 +52,32 @@ def _connect(path: str) -> tuple[State, str]:
     return "answers", ""
 
 
+def _failed_unit() -> str:
+    """Why systemd has no service running, in the service's own words; "" where it has, or cannot be asked."""
+    command = ["systemctl", "show", "--property=ActiveState,SubState,Result,StatusText", _UNIT]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return explain(dict(each.partition("=")[::2] for each in told.splitlines()))
+
+
+def explain(unit: dict[str, str]) -> str:
+    """The same from the properties of its unit."""
+    if unit.get("ActiveState") != "failed" and unit.get("SubState") != "auto-restart":
+        return ""
+    said = unit.get("StatusText", "")
+    return f"{_UNIT} has failed ({unit.get('Result', 'unknown')}){f': {said}' if said else ''}"
+
+
 def _reading(
-    path: str, state: State, error: str, *, version: str = "", status: dict[str, Any] | None = None
+    path: str,
+    state: State,
+    error: str,
+    *,
+    version: str = "",
+    status: dict[str, Any] | None = None,
+    unit: str = "",
 ) -> Daemon:
     worker = status["worker"] if status else {}
     device = (status or {}).get("device") or {}
@@ -66,4 +95,5 @@ def _reading(
             for each in (status["devices"][1:] if status else ())
             if each["worker"]["state"] == "failed"
         ),
+        unit=unit,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import tempfile
 import threading
 import time
@@ -25,6 +26,7 @@ REST_SECONDS = 20.0  # between two looks at the service while nothing is to be t
 # Of one candidate under `onepass.LIMITS`: building it, running it on three inputs, and timing it.
 CANDIDATE_SECONDS = 10.0
 _SLICE_SECONDS = 0.5
+STOP_SECONDS = 15.0  # within which a session ends that was told to
 _log = logging.getLogger(__name__)
 
 
@@ -36,12 +38,19 @@ class Tuner:
         self._socket = socket
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
         self._stop = threading.Event()
-        self._session: Callable[[], None] = lambda: None  # stops the present session
+        self._session: Callable[[], None] | None = None  # stops the present session
 
     def stop(self) -> None:
-        """From a signal handler: end after the candidate being measured."""
+        """From a signal handler: end at once, by SystemExit, or after the candidate being measured.
+
+        A session that then waits for a service that has gone is left after STOP_SECONDS.
+        """
         self._stop.set()
+        if self._session is None:
+            raise SystemExit(0)
         self._session()
+        signal.signal(signal.SIGALRM, _leave)
+        signal.setitimer(signal.ITIMER_REAL, STOP_SECONDS)
 
     def run(self) -> None:
         """Until told to stop. Raises PermissionDenied where the service does not let this user tune."""
@@ -102,8 +111,12 @@ class Tuner:
             known = failed(known, str(error), time.time())
             _log.warning("tuning %s failed, it is tried again later: %s", plan.name, error)
         finally:
-            self._session = lambda: None
+            self._session = None
         view.memory.put(plan.name, known)
+
+
+def _leave(_number: int, _frame: object) -> None:
+    raise SystemExit(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
