@@ -33,7 +33,9 @@ class RunsInTurn:
 def loader(device: RunsInTurn) -> Loader:
     """Of nothing but the device."""
     nothing = cast(Any, None)
-    return Loader("", Limits(), cast(Supervisor, device), cast(Registry, nothing), cast(Store, nothing))
+    return Loader(
+        "", Limits(), cast(Supervisor, device), cast(Registry, nothing), cast(Store, nothing), nothing
+    )
 
 
 def test_requests_run_between_the_turns_of_a_duel() -> None:

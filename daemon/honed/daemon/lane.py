@@ -81,6 +81,6 @@ def make(
 ) -> Lane:
     """A lane for a device; nothing runs yet."""
     supervisor = Supervisor(limits, cache_dir, name)
-    loader = Loader(name, limits, supervisor, registry, store)
+    loader = Loader(name, limits, supervisor, registry, store, cache_dir)
     dispatcher = Dispatcher(name, limits, supervisor, registry, loader, latencies)
     return Lane(name=name, supervisor=supervisor, loader=loader, dispatcher=dispatcher, stand_in=stand_in)

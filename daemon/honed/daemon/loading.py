@@ -10,12 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from honed.runtime.errors import HonedError, ModelRefused
 
 from .limits import Limits
 from .models import Entry, Registry, State
+from .proven import Proven
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
 from .versions import Duel
@@ -27,11 +29,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A compiled file is in worker number `worker` of `lane`, which compared it with its probes."""
+    """A compiled file is in worker number `worker` of `lane`, which compared it with its probes.
+
+    `left` are the numbers of those probes that it was not compared with yet.
+    """
 
     lane: str
     worker: int
     checked: dict[str, Any]
+    left: tuple[int, ...] = ()
 
 
 class Loader:
@@ -42,9 +48,17 @@ class Loader:
     """
 
     def __init__(
-        self, lane: str, limits: Limits, supervisor: Supervisor, registry: Registry, store: Store
+        self,
+        lane: str,
+        limits: Limits,
+        supervisor: Supervisor,
+        registry: Registry,
+        store: Store,
+        cache_dir: Path,
     ) -> None:
+        """`cache_dir` remembers which files were proven."""
         self.lane = lane
+        self._cache_dir = cache_dir
         self._limits = limits
         self._supervisor = supervisor
         self._registry = registry
@@ -63,18 +77,48 @@ class Loader:
         wrong, DeviceError where the device cannot build or hold the model, and WorkerLost where the worker
         died of it.
         """
+        return await self._load(key, path)
+
+    async def _load(self, key: str, path: str, *, restored: bool = False) -> Loaded:
+        """As `load`.
+
+        A `restored` file served before, so that requests may wait for it: it does not give way to others, and
+        the first probe is enough where the device has answered all of them rightly before.
+        """
         worker = self._supervisor.starts
         built = await self._supervisor.call(
             "Load", {"key": key, "path": path}, seconds=self._limits.load_seconds
         )
         outputs: list[dict[str, Any]] = []
+        probes = tuple(range(built["probes"]))
+        enough = 1 if restored and self._proven().knows(key) else len(probes)
         try:
-            for probe in range(built["probes"]):
-                outputs = (await self._careful("Check", {"key": key, "probe": probe}))["outputs"]
+            for probe in probes[:enough]:
+                outputs = await self._check(key, probe, give_way=not restored)
         except ModelRefused:
+            self._forget(key)
             self.tell("Unload", {"key": key})
             raise
-        return Loaded(self.lane, worker, {"device": built["device"], "outputs": outputs})
+        left = probes[enough:]
+        if not left:
+            self._proven().note(key)
+        return Loaded(self.lane, worker, {"device": built["device"], "outputs": outputs}, left)
+
+    async def _check(self, key: str, probe: int, *, give_way: bool) -> list[dict[str, Any]]:
+        """The worst of every output so far; raises ModelRefused where an answer is wrong."""
+        answer = await self._careful("Check", {"key": key, "probe": probe}, give_way=give_way)
+        outputs: list[dict[str, Any]] = answer["outputs"]
+        return outputs
+
+    def _proven(self) -> Proven:
+        assert self._supervisor.profile is not None
+        return Proven(self._cache_dir, self._supervisor.profile.identity)
+
+    def _forget(self, key: str) -> None:
+        try:
+            self._proven().forget(key)
+        except OSError as error:
+            _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
     async def duel(self, old: str, new: str, rounds: int) -> Duel:
         """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
@@ -96,14 +140,18 @@ class Loader:
         duel = await self.duel(key, key, rounds)
         return statistics.median((*duel.old, *duel.new)) / 1000
 
-    async def _careful(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """A call that runs a model, when requests allow; a device that failed in it is not used again."""
+    async def _careful(self, method: str, params: dict[str, Any], *, give_way: bool = True) -> dict[str, Any]:
+        """A call that runs a model; a device that failed in it is not used again.
+
+        With `give_way` requests may run before the next.
+        """
         begun = time.monotonic()
         answer = await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
         if "spoilt" in answer:
             self._supervisor.kill(f"the device failed: {answer['spoilt']}")
             raise WorkerLost(answer["spoilt"])
-        await self._give_way(time.monotonic() - begun)
+        if give_way:
+            await self._give_way(time.monotonic() - begun)
         return answer
 
     async def _give_way(self, taken: float) -> None:
@@ -154,24 +202,51 @@ class Loader:
         """Give a fresh worker its models, those that requests wait for first."""
         wanted = self.wanted()
         entries = [entry for entry in self._registry.of(self.lane) if entry.state is State.LOADING]
+        unproven: list[tuple[Entry, Loaded]] = []
         for entry in sorted(entries, key=lambda e: (e.load_crashes, e.name not in wanted)):
             if self._gone(entry) or entry.state is not State.LOADING:
                 continue
             try:
-                await self._load_entry(entry)
+                loaded = await self._load_entry(entry)
             except WorkerLost:
                 return  # the next worker's turn
             if self._gone(entry):
                 self.unload(entry.key)  # it was removed meanwhile
+            elif loaded is not None and loaded.left:
+                unproven.append((entry, loaded))
             self.on_loaded()
+        if unproven:
+            self._in_background(self._prove(unproven))
 
-    async def _load_entry(self, entry: Entry) -> None:
+    async def _prove(self, entries: list[tuple[Entry, Loaded]]) -> None:
+        """Compare models that serve already with the probes that are left."""
+        for entry, loaded in entries:
+            key = entry.key
+            try:
+                for probe in loaded.left:
+                    if self._gone(entry) or self._supervisor.starts != loaded.worker:
+                        break
+                    outputs = await self._check(key, probe, give_way=True)
+                    entry.checked = {**loaded.checked, "outputs": outputs}
+            except WorkerLost:
+                self._forget(key)  # this may have been its doing: the next worker proves it before it serves
+                return
+            except HonedError as error:
+                self._forget(key)
+                for other in self._registry.of(self.lane):
+                    if other.key == key and other.state is State.READY:
+                        self.on_given_up(other, str(error))
+                self.tell("Unload", {"key": key})
+
+    async def _load_entry(self, entry: Entry) -> Loaded | None:
+        """None where nothing was loaded. Raises WorkerLost."""
         twin = self._twin(entry)
         if twin is not None:
             entry.ready(twin.checked)
-            return
+            return None
+        path = str(self._store.object(entry.manifest.compiled))
         try:
-            loaded = await self.load(entry.key, str(self._store.object(entry.manifest.compiled)))
+            loaded = await self._load(entry.key, path, restored=True)
         except WorkerLost as error:
             if not self._gone(entry):
                 entry.load_crashes += 1
@@ -182,9 +257,10 @@ class Loader:
         except HonedError as error:
             if not self._gone(entry):
                 self.on_given_up(entry, str(error))
-        else:
-            if not self._gone(entry):
-                entry.ready(loaded.checked)
+            return None
+        if not self._gone(entry):
+            entry.ready(loaded.checked)
+        return loaded
 
     def _gone(self, entry: Entry) -> bool:
         """Whether the model was removed, replaced or moved meanwhile."""

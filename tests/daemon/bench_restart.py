@@ -1,0 +1,255 @@
+"""Restart of the whole service: `python -m tests.daemon.bench_restart [--minutes 1] [--times 3]`.
+
+Real models are added; two are tuned and published, and a wrong successor is offered so that one version is
+in quarantine. The service is then stopped by SIGTERM and by kill -9 and started again, while an app for each
+model asks until it is answered rightly, and a tuner that had the lease asks for it again. Prints seconds from
+the start of the process to each right answer, and whether versions, kernels, quarantine and programs were
+kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from honed.runtime import Client, modelfile
+from honed.runtime.errors import HonedError
+from honed.runtime.leaseclient import LeaseHolder
+from honed.tuner.demo import lightglue
+from tests import models as shared
+
+from .bench_lease import CONFIG
+from .running import Service, start, wait_for
+
+TRAINED = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
+TUNED = ("lightglue", "mobilenet_v2_035_128")
+BOUND_SECONDS = 2.0  # for each model
+TOLERANCE = 1e-3  # of an output's range, to the answers before
+PAUSE_SECONDS = 0.01  # between two tries of an app while nobody listens
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(slots=True)
+class App:
+    """An app of one model, with the answer it had first."""
+
+    socket: Path
+    model: str
+    inputs: Arrays
+    expected: Arrays
+    answered: float = 0.0  # monotonic
+    wrong: int = 0
+
+    def ask(self) -> None:
+        """Until it is answered rightly, as apps do while a service starts."""
+        while True:
+            try:
+                with Client(self.socket) as client:
+                    answer = client.infer(self.model, self.inputs)
+            except HonedError:
+                time.sleep(PAUSE_SECONDS)
+                continue
+            self.answered = time.monotonic()
+            if all(close(self.expected[name], answer[name]) for name in self.expected):
+                return
+            self.wrong += 1
+
+
+def close(expected: np.ndarray, found: np.ndarray) -> bool:
+    scale = float(np.max(np.abs(expected), initial=0.0)) or 1.0
+    return float(np.max(np.abs(found - expected), initial=0.0)) <= TOLERANCE * scale
+
+
+def inputs_of(client: Client, name: str) -> Arrays:
+    """Seeded inputs of the shapes the model takes."""
+    rng = np.random.default_rng(7)
+    kinds = {"FP32": np.float32, "FP16": np.float16}
+    return {
+        tensor["name"]: rng.random(tensor["shape"]).astype(kinds[tensor["datatype"]])
+        for tensor in client.metadata(name)["inputs"]
+    }
+
+
+def tune(service: Service, name: str, minutes: float) -> None:
+    """As a user would, until the version found has proved itself in service."""
+    command = [sys.executable, "-m", "honed.daemon.tool", "tune", name, f"--socket={service.socket}"]
+    subprocess.run([*command, f"--minutes={minutes:g}", "--json"], check=True, stdout=subprocess.DEVNULL)
+    with service.client() as client:
+        given = inputs_of(client, name)
+
+        def settled() -> bool:
+            client.infer(name, given)
+            return not client.history(name)["on_trial"]
+
+        wait_for(settled, "the tuned version to prove itself", service)
+
+
+def offer_wrong(service: Service, name: str, folder: Path) -> None:
+    """A successor with other weights and other probes, which the service turns away for good."""
+    given, path = folder / "given.honed", folder / "wrong.honed"
+    with service.client() as client:
+        with client.export(name) as served:
+            given.write_bytes(served.compiled.read())
+            expected = served.sha256
+        with contextlib.closing(modelfile.read(given)) as file:
+            proof = file.model.proof
+            assert proof is not None
+            kept = {index for probe in proof.probes for index in probe.inputs}
+            places = enumerate(buffer.place for buffer in file.model.buffers)
+            values = {index: np.array(file.constant(index)) for index, place in places if place == "constant"}
+            for index, value in values.items():
+                if index not in kept and value.dtype.kind == "f":
+                    values[index] = value * np.asarray(1.01, value.dtype) + np.asarray(1, value.dtype)
+            sources = (
+                file.model.sources[0] + "\n",
+                *file.model.sources[1:],
+            )  # other kernels than those served
+            modelfile.write(path, dataclasses.replace(file.model, sources=sources), values)
+        told = client.publish(name, path, expected=expected, why="made wrong on purpose")
+        assert not told["published"], told
+
+
+def kept(service: Service, cache: Path) -> dict[str, Any]:
+    """What must be the same after a restart."""
+    with service.client() as client:
+        found: dict[str, Any] = {"programs": sorted(p.name for p in cache.glob("programs/*/*"))}
+        for model in client.models():
+            name = model["name"]
+            history, shown = client.history(name), client.show(name)
+            found[name] = {
+                "sha256": shown["sha256"],
+                "version": history["version"],
+                "tuned kernels": sum(k["schedule"].startswith("record:") for k in shown["kernels"]),
+                "quarantine": [v["number"] for v in history["versions"] if v["quarantine"]],
+                "stints": len(history["stints"]),
+            }
+    return found
+
+
+def restart(service: Service, apps: list[App], *, hard: bool) -> dict[str, float]:
+    """Seconds from the start of the process: until it listens, by model, and until the lease is granted."""
+    with LeaseHolder(0.2, socket=str(service.socket)) as lease:
+        assert lease.wait_until_granted(60), lease.why
+        if hard:
+            service.kill()
+        else:
+            service.process.terminate()
+            assert service.process.wait() == 0
+        asking = [threading.Thread(target=app.ask) for app in apps]
+        begun = time.monotonic()
+        service.restart()
+        for thread in asking:
+            thread.start()
+        while not service.answers():
+            time.sleep(PAUSE_SECONDS)
+        told = {"listens": time.monotonic() - begun}
+        for app, thread in zip(apps, asking, strict=True):
+            thread.join()
+            told[app.model] = app.answered - begun
+        told["last answer"] = max(told.values())
+        assert lease.wait_until_granted(60), lease.why
+        told["lease granted again"] = time.monotonic() - begun
+    return told
+
+
+def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    cache = folder / "cache"
+    service = start(folder / "state", cache, config=CONFIG)
+    try:
+        lightglue.write(folder / "lightglue.onnx", 64)
+        files = {"lightglue": folder / "lightglue.onnx"} | {name: shared.path(name) for name in TRAINED}
+        with service.client() as client:
+            for name, path in files.items():
+                print(f"add {name}", file=sys.stderr)
+                client.add(path, name=name)
+        for name in TUNED if options.minutes else ():
+            print(f"tune {name}", file=sys.stderr)
+            tune(service, name, options.minutes)
+        offer_wrong(service, TUNED[1], folder)
+        apps = []
+        with service.client() as client:
+            for name in files:
+                given = inputs_of(client, name)
+                apps.append(App(service.socket, name, given, client.infer(name, given)))
+        before = kept(service, cache)
+        rounds = []
+        for hard in (False, True) * options.times:
+            seconds = restart(service, apps, hard=hard)
+            service.wait_ready()
+            after = kept(service, cache)
+            rounds.append(
+                {"how": "kill -9" if hard else "SIGTERM", "seconds": seconds, "same": after == before}
+            )
+            print(json.dumps(rounds[-1]), file=sys.stderr)
+        offer_again(service, folder)
+        return {"kept": before, "rounds": rounds, "wrong": sum(app.wrong for app in apps)}
+    finally:
+        service.stop()
+
+
+def offer_again(service: Service, folder: Path) -> None:
+    """After all restarts the wrong one is still in quarantine."""
+    with service.client() as client:
+        name = TUNED[1]
+        expected = client.show(name)["sha256"]
+        told = client.publish(name, folder / "wrong.honed", expected=expected, why="once more")
+        assert "quarantine" in told["sentence"], told
+
+
+def show(result: dict[str, Any]) -> None:
+    rounds, models = result["rounds"], [name for name in result["kept"] if name != "programs"]
+    print(f"{'seconds from the start, median (most)':40s} {'SIGTERM':>16s} {'kill -9':>16s}")
+    for what in rounds[0]["seconds"]:
+        cells = []
+        for how in ("SIGTERM", "kill -9"):
+            values = [each["seconds"][what] for each in rounds if each["how"] == how]
+            cells.append(f"{statistics.median(values):.2f} ({max(values):.2f})")
+        print(f"{what:40s} {cells[0]:>16s} {cells[1]:>16s}")
+    worst = max(each["seconds"]["last answer"] for each in rounds) / len(models)
+    print(f"per model at most                        {worst:.2f} s of {BOUND_SECONDS:g} s allowed")
+    print(f"answers that were wrong                  {result['wrong']}")
+    same = sum(each["same"] for each in rounds)
+    print(f"all as it was before                     {same} of {len(rounds)} restarts")
+    for name in models:
+        each = result["kept"][name]
+        print(
+            f"  {name}: version {each['version']} ({each['sha256'][:12]}), {each['tuned kernels']} tuned "
+            f"kernels, in quarantine: {', '.join(map(str, each['quarantine'])) or 'none'}"
+        )
+    print(f"  {len(result['kept']['programs'])} programs kept, none built again")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--minutes", type=float, default=1.0, help="to tune each of two models, 0 for not at all"
+    )
+    parser.add_argument("--times", type=int, default=3, help="restarts of each kind")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        result = run(options, Path(name))
+    if options.json:
+        print(json.dumps(result, indent=1))
+    else:
+        show(result)
+    over = max(r["seconds"]["last answer"] for r in result["rounds"]) > BOUND_SECONDS * (
+        len(result["kept"]) - 1
+    )
+    return int(over or result["wrong"] > 0 or not all(r["same"] for r in result["rounds"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

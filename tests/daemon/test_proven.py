@@ -1,0 +1,143 @@
+"""Models that this device has answered rightly for serve after one probe when the service starts again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from honed.daemon.limits import Limits
+from honed.daemon.loading import Loader
+from honed.daemon.models import Entry, Registry, State
+from honed.daemon.proven import Proven
+from honed.daemon.store import Manifest, Store, StoredFile, begin
+from honed.daemon.supervisor import Supervisor, WorkerLost
+from honed.runtime.errors import HonedError, ModelRefused
+from honed.runtime.profile import DeviceIdentity
+from tests.runtime.builder import PROFILE
+
+PROBES = 3
+IDENTITY = PROFILE.identity
+KEY = "a" * 64
+
+
+class Worker:
+    """In the place of a supervisor: a worker that has `PROBES` for each model, and what it was asked."""
+
+    state, starts, profile = "ready", 1, PROFILE
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.failing: dict[int, HonedError] = {}  # by probe
+        self.states: list[State] = []
+        self.entry: Entry | None = None
+
+    async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+        probe = params.get("probe")
+        self.asked.append(method if probe is None else f"{method} {probe}")
+        if self.entry is not None:
+            self.states.append(self.entry.state)
+        if probe in self.failing:
+            raise self.failing[probe]
+        return {"device": "d", "probes": PROBES, "outputs": [{"error": 0.1 * (probe or 0)}]}
+
+    def kill(self, reason: str) -> None:
+        raise AssertionError(reason)
+
+
+def entry() -> Entry:
+    file = StoredFile(name="m.honed", sha256=KEY, nbytes=1)
+    manifest = Manifest(
+        name="m",
+        added=0.0,
+        compiled=file,
+        history=begin(file, schedules="", why="added", now=0.0),
+        sources=(),
+        shapes={},
+        precision="auto",
+    )
+    return Entry(manifest=manifest, compiled=None)
+
+
+def start(cache: Path, worker: Worker) -> tuple[Entry, list[str]]:
+    """A service's start with one model, to the end of all its work; why it was given up."""
+    given_up: list[str] = []
+
+    async def go() -> Entry:
+        registry = Registry()
+        worker.entry = model = entry()
+        registry.put(model)
+        loader = Loader("", Limits(), cast(Supervisor, worker), registry, Store(cache / "state"), cache)
+        loader.on_given_up = lambda given, why: (given.fail(why), given_up.append(why))[1]
+        await loader.load_all()
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(cast(set[asyncio.Task[Any]], others))
+        return model
+
+    return asyncio.run(go()), given_up
+
+
+def test_one_probe_comes_before_serving_and_the_others_follow(tmp_path: Path) -> None:
+    first = Worker()
+    start(tmp_path, first)
+    assert first.asked == ["Load", "Check 0", "Check 1", "Check 2"]
+    assert set(first.states) == {State.LOADING}
+    again = Worker()
+    model, _ = start(tmp_path, again)
+    assert again.asked == first.asked
+    assert again.states == [State.LOADING] * 2 + [State.READY] * 2
+    assert model.checked == {"device": "d", "outputs": [{"error": 0.2}]}
+
+
+def test_a_wrong_answer_that_shows_late_ends_serving_and_is_remembered(tmp_path: Path) -> None:
+    start(tmp_path, Worker())
+    wrong = Worker()
+    wrong.failing = {2: ModelRefused("it is wrong", ())}
+    model, given_up = start(tmp_path, wrong)
+    assert (model.state, given_up) == (State.UNAVAILABLE, ["it is wrong"])
+    assert wrong.asked[-1] == "Unload"
+    next_time = Worker()
+    next_time.failing = wrong.failing
+    model, _ = start(tmp_path, next_time)
+    assert (model.state, set(next_time.states)) == (State.UNAVAILABLE, {State.LOADING, State.UNAVAILABLE})
+
+
+def test_a_worker_lost_meanwhile_means_proving_all_before_serving(tmp_path: Path) -> None:
+    start(tmp_path, Worker())
+    dying = Worker()
+    dying.failing = {1: WorkerLost("it died")}
+    model, given_up = start(tmp_path, dying)
+    assert (model.state, given_up) == (State.READY, [])  # the next worker's turn
+    fresh = Worker()
+    start(tmp_path, fresh)
+    assert set(fresh.states) == {State.LOADING}
+
+
+def test_another_driver_is_another_device(tmp_path: Path) -> None:
+    Proven(tmp_path, IDENTITY).note(KEY)
+    plain = {name: getattr(IDENTITY, name) for name in ("platform", "vendor", "name", "kernel_driver")}
+    other = DeviceIdentity(**plain, driver_version=IDENTITY.driver_version + ".1")
+    assert Proven(tmp_path, IDENTITY).knows(KEY)
+    assert not Proven(tmp_path, other).knows(KEY)
+    assert not Proven(tmp_path, IDENTITY).knows("b" * 64)
+
+
+def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("honed.daemon.proven.REMEMBERED", 3)
+    proven = Proven(tmp_path, IDENTITY)
+    for n in range(4):
+        proven.note(str(n))
+        for marker in (tmp_path / "proven").iterdir():
+            if marker.stat().st_mtime > 4:  # of just now: clocks of file systems are coarse
+                os.utime(marker, (n, n))
+    assert [proven.knows(str(n)) for n in range(4)] == [False, True, True, True]
+
+
+def test_a_cache_that_cannot_be_written_costs_only_time(tmp_path: Path) -> None:
+    (tmp_path / "proven").write_text("a file in the way")
+    worker = Worker()
+    model, _ = start(tmp_path, worker)
+    assert model.state is State.READY
