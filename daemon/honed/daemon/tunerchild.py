@@ -39,37 +39,42 @@ class TunerSettings:
 
 
 class TunerChild:
-    """Keeps one tuner running. `text` says how it is, for people."""
+    """Keeps one tuner running, and knows what tuners report, whoever started them."""
 
     def __init__(self, settings: TunerSettings, socket: Path) -> None:
         self._settings = settings
         self._socket = socket
         self._process: asyncio.subprocess.Process | None = None
         self._reports: dict[int, tuple[int, str]] = {}  # by connection: process and what it does
-        self.text = "none is started here (tuner.spawn is false)"
+        self._last: tuple[float, str] | None = None  # the report of a connection that ended, and when
+        self._text = "none is started here (tuner.spawn is false), and none has reported yet"
 
     def plain(self) -> dict[str, Any]:
-        """The part `tuner` of ServerStatus: what the tuner itself told last, else how its process is."""
+        """The part `tuner` of ServerStatus: what a tuner says, else what it said last, else its process."""
         for pid, text in self._reports.values():
             return {"pid": pid, "text": text}
-        return {"pid": self._process.pid if self._process else 0, "text": self.text}
+        text = self._text
+        if self._last is not None and (self._process or not self._settings.spawn):
+            ended, said = self._last
+            text = f"said {time.monotonic() - ended:.0f} s ago: {said}"
+        return {"pid": self._process.pid if self._process else 0, "text": text}
 
     def report(self, connection: Connection, text: str) -> None:
-        """A tuner, whoever started it, says what it does; it counts until its connection ends."""
+        """A tuner says what it does; it counts until its connection ends."""
         if connection.number not in self._reports:
             connection.when_closed(lambda: self._forget(connection.number))
         self._reports[connection.number] = (connection.peer.pid, text[:_TEXT])
 
     def _forget(self, number: int) -> None:
-        del self._reports[number]
+        self._last = time.monotonic(), self._reports.pop(number)[1]
 
     async def run(self) -> None:
         """Until cancelled; the tuner is gone when this returns."""
         if not self._settings.spawn:
             await asyncio.Event().wait()
         if importlib.util.find_spec("honed.tuner") is None:
-            self.text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
-            _log.info("models are not tuned: %s", self.text)
+            self._text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
+            _log.info("models are not tuned: %s", self._text)
             await asyncio.Event().wait()
         failures = 0  # in a row
         while True:
@@ -82,7 +87,7 @@ class TunerChild:
                 reason = describe_exit(status)
             failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
             delay = max(1.0, restart_delay(failures))
-            self.text = f"it is started anew in {delay:.0f} s: {reason}"
+            self._text = f"it is started anew in {delay:.0f} s: {reason}"
             _log.warning("the tuner ended: %s; next start in %.0f s", reason, delay)
             await asyncio.sleep(delay)
 
@@ -92,7 +97,7 @@ class TunerChild:
             *command(program, memory_mib=self._settings.memory_mib, niceness=_NICENESS),
             stdin=asyncio.subprocess.DEVNULL,
         )
-        self.text = "running"
+        self._text, self._last = "started, has not reported yet", None
         try:
             return await process.wait()
         finally:

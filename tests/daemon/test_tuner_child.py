@@ -1,0 +1,74 @@
+"""What the service says of its tuner: no more than it knows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from honed.daemon.connection import Connection
+from honed.daemon.tunerchild import TunerChild, TunerSettings
+
+
+class Peer:
+    """In the place of a connection of process 7."""
+
+    pid = 7
+
+    def __init__(self, number: int) -> None:
+        self.number, self.peer = number, self
+        self.close: Callable[[], None] = lambda: None
+
+    def when_closed(self, call: Callable[[], None]) -> None:
+        self.close = call
+
+
+def connection(number: int) -> tuple[Connection, Peer]:
+    peer = Peer(number)
+    return cast(Connection, peer), peer
+
+
+def test_nothing_is_claimed_of_a_tuner_that_others_start(tmp_path: Path) -> None:
+    tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
+    assert tuner.plain() == {
+        "pid": 0,
+        "text": "none is started here (tuner.spawn is false), and none has reported yet",
+    }
+
+
+def test_a_report_counts_while_its_connection_lasts_and_is_dated_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("honed.daemon.tunerchild.time.monotonic", lambda: now)
+    tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
+    first, peer = connection(1)
+    tuner.report(first, "tuning m")
+    tuner.report(first, "nothing is left to tune")
+    assert tuner.plain() == {"pid": 7, "text": "nothing is left to tune"}
+    peer.close()
+    now += 12
+    assert tuner.plain() == {"pid": 0, "text": "said 12 s ago: nothing is left to tune"}
+    tuner.report(connection(2)[0], "tuning m again")
+    assert tuner.plain()["text"] == "tuning m again"
+
+
+@pytest.mark.service
+def test_a_process_that_has_not_reported_is_not_called_running(tmp_path: Path) -> None:
+    async def go() -> dict[str, Any]:
+        tuner = TunerChild(TunerSettings(memory_mib=0), tmp_path / "nobody-listens")
+        running = asyncio.ensure_future(tuner.run())
+        try:
+            while not tuner.plain()["pid"] and not running.done():
+                await asyncio.sleep(0.01)
+            return tuner.plain()
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    told = asyncio.run(go())
+    assert told["pid"] > 0
+    assert told["text"] == "started, has not reported yet"
