@@ -21,12 +21,15 @@ class RunsInTurn:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
+        self.pairs: list[tuple[str, str]] = []  # of the turns of duels
         self._device = asyncio.Lock()
 
     async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         async with self._device:
             await asyncio.sleep(RUN_SECONDS)
             self.ran.append(method)
+            if method == "Duel":
+                self.pairs.append((params["old"], params["new"]))
         return {"ns": 1, "wrong": "", "sets": 1}
 
 
@@ -80,3 +83,17 @@ def test_a_duel_does_not_pause_for_nobody() -> None:
     asked, runs = asyncio.run(go())
     assert runs == 2 * ROUNDS
     assert asked == runs  # asked once after each, and not again
+
+
+def test_duels_do_not_mix() -> None:
+    """The worker knows one pair at a time: mixed, each would be judged by runs of the other's versions."""
+
+    async def go() -> list[tuple[str, str]]:
+        device = RunsInTurn()
+        made = loader(device)
+        await asyncio.gather(made.duel("a1", "a2", ROUNDS), made.duel("b1", "b2", ROUNDS))
+        return device.pairs
+
+    pairs = asyncio.run(go())
+    assert len(pairs) == 4 * ROUNDS
+    assert len(list(itertools.groupby(pairs))) == 2

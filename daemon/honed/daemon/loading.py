@@ -65,6 +65,7 @@ class Loader:
         self._store = store
         self._kept: Counter[str] = Counter()  # by key, models being added
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._dueling = asyncio.Lock()  # the worker knows one pair at a time
         self.wanted: Callable[[], set[str]] = set
         self.idle_seconds: Callable[[], float] = lambda: float("inf")
         self.on_loaded: Callable[[], None] = lambda: None
@@ -127,12 +128,13 @@ class Loader:
         """
         taken: tuple[list[int], list[int]] = ([], [])
         wrong, turn = "", 0
-        while turn < 2 * rounds and not wrong:
-            answer = await self._careful("Duel", {"old": old, "new": new, "turn": turn})
-            taken[turn % 2].append(answer["ns"])
-            wrong = answer["wrong"]
-            rounds = max(rounds, answer["sets"])
-            turn += 1
+        async with self._dueling:
+            while turn < 2 * rounds and not wrong:
+                answer = await self._careful("Duel", {"old": old, "new": new, "turn": turn})
+                taken[turn % 2].append(answer["ns"])
+                wrong = answer["wrong"]
+                rounds = max(rounds, answer["sets"])
+                turn += 1
         return Duel(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
 
     async def median_us(self, key: str, rounds: int) -> float:

@@ -156,7 +156,8 @@ class Worker:
         """One turn of two models, see `duel.Turns`; turn 0 begins anew."""
         if turn == 0:
             self._turns = Turns(self._executor(old), self._executor(new), self._recorder.of(old, new))
-        assert self._turns is not None
+        if self._turns is None:
+            raise NotFound("one of the two versions was unloaded while they were compared")
         try:
             ns, wrong = self._turns.turn(turn)
         except DeviceError as error:
@@ -170,8 +171,9 @@ class Worker:
         executor = self._models.pop(key, None)
         self._checked.pop(key, None)
         self._recorder.forget(key)
-        self._turns = None  # it may hold this one
         if executor is not None:
+            if self._turns is not None and executor in self._turns.pair:
+                self._turns = None
             executor.close()
         return {}
 
