@@ -14,9 +14,9 @@ def main(file: str, version: str) -> None:
     plain = json.loads(path.read_text().partition("\n")[2])
     if version == "older":  # before a model had several versions, and a device
         for key in ("format", "history", "device", "placed"):
-            del plain[key]
+            plain.pop(key, None)
     else:
-        plain |= {"format": plain["format"] + 1, "invention": {}}
+        plain |= {"format": 1000, "invention": {}}
     body = json.dumps(plain)
     path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}\n")
 

@@ -138,3 +138,31 @@ def test_a_model_added_later_has_the_schedules_that_are_recorded(served: Service
     assert any(schedule.startswith("record:") for schedule in schedules) == any(
         row["best_us"] < row["default_us"] for row in rows
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_an_admin_who_is_not_the_services_user(served: Service, tmp_path: Path) -> None:
+    """Everything on the records is done by the service, whose folder it is."""
+    owner = served.state.stat()
+    os.chown(served.state, 4711, 4711)
+    try:
+        told = document(served, "tune", "mlp", "--trials", "4")
+        check_answers(served)
+        assert document(served, "history", "mlp")["notes"] == []
+        file = tmp_path / "records.jsonl"
+        exported = document(served, "records", "export", "-o", str(file))["count"]
+        assert len(file.read_bytes().splitlines()) == exported > 0
+        assert document(served, "records", "import", str(file))["merged"] == exported
+        faults = document(served, "faults")
+        assert (faults["records"], faults["quarantined"]) == (told["records"], [])
+        assert set(faults["kernel_log"]) == {"readable", "reason", "faults"}
+        assert {row["task"] for row in document(served, "tasks", "mlp")["tasks"]} >= {
+            row["task"] for row in told["tasks"]
+        }
+        (tmp_path / "none.jsonl").write_text("{}\n")
+        with hone(served, "records", "import", str(tmp_path / "none.jsonl")) as process:
+            _, err = process.communicate(timeout=240)
+        assert process.returncode == 1
+        assert "none of the 1 records" in err
+    finally:
+        os.chown(served.state, owner.st_uid, owner.st_gid)

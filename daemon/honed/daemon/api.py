@@ -32,6 +32,8 @@ from honed.runtime.protocol import (
     RegionParams,
     RollbackParams,
     TunerReportParams,
+    TunerRunParams,
+    TunerStopParams,
     UnloadParams,
     check_version,
     parse,
@@ -50,6 +52,7 @@ from .peers import Policy
 from .publishing import Publisher
 from .reload import Reloader
 from .tunerchild import TunerChild
+from .tunerruns import MEASURING, TunerRuns
 
 MAX_PROFILE_RUNS = 100
 
@@ -89,6 +92,7 @@ class Api:
         metrics: Metrics,
         leasing: Leasing,
         tuner: TunerChild,
+        tuner_runs: TunerRuns,
         reloader: Reloader,
         connections: Callable[[], int],
         damaged: list[str],
@@ -104,6 +108,7 @@ class Api:
         self._metrics = metrics
         self._leasing = leasing
         self._tuner = tuner
+        self._tuner_runs = tuner_runs
         self._reloader = reloader
         self._connections = connections
         self._damaged = damaged
@@ -258,6 +263,19 @@ class Api:
             self._fleet.release(region)
         return {}
 
+    async def _tuner_run(self, call: Call, params: TunerRunParams) -> dict[str, Any] | WithDescriptors:
+        def notify(news: dict[str, Any]) -> None:
+            call.connection.notify("Progress", {"msgid": call.msgid, **news})
+
+        if params.command not in MEASURING:
+            return await self._tuner_runs.run(params, call.descriptors, notify)
+        with self._leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):
+            return await self._tuner_runs.run(params, call.descriptors, notify)
+
+    async def _tuner_stop(self, call: Call, params: TunerStopParams) -> dict[str, Any]:
+        self._tuner_runs.stop(params.model)
+        return {}
+
     async def _repository_index(self, call: Call, params: Nothing) -> dict[str, Any]:
         return {
             "models": [
@@ -301,6 +319,8 @@ class Api:
         "LeaseAsk": _lease_ask,
         "TunerReport": _tuner_report,
         "LeaseRelease": _lease_release,
+        "TunerRun": _tuner_run,
+        "TunerStop": _tuner_stop,
         "SystemSharedMemoryRegister": _region_register,
         "SystemSharedMemoryStatus": _region_status,
         "SystemSharedMemoryUnregister": _region_unregister,

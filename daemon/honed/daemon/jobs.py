@@ -91,7 +91,7 @@ class Jobs:
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
         with self.job(manifest.name, True, lambda _: None) as job, self._store.staging() as folder:
-            staged = await in_thread(self._stage_again, manifest, folder)
+            staged = await in_thread(self.stage_again, manifest, folder)
             lane = self._fleet.home(manifest.name, manifest.device)
             await self._make(job, staged, [lane], restored=manifest)
 
@@ -166,7 +166,11 @@ class Jobs:
             device=options.device or None,
         )
 
-    def _stage_again(self, manifest: Manifest, folder: Path) -> Staged:
+    def stage_again(self, manifest: Manifest, folder: Path) -> Staged:
+        """The stored sources of a model, copied to `folder` under their names; blocking.
+
+        Raises ModelRefused where they are damaged, or there are none.
+        """
         files = []
         for file in manifest.sources:
             descriptor = os.open(self._store.object(file), os.O_RDONLY | os.O_CLOEXEC)

@@ -120,13 +120,13 @@ class Leasing:
             self._activity.end(model, time.monotonic())
 
     @contextmanager
-    def adding(self, peer: int) -> Iterator[None]:
-        """While a model is added for process `peer`; tuners add what they have made."""
+    def adding(self, peer: int, why: str = "a model is being added") -> Iterator[None]:
+        """While a model is added, or tuned by hand, for process `peer`; tuners add what they have made."""
         if self._is_tuner(peer):
             yield
             return
         self._activity.adding(1)
-        self._perform(self._lease.readings(False, "a model is being added", time.monotonic()))
+        self._perform(self._lease.readings(False, why, time.monotonic()))
         try:
             yield
         finally:

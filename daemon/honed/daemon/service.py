@@ -37,6 +37,7 @@ from .publishing import Publisher
 from .reload import Reloader
 from .store import Manifest, Store
 from .tunerchild import TunerChild
+from .tunerruns import TunerRuns
 
 _MAX_DESCRIPTORS = 65_536
 _EXAMPLES = """examples:
@@ -171,6 +172,7 @@ async def _run(
         connections=lambda: clients.connections,
         lease=leasing.metrics,
     )
+    publisher = Publisher(limits, store, registry, fleet, jobs, curves.latencies)
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),
@@ -178,11 +180,21 @@ async def _run(
         registry=registry,
         fleet=fleet,
         jobs=jobs,
-        publisher=Publisher(limits, store, registry, fleet, jobs, curves.latencies),
+        publisher=publisher,
         ledger=ledger,
         metrics=metrics,
         leasing=leasing,
         tuner=tuner,
+        tuner_runs=TunerRuns(
+            limits=limits,
+            store=store,
+            registry=registry,
+            fleet=fleet,
+            jobs=jobs,
+            publisher=publisher,
+            records=records_in(places.state_dir),
+            cache_dir=places.cache_dir,
+        ),
         reloader=reloader,
         connections=lambda: clients.connections,
         damaged=damaged,

@@ -200,6 +200,25 @@ class Client:
         """For tuners: what they do, shown in the service's status while this connection lasts."""
         self._call("TunerReport", {"text": text})
 
+    def run_tuner(
+        self,
+        params: Mapping[str, Any],
+        *,
+        descriptors: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> tuple[dict[str, Any], list[int]]:
+        """Have the service tune, or work on its records (docs/protocol.md, TunerRun).
+
+        Gives the result, and the open files that came with it, which are the caller's.
+        """
+        return self._exchange(
+            "TunerRun", dict(params), timeout=None, descriptors=descriptors, progress=progress
+        )
+
+    def stop_tuner(self, model: str) -> None:
+        """End a `run_tuner` of this model soon; it uses what was found. Raises NotFound where none runs."""
+        self._call("TunerStop", {"model": model})
+
     def remove(self, model: str) -> None:
         """Remove `model` and its files for good."""
         self._call("RepositoryModelUnload", {"model_name": model})

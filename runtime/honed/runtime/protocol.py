@@ -225,6 +225,25 @@ class TunerReportParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TunerRunParams:
+    """Parameters of TunerRun; docs/protocol.md says which command takes which."""
+
+    command: str
+    model: str | None
+    trials: int | None
+    seconds: float | None
+    best: bool | None
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerStopParams:
+    """Parameters of TunerStop."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CancelParams:
     """Parameters of the Cancel notification."""
 
@@ -261,6 +280,8 @@ METHODS: Final[Mapping[str, Method]] = {
     "LeaseAsk": Method(LeaseAskParams, Right.CHANGE),
     "TunerReport": Method(TunerReportParams, Right.CHANGE),
     "LeaseRelease": Method(LeaseReleaseParams, Right.CHANGE),
+    "TunerRun": Method(TunerRunParams, Right.CHANGE),
+    "TunerStop": Method(TunerStopParams, Right.CHANGE),
     "SystemSharedMemoryRegister": Method(RegionParams, Right.INFER),
     "SystemSharedMemoryStatus": Method(RegionName, Right.INFER),
     "SystemSharedMemoryUnregister": Method(RegionName, Right.INFER),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
+
+from honed.daemon.kernelfaults import kernel_log
 
 from .culprits import WHOSE, of_service, whose
 from .output import Output, line
 from .parser import add_command
-from .records import run_records
-from .recordsfile import add_state_dir_option, records_file
+from .records import read_records
+from .recordsfile import add_state_dir_option, find_records
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from honed.runtime.kernellog import FaultStory, Reader, Record
 
 _REACH = {
     "out-of-memory": "GPU memory ran out",
@@ -45,58 +45,13 @@ def register(commands: Any) -> None:
 
 
 def _faults(arguments: argparse.Namespace, output: Output) -> int:
-    path = records_file(arguments)
-    found = run_records(["faults", f"--records={path}"], "faults")["faults"] if path.exists() else []
-    log, service = kernel_log(), of_service(arguments.socket)
+    where = find_records(arguments)
+    told = read_records(where, "faults") if where.by_service or where.path.exists() else {"faults": []}
+    found, log, service = told["faults"], told.get("kernel_log") or kernel_log(), of_service(arguments.socket)
     log["faults"] = [{**fault, "whose": whose(fault, service, found)} for fault in log["faults"]]
-    document = {"records": str(path), "quarantined": found, "kernel_log": log}
+    document = {"records": str(where.path), "quarantined": found, "kernel_log": log}
     output.emit(document, lambda console: _print(console, document))
     return 0
-
-
-def kernel_log() -> dict[str, Any]:
-    """What the kernel log says since the machine started; or why it cannot be read."""
-    from honed.runtime.errors import PermissionDenied, Unavailable
-    from honed.runtime.kernellog import open_reader
-
-    try:
-        reader = open_reader(from_start=True)
-    except (PermissionDenied, Unavailable) as error:
-        return {"readable": False, "reason": str(error), "faults": []}
-    try:
-        return {"readable": True, "reason": "", "faults": list(stories(reader))}
-    finally:
-        reader.close()
-
-
-def stories(reader: Reader) -> Iterator[dict[str, Any]]:
-    """Every fault in the log, oldest first."""
-    from honed.runtime.kernellog import group, seen
-
-    found = [(record, fault) for record in _all(reader) if (fault := seen(record)) is not None]
-    started = {fault.monotonic_s: record.realtime_s for record, fault in found}
-    for story in group(fault for _, fault in found):
-        yield _story(story, started[story.first_s])
-
-
-def _all(reader: Reader) -> Iterator[Record]:
-    while records := reader.read():
-        yield from records
-
-
-def _story(story: FaultStory, time: float) -> dict[str, Any]:
-    cause = story.cause
-    return {
-        "time": time,
-        "driver": str(story.driver),
-        "device": story.device,
-        "severity": str(story.severity),
-        "code": cause.code,
-        "meaning": cause.meaning or cause.name or cause.kind,
-        "process": story.tgid if story.tgid is not None else story.tid,
-        "command": next((fault.comm for fault in story.faults if fault.comm), None),
-        "records": [fault.text for fault in story.faults],
-    }
 
 
 def _print(console: Console, document: Mapping[str, Any]) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from .output import Output, line, table
 from .parser import add_command
-from .records import run_records
-from .recordsfile import add_state_dir_option, records_file
+from .records import read_records
+from .recordsfile import add_state_dir_option, find_records
 from .tasks import milliseconds
 from .versions import version_rows
 
@@ -89,8 +89,7 @@ def _of_records(arguments: argparse.Namespace, served: Mapping[str, Any] | None)
     from honed.runtime.errors import HonedError
 
     try:
-        path = records_file(arguments)
-        told = run_records(["history", f"--records={path}", f"--name={arguments.model}"], "history")
+        told = read_records(find_records(arguments), "history", arguments.model)
     except HonedError as error:
         if served is None:
             raise

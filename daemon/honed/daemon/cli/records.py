@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .output import Output, line
 from .parser import Parser, add_command
-from .recordsfile import add_state_dir_option, prepare, records_file, service_device
+from .recordsfile import Where, add_state_dir_option, find_records, prepare, service_device
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from .inservice import Remote
 
 _SHOWN = 5  # refused lines that are shown to people
 
@@ -56,12 +60,13 @@ def register(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:
-    path = records_file(arguments)
-    command = ["export", f"--records={path}", f"--output={arguments.output}"]
-    if arguments.best:
-        command.append("--best")
-    done = run_records(command, "export")
-    document = {"records": str(path), "output": str(arguments.output), "count": done["count"]}
+    where = find_records(arguments)
+    if where.by_service:
+        done = _exported_by_service(where, arguments)
+    else:
+        command = ["export", f"--records={where.path}", f"--output={arguments.output}"]
+        done = run_records([*command, "--best"] if arguments.best else command, "export")
+    document = {"records": str(where.path), "output": str(arguments.output), "count": done["count"]}
     output.emit(
         document,
         lambda console: line(console, f"{done['count']} records are written to {arguments.output}."),
@@ -69,18 +74,50 @@ def _export(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def _exported_by_service(where: Where, arguments: argparse.Namespace) -> dict[str, Any]:
+    from honed.runtime.errors import Internal
+    from honed.runtime.files import replacing
+
+    from .inservice import started_in_service
+
+    with replacing(arguments.output) as file:  # first of all, so that it is known that it can be written
+        with started_in_service(where.socket, "export", best=arguments.best) as child:
+            done = _followed(child, "export")
+            if len(child.descriptors) != 1:
+                raise Internal("the service sent no records; compare versions")
+            with open(child.descriptors.pop(), "rb") as sent:
+                shutil.copyfileobj(sent, file, 1 << 20)
+        return done
+
+
 def _import(arguments: argparse.Namespace, output: Output) -> int:
-    path = records_file(arguments)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    prepare(path)
-    command = ["import", f"--records={path}"]
-    device = arguments.device or service_device(arguments.socket)
-    if device:
-        command.append(f"--device={device}")
-    done = run_records([*command, "--", str(arguments.file)], "import")
-    document = {"records": str(path), **{key: done[key] for key in ("count", "merged", "refused")}}
+    where = find_records(arguments)
+    if where.by_service:
+        done = _imported_by_service(where, arguments)
+    else:
+        where.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        prepare(where.path)
+        command = ["import", f"--records={where.path}"]
+        device = arguments.device or service_device(arguments.socket)
+        if device:
+            command.append(f"--device={device}")
+        done = run_records([*command, "--", str(arguments.file)], "import")
+    document = {"records": str(where.path), **{key: done[key] for key in ("count", "merged", "refused")}}
     output.emit(document, lambda console: _print_imported(console, document))
     return 0
+
+
+def _imported_by_service(where: Where, arguments: argparse.Namespace) -> dict[str, Any]:
+    from honed.runtime.calls import open_model
+
+    from .inservice import started_in_service
+
+    descriptor = open_model(arguments.file)
+    try:
+        with started_in_service(where.socket, "import", [descriptor], device=arguments.device) as child:
+            return _followed(child, "import")
+    finally:
+        os.close(descriptor)
 
 
 def _print_imported(console: Console, document: Mapping[str, Any]) -> None:
@@ -103,3 +140,27 @@ def run_records(arguments: list[str], title: str) -> dict[str, Any]:
     from . import compiler
 
     return compiler.run(["records", *arguments], title, Limits())
+
+
+def read_records(where: Where, command: str, model: str = "") -> dict[str, Any]:
+    """The last word of a command that only reads, "history" of a model or "faults".
+
+    Where the service ran it, with what else that answered.
+    """
+    from .inservice import started_in_service
+
+    if where.by_service:
+        with started_in_service(where.socket, command, model=model) as child:
+            return {**_followed(child, command), **child.whole}
+    name = [f"--name={model}"] if model else []
+    return run_records([command, f"--records={where.path}", *name], command)
+
+
+def _followed(child: Remote, title: str) -> dict[str, Any]:
+    """Its last word, with progress on stderr."""
+    from .progress import Reporter
+
+    with Reporter(title) as reporter:
+        for event in child.events():
+            reporter.event(event)
+        return child.result()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import pwd
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +25,34 @@ def add_state_dir_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def records_file(arguments: argparse.Namespace) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Records, and whether the service at `socket` works on them, because they are not this user's."""
+
+    path: Path
+    socket: str | None
+    by_service: bool
+
+
+def find_records(arguments: argparse.Namespace) -> Where:
     """The records that a command means: of --state-dir, of the service that answers, of this user.
 
-    Raises PermissionDenied where the service may not be asked, or its records not be used.
+    Raises PermissionDenied where the service may not be asked, or the records not be used.
     """
+    from .inservice import only_by_service
+
     given: Path | None = arguments.state_dir
-    path = records_in(given.absolute()) if given is not None else _of_service(arguments.socket)
-    check_access(path)
-    return path
+    status = _status(arguments.socket) if given is None else None
+    if given is not None:
+        path = records_in(given.absolute())
+    elif status is not None:
+        path = records_in(Path(status["places"]["state_dir"]))
+    else:
+        path = places(os.environ, os.geteuid()).records
+    by_service = status is not None and only_by_service(status)
+    if not by_service:
+        check_access(path)
+    return Where(path=path, socket=arguments.socket, by_service=by_service)
 
 
 def check_access(path: Path) -> None:
@@ -65,27 +85,10 @@ def prepare(path: Path) -> None:
             os.close(descriptor)
 
 
-def hand_over(folder: Path) -> None:
-    """Give what root has made beneath a folder of the service to the service's user."""
-    owner = folder.stat()
-    if os.geteuid() != 0 or owner.st_uid == 0:
-        return
-    for path in folder.rglob("*"):
-        if path.lstat().st_uid == 0:
-            os.lchown(path, owner.st_uid, owner.st_gid)
-
-
 def service_device(socket: str | None) -> str | None:
     """How the device of the service that answers is selected; None where none does."""
     status = _status(socket)
     return status["device_spec"] or None if status else None
-
-
-def _of_service(socket: str | None) -> Path:
-    status = _status(socket)
-    if status is None:
-        return places(os.environ, os.geteuid()).records
-    return records_in(Path(status["places"]["state_dir"]))
 
 
 def _status(socket: str | None) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from .output import Output, clean, line, table
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from .compiler import Child
+    from .inservice import Remote
     from .progress import Reporter
 
 Row = Mapping[str, Any]  # of a task, as the tuning child gives it
@@ -44,23 +46,27 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     from .compiler import started
+    from .inservice import only_by_service, started_in_service
     from .progress import Reporter
     from .tunable import tunable
 
     limits = Limits()
-    with (
-        Client(arguments.socket) as client,
-        tunable(client, arguments.model) as found,
-        started(["tasks", *found.arguments], limits, seconds=limits.compile_seconds) as child,
-        Reporter(f"tasks {arguments.model}") as reporter,
-    ):
-        told = _told(child, reporter)
+    with ExitStack() as held:
+        client = held.enter_context(Client(arguments.socket))
+        child: Child | Remote
+        if only_by_service(client.status()):
+            child = held.enter_context(started_in_service(arguments.socket, "tasks", model=arguments.model))
+        else:
+            found = held.enter_context(tunable(client, arguments.model))
+            command = ["tasks", *found.arguments]
+            child = held.enter_context(started(command, limits, seconds=limits.compile_seconds))
+        told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
     document = {"model": arguments.model, "tasks": told["tasks"], "estimate": told["model"]}
     output.emit(document, lambda console: _print(console, document))
     return 0
 
 
-def _told(child: Child, reporter: Reporter) -> Mapping[str, Any]:
+def _told(child: Child | Remote, reporter: Reporter) -> Mapping[str, Any]:
     """The event with the tasks."""
     from .compiler import CompilerDied
 

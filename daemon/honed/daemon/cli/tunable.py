@@ -14,7 +14,7 @@ from honed.daemon.places import records_in
 from honed.runtime.client import Client
 from honed.runtime.errors import ModelRefused, Unavailable
 
-from .recordsfile import check_access, hand_over, prepare
+from .recordsfile import check_access
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,6 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
                 f"add it as ONNX: 'hone add FILE.onnx --name {model} --replace'"
             )
         check_access(records)
-        prepare(records)
         source = given.save_sources(folder / "source")
         shapes = (f"--shape={key}={','.join(map(str, shape))}" for key, shape in given.shapes.items())
         found = Tunable(
@@ -74,10 +73,7 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
         )
         with found.current.open("xb") as current:
             shutil.copyfileobj(given.compiled, current, 1 << 20)
-        try:
-            yield found
-        finally:
-            hand_over(Path(status["places"]["cache_dir"]))
+        yield found
 
 
 def _device(status: Mapping[str, Any], model: str) -> str:

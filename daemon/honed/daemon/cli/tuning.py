@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from honed.daemon.places import records_in
 
 from .output import Output, fields, line, seconds_text
 from .parser import add_command, count, minutes
@@ -20,9 +23,11 @@ if TYPE_CHECKING:
     from honed.runtime.client import Client
 
     from .compiler import Child
+    from .inservice import Remote
     from .tunable import Tunable
     from .tuneview import Run
 
+Told = Mapping[str, Any] | None  # the answer of ModelPublish
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -49,14 +54,15 @@ def register(commands: Any) -> None:
 def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
-    from .tunable import tunable
+    from .inservice import only_by_service
     from .tuneview import Run
 
     model = arguments.model
     run = Run(model=model, trials_wanted=arguments.trials)
-    with Client(arguments.socket) as client, tunable(client, model) as found:
-        done = _searched(_command(arguments, found), run)
-        told = _published(client, model, found, done) if done["output"] else None
+    with Client(arguments.socket) as client:
+        status = client.status()
+        tuned = _in_service if only_by_service(status) else _here
+        done, told = tuned(client, arguments, run)
         serves = client.show(model)["sha256"]
     published = told is not None and told["published"]
     if told is not None:
@@ -72,11 +78,35 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
         "estimate": run.estimate,
         "ranking": run.ranking,
         "notes": run.notes,
-        "records": str(found.records),
+        "records": str(records_in(Path(status["places"]["state_dir"]))),
         "tasks": list(run.rows.values()),
     }
     output.emit(document, lambda console: _print(console, document, run))
     return 0
+
+
+def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Mapping[str, Any], Told]:
+    """Tune in a child of ours, with records of this user; what it told last, and what the service said."""
+    from honed.daemon.limits import Limits
+
+    from .compiler import started
+    from .tunable import tunable
+
+    with tunable(client, arguments.model) as found:
+        with started(_command(arguments, found), Limits()) as child:
+            done = _searched(child, run)
+        return done, _published(client, arguments.model, found, done) if done["output"] else None
+
+
+def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Mapping[str, Any], Told]:
+    """The same in a child of the service, which publishes what it found by itself."""
+    from .inservice import started_in_service
+
+    options = {"model": arguments.model, "trials": arguments.trials}
+    if arguments.minutes is not None:
+        options["seconds"] = float(arguments.minutes * 60)
+    with started_in_service(client.socket, "tune", **options) as child:
+        return _searched(child, run), child.whole["published"]
 
 
 def _command(arguments: argparse.Namespace, found: Tunable) -> list[str]:
@@ -88,14 +118,12 @@ def _command(arguments: argparse.Namespace, found: Tunable) -> list[str]:
     return [*command, *found.arguments]
 
 
-def _searched(command: Sequence[str], run: Run) -> Mapping[str, Any]:
+def _searched(child: Child | Remote, run: Run) -> Mapping[str, Any]:
     """The last word of the tuning child, shown while it works."""
-    from honed.daemon.limits import Limits
-
-    from .compiler import CompilerDied, started
+    from .compiler import CompilerDied
     from .tuneview import View
 
-    with started(command, Limits()) as child, View(run) as view, _stopping(child, view.stop):
+    with View(run) as view, _stopping(child, view.stop):
         for event in child.events():
             view.show(event)
         try:
@@ -109,7 +137,7 @@ def _searched(command: Sequence[str], run: Run) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _stopping(child: Child, stop: Callable[[], None]) -> Iterator[None]:
+def _stopping(child: Child | Remote, stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 

@@ -28,7 +28,7 @@ class Activity:
             self._last[model] = now
 
     def adding(self, change: int) -> None:
-        """A model begins (1) or ends (-1) to be added."""
+        """A model begins (1) or ends (-1) to be added, or tuned by hand."""
         self._adding += change
 
     def forget(self, model: str) -> None:
@@ -48,5 +48,5 @@ class Activity:
         return [
             Sample(signal="requests", value=max(0.0, now - self._latest), unit="s", text=text),
             Sample(signal="queue", value=float(self._under_way), unit="", text="requests not answered yet"),
-            Sample(signal="adding", value=float(self._adding), unit="", text="models being added"),
+            Sample(signal="adding", value=float(self._adding), unit="", text="models added or tuned by hand"),
         ]

@@ -1,0 +1,96 @@
+"""The compiler's commands run by the service, for users whose own the state folder is not."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from honed.runtime.arrivals import close_all
+from honed.runtime.errors import HonedError, Internal
+
+from .compiler import CompilerDied
+
+
+def only_by_service(status: Mapping[str, Any]) -> bool:
+    """Whether the folder of the service that said so is another user's, or not to be seen from here."""
+    try:
+        return Path(status["places"]["state_dir"]).stat().st_uid != os.geteuid()
+    except OSError:
+        return True
+
+
+class Remote:
+    """A command running in the service; as `compiler.Child`. `descriptors` came with the result."""
+
+    def __init__(self, socket: str | None, params: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+        from honed.runtime.client import Client
+
+        self.descriptors: list[int] = []
+        self.whole: dict[str, Any] = {}
+        self._params = params
+        self._socket = socket
+        self._client = Client(socket)
+        self._sent = descriptors
+        self._news: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._error: HonedError | None = Internal("the service's answer was not awaited")
+        self._thread = threading.Thread(target=self._run, name="service", daemon=True)
+        self._thread.start()
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """What it tells while it works, until it has said its last word."""
+        while (event := self._news.get()) is not None:
+            yield event
+
+    def interrupt(self) -> None:
+        """Ask it to stop soon and to use what it has. For signal handlers: does not wait."""
+        threading.Thread(target=self._stop, daemon=True).start()
+
+    def result(self) -> dict[str, Any]:
+        """Its last word; to be called when `events` has ended. Raises what the service answered."""
+        self._thread.join()
+        if isinstance(self._error, Internal):
+            raise CompilerDied(str(self._error)) from self._error
+        if self._error is not None:
+            raise self._error
+        last: dict[str, Any] = self.whole["event"]
+        return last
+
+    def close(self) -> None:
+        """End the connection; the service ends what still runs."""
+        self._client.close()
+        close_all(self.descriptors)
+
+    def _run(self) -> None:
+        try:
+            self.whole, self.descriptors = self._client.run_tuner(
+                self._params, descriptors=self._sent, progress=lambda news: self._news.put(news["event"])
+            )
+            self._error = None
+        except HonedError as error:
+            self._error = error
+        finally:
+            self._news.put(None)
+
+    def _stop(self) -> None:
+        from honed.runtime.client import Client
+
+        with suppress(HonedError), Client(self._socket) as client:
+            client.stop_tuner(self._params["model"])
+
+
+@contextmanager
+def started_in_service(
+    socket: str | None, command: str, descriptors: Sequence[int] = (), **options: Any
+) -> Iterator[Remote]:
+    """Has the service at `socket` run a command of TunerRun; it ends with this context."""
+    given = {key: value for key, value in options.items() if value not in (None, "", False)}
+    remote = Remote(socket, {"command": command, **given}, descriptors)
+    try:
+        yield remote
+    finally:
+        remote.close()

@@ -1,0 +1,54 @@
+"""What the kernel log says of faults of the GPU since the machine started. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from honed.runtime.kernellog import FaultStory, Reader, Record
+
+
+def kernel_log() -> dict[str, Any]:
+    """What the kernel log says since the machine started; or why it cannot be read."""
+    from honed.runtime.errors import PermissionDenied, Unavailable
+    from honed.runtime.kernellog import open_reader
+
+    try:
+        reader = open_reader(from_start=True)
+    except (PermissionDenied, Unavailable) as error:
+        return {"readable": False, "reason": str(error), "faults": []}
+    try:
+        return {"readable": True, "reason": "", "faults": list(stories(reader))}
+    finally:
+        reader.close()
+
+
+def stories(reader: Reader) -> Iterator[dict[str, Any]]:
+    """Every fault in the log, oldest first."""
+    from honed.runtime.kernellog import group, seen
+
+    found = [(record, fault) for record in _all(reader) if (fault := seen(record)) is not None]
+    started = {fault.monotonic_s: record.realtime_s for record, fault in found}
+    for story in group(fault for _, fault in found):
+        yield _story(story, started[story.first_s])
+
+
+def _all(reader: Reader) -> Iterator[Record]:
+    while records := reader.read():
+        yield from records
+
+
+def _story(story: FaultStory, time: float) -> dict[str, Any]:
+    cause = story.cause
+    return {
+        "time": time,
+        "driver": str(story.driver),
+        "device": story.device,
+        "severity": str(story.severity),
+        "code": cause.code,
+        "meaning": cause.meaning or cause.name or cause.kind,
+        "process": story.tgid if story.tgid is not None else story.tid,
+        "command": next((fault.comm for fault in story.faults if fault.comm), None),
+        "records": [fault.text for fault in story.faults],
+    }

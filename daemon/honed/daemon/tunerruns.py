@@ -1,0 +1,266 @@
+"""TunerRun: the compiler's commands on models and records, run in the service for who manages its models.
+
+The state folder is the service's alone; here an admin who is not its user tunes by hand, and reads and
+extends the records, without touching the folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from honed.runtime.errors import (
+    AlreadyExists,
+    Internal,
+    InvalidArgument,
+    ModelRefused,
+    NotFound,
+    ResourceExhausted,
+)
+from honed.runtime.protocol import PublishParams, TunerRunParams, error_from_map
+
+from .blocking import in_thread
+from .compiler import check_installed
+from .connection import WithDescriptors
+from .fleet import Fleet
+from .jobs import Jobs
+from .kernelfaults import kernel_log
+from .launch import command
+from .limits import Limits
+from .models import Registry
+from .publishing import Publisher
+from .store import Store, receive
+from .supervisor import describe_exit, kill_group
+
+MEASURING = ("tasks", "tune")
+RECORDS = ("history", "faults", "export", "import")
+_TAKES = {  # besides `command`
+    "tasks": {"model"},
+    "tune": {"model", "trials", "seconds"},
+    "history": {"model"},
+    "faults": set[str](),
+    "export": {"best"},
+    "import": {"device"},
+}
+_NEWS = frozenset({"stage", "note", "tasks", "round", "trial"})  # events that are not a child's last word
+_MAX_LINE = 4 << 20  # bytes of one event
+_NICENESS = 10
+_log = logging.getLogger(__name__)
+Event = dict[str, Any]
+Notify = Callable[[dict[str, Any]], None]
+
+
+class TunerRuns:
+    """Runs `python -m honed.tuner` for clients: one that measures at a time, and as many others as jobs."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        store: Store,
+        registry: Registry,
+        fleet: Fleet,
+        jobs: Jobs,
+        publisher: Publisher,
+        records: Path,
+        cache_dir: Path,
+    ) -> None:
+        self._limits = limits
+        self._store = store
+        self._registry = registry
+        self._fleet = fleet
+        self._jobs = jobs
+        self._publisher = publisher
+        self._records = records
+        self._cache_dir = cache_dir
+        self._measuring: dict[str, asyncio.subprocess.Process | None] = {}  # by model; at most one
+        self._others = 0
+
+    async def run(
+        self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
+    ) -> dict[str, Any] | WithDescriptors:
+        """The result of TunerRun. Cancelling ends the child."""
+        _check(params, descriptors)
+        if params.command in MEASURING:
+            return await self._measure(params, notify)
+        if self._others >= self._limits.max_jobs:
+            raise ResourceExhausted(f"{self._others} commands work on the records already; wait for one")
+        self._others += 1
+        try:
+            return await self._on_records(params, descriptors, notify)
+        finally:
+            self._others -= 1
+
+    def stop(self, model: str) -> None:
+        """Have the search for a model end; raises NotFound where none is under way."""
+        if model not in self._measuring:
+            raise NotFound(f"{model[:80]!r} is not being tuned by hand; 'hone status' shows what is done")
+        process = self._measuring[model]
+        if process is not None and process.returncode is None:
+            process.send_signal(signal.SIGINT)
+
+    async def _measure(self, params: TunerRunParams, notify: Notify) -> dict[str, Any]:
+        entry, _ = self._registry.compiled(params.model or "")
+        self._fleet.check_at_home(entry)
+        if not entry.manifest.sources:
+            raise ModelRefused(
+                f"{entry.name} was added compiled, so there is no source to tune; "
+                f"add it as ONNX: 'hone add FILE.onnx --name {entry.name} --replace'"
+            )
+        for name in self._measuring:
+            raise AlreadyExists(f"{name} is being tuned by hand right now; wait for that to end")
+        self._measuring[entry.name] = None
+        try:
+            with self._store.staging() as folder:
+                staged = await in_thread(self._jobs.stage_again, entry.manifest, folder)
+                tuned = folder / "tuned.honed"
+                arguments = [params.command]
+                if params.command == "tune":
+                    current = self._store.object(entry.manifest.compiled)
+                    arguments += [f"--output={tuned}", f"--current={current}"]
+                    arguments += [f"--trials={params.trials}"] if params.trials is not None else []
+                    arguments += [f"--seconds={params.seconds:g}"] if params.seconds is not None else []
+                arguments += [
+                    f"--shape={name}={','.join(map(str, shape))}" for name, shape in staged.shapes.items()
+                ]
+                device = self._fleet.of(entry).supervisor.spec
+                arguments += [f"--device={device}"] if device else []
+                arguments += [
+                    f"--precision={staged.precision}",
+                    f"--records={self._records}",
+                    f"--cache-dir={self._cache_dir}",
+                    f"--name={entry.name}",
+                    str(staged.given),
+                ]
+                seconds = self._limits.compile_seconds if params.command == "tasks" else None
+                last = await self._child(arguments, notify, seconds, measures=entry.name)
+                return {"event": last, "published": await self._published(entry.name, entry.key, last, tuned)}
+        finally:
+            del self._measuring[entry.name]
+
+    async def _published(self, name: str, served: str, last: Event, tuned: Path) -> dict[str, Any] | None:
+        """Serve the version that was tuned, if the serving worker finds it right and faster, too."""
+        if not last.get("output"):
+            return None
+        descriptor = os.open(tuned, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            why = f"hone tune: {last.get('trials')} trials in {float(last.get('seconds') or 0):.0f} s"
+            return await self._publisher.publish(
+                PublishParams(name=name, expected=served, why=why), [descriptor]
+            )
+        finally:
+            os.close(descriptor)
+
+    async def _on_records(
+        self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
+    ) -> dict[str, Any] | WithDescriptors:
+        arguments = ["records", params.command, f"--records={self._records}"]
+        with self._store.staging() as folder:
+            written = folder / "records.jsonl"
+            match params.command:
+                case "history":
+                    arguments.append(f"--name={params.model}")
+                case "faults":
+                    log = await in_thread(kernel_log)
+                    none = {"event": "faults", "faults": []}
+                    there = self._records.exists()
+                    found = await self._child(arguments, notify) if there else none
+                    return {"event": found, "kernel_log": log}
+                case "export":
+                    arguments += [f"--output={written}", *(("--best",) if params.best else ())]
+                case "import":
+                    limit = self._limits.max_model_bytes
+                    await in_thread(receive, descriptors[0], written.name, folder, limit)
+                    device = params.device or self._fleet.default.supervisor.spec
+                    arguments += [*((f"--device={device}",) if device else ()), "--", str(written)]
+            last = await self._child(arguments, notify)
+            if params.command != "export":
+                return {"event": last}
+            return WithDescriptors({"event": last}, (os.open(written, os.O_RDONLY | os.O_CLOEXEC),))
+
+    async def _child(
+        self, arguments: Sequence[str], notify: Notify, seconds: float | None = 600.0, *, measures: str = ""
+    ) -> Event:
+        """Its last word. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
+        check_installed()
+        program = [sys.executable, "-m", "honed.tuner", *arguments]
+        process = await asyncio.create_subprocess_exec(
+            *command(program, memory_mib=self._limits.compile_memory_mib, niceness=_NICENESS),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            limit=_MAX_LINE,
+        )
+        if measures:
+            self._measuring[measures] = process
+        try:
+            async with asyncio.timeout(seconds):
+                last = await _read(process, notify)
+                status = await process.wait()
+        except TimeoutError as error:
+            raise ResourceExhausted(f"the compiler took longer than {seconds:g} s; try again") from error
+        finally:
+            if process.returncode is None:
+                kill_group(process.pid)
+                await process.wait()
+        if last is None:
+            raise Internal(
+                f"the compiler stopped without a result ({describe_exit(status)}); its log says more"
+            )
+        if last["event"] == "refused":
+            raise ModelRefused(str(last.get("message")), tuple(map(str, last.get("reasons", ()))))
+        if last["event"] == "error":
+            raise error_from_map(last)
+        if status != 0:
+            raise Internal(
+                f"the compiler failed after its work ({describe_exit(status)}); the service's log says more"
+            )
+        return last
+
+
+async def _read(process: asyncio.subprocess.Process, notify: Notify) -> Event | None:
+    """The last word of a child; what it tells before is passed on as it comes."""
+    assert process.stdout is not None
+    last: Event | None = None
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:  # longer than the limit
+            return None
+        if not line:
+            return last
+        try:
+            event: Any = json.loads(line)
+            kind = event["event"]
+        except (ValueError, TypeError, KeyError):
+            _log.warning("the compiler wrote what is no event: %.200r", line)
+            continue
+        if kind in _NEWS:
+            notify({"event": event})
+        else:
+            last = event
+
+
+def _check(params: TunerRunParams, descriptors: Sequence[int]) -> None:
+    takes = _TAKES.get(params.command)
+    if takes is None:
+        known = ", ".join(_TAKES)
+        raise InvalidArgument(f"there is no command {params.command[:80]!r}; use one of {known}")
+    for name in ("model", "trials", "seconds", "best", "device"):
+        if getattr(params, name) is not None and name not in takes:
+            raise InvalidArgument(f"{params.command} takes no {name}; leave it out")
+    if "model" in takes and not params.model:
+        raise InvalidArgument(f"{params.command} wants a model; say which")
+    if params.trials is not None and params.trials < 1:
+        raise InvalidArgument(f"trials is {params.trials}; give at least 1")
+    if params.seconds is not None and not 0 < params.seconds < float("inf"):
+        raise InvalidArgument(f"seconds is {params.seconds}; give more than 0")
+    wanted = 1 if params.command == "import" else 0
+    if len(descriptors) != wanted:
+        raise InvalidArgument(f"{len(descriptors)} descriptors came with {params.command}; send {wanted}")
