@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from honed.runtime.errors import HonedError
 
@@ -23,15 +24,8 @@ what it does, 'hone history M' what came of it.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run until told to stop; gives the exit status: 0 stopped when told to, 1 failed."""
-    parser = argparse.ArgumentParser(
-        prog="honed-tuner",
-        description="Tune the models of a honed service while the machine is idle.",
-        epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--socket", metavar="PATH", help="the service's socket (or HONED_SOCKET)")
-    options = parser.parse_args(arguments)
+    """Run until told to stop; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
+    options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     _step_aside()
     from .loop import Tuner
@@ -45,6 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"honed-tuner: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="honed-tuner",
+        description="Tune the models of a honed service while the machine is idle.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--socket", metavar="PATH", help="the service's socket (or HONED_SOCKET)")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"honed-tuner {version('honed')}",
+        help="print the version and exit",
+    )
+    return parser
 
 
 def _step_aside() -> None:
