@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from honed.runtime.errors import HonedError
 
@@ -53,10 +53,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"honed-tuner {version('honed')}",
+        version=f"honed-tuner {_own_version()}",
         help="print the version and exit",
     )
     return parser
+
+
+def _own_version() -> str:
+    """Of the installed package; "unknown" when run from a bare checkout."""
+    try:
+        return version("honed")
+    except PackageNotFoundError:
+        return "unknown"
 
 
 def _step_aside() -> None:
