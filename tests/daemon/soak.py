@@ -150,10 +150,13 @@ def soak(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for _ in range(3):
                 app.ask(name, began, tuning=False, interrupts=False)
         began = time.monotonic()
-        events = soak_faults.Faults(service, holder, folder) if options.faults else None
+        events = soak_faults.Faults(service, holder, folder, app.inputs) if options.faults else None
         _run(service, app, options.minutes * 60, began, events)
         return _told(service, app, events, options)
     finally:
+        if options.out:
+            Path(options.out).mkdir(parents=True, exist_ok=True)
+            (Path(options.out) / "service.log").write_text(service.log)
         service.stop()
         holder.close()
 
@@ -200,7 +203,6 @@ def _told(
         "tuning": metrics["tuning"],
         "faults": events.story if events else [],
         "histories": histories,
-        "log": service.log if events else "",
     }
     if options.out:
         out = Path(options.out)

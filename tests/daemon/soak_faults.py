@@ -6,8 +6,10 @@ import contextlib
 import dataclasses
 import os
 import random
+import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,13 +19,25 @@ import psutil
 
 from honed.runtime import modelfile
 from honed.runtime.errors import HonedError
-from honed.runtime.model import CompiledModel
+from honed.runtime.model import CompiledModel, Launch, Step
 
 from .running import Service, wait_for
 
 EVERY_SECONDS = (20.0, 40.0)
+MARK = 12345.0  # as the first element of an input, where a successor crashes
+WILD = "{ ((volatile __global int*)0)[get_global_id(0) + (1L << 40)] = 1; }"
+FOREIGN = f"""
+import sys
+import pyopencl as cl
+from honed.runtime import devices, opencl
+device = devices.select(sys.argv[1])
+program = cl.Program(opencl.context(device.cl), "__kernel void wild() {WILD}").build()
+queue = cl.CommandQueue(opencl.context(device.cl))
+program.wild(queue, (64,), None)
+queue.finish()
+"""
 TMPFS_MIB = 400
-FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")  # Debian's package faketime
+CLOCK = Path(__file__).with_name("clock.c")
 
 
 class Holder:
@@ -32,28 +46,24 @@ class Holder:
     def __init__(self, folder: Path) -> None:
         self.state = folder / "tmpfs"
         self.clock = folder / "clock"
+        self._shim = folder / "clock.so"
 
     def open(self) -> dict[str, str]:
-        """Mount it; gives the environment for the service, with a clock that can be set if there is one."""
+        """Mount it; gives the environment for the service, with a wall clock that can be set."""
         self.state.mkdir()
         subprocess.run(
             ["mount", "-t", "tmpfs", "-o", f"size={TMPFS_MIB}m", "soak", str(self.state)], check=True
         )
-        if not FAKETIME.exists():
-            return {}
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-O2", "-o", str(self._shim), str(CLOCK), "-ldl"], check=True
+        )
         self.set_clock(0)
-        return {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(self.clock),
-            "FAKETIME_NO_CACHE": "1",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-        }
+        return {"LD_PRELOAD": str(self._shim), "HONED_TEST_CLOCK": str(self.clock)}
 
-    def set_clock(self, offset: int) -> None:
-        """Seconds that the service's wall clock is ahead."""
-        made = self.clock.with_suffix(".new")
-        made.write_text(f"{offset:+d}s")
-        made.rename(self.clock)
+    def set_clock(self, ahead: int) -> None:
+        """Seconds that the service's wall clock is ahead; its processes have the file mapped."""
+        with self.clock.open("r+b" if self.clock.exists() else "wb", buffering=0) as file:
+            file.write(ahead.to_bytes(8, sys.byteorder, signed=True))
 
     def close(self) -> None:
         """Unmount it, if it was mounted."""
@@ -63,8 +73,12 @@ class Holder:
 class Faults:
     """Injects one fault after the other; `story` has a line for each."""
 
-    def __init__(self, service: Service, holder: Holder, folder: Path) -> None:
+    def __init__(
+        self, service: Service, holder: Holder, folder: Path, inputs: dict[str, dict[str, np.ndarray]]
+    ) -> None:
+        """`inputs` are right ones of each model."""
         self.story: list[str] = []
+        self._inputs = inputs
         self._service = service
         self._holder = holder
         self._folder = folder
@@ -77,12 +91,13 @@ class Faults:
             ("kill -9 of the service", self._kill_service),
             ("a wrong successor is published", self._wrong),
             ("a successor that crashes is published", self._crashing),
+            ("a successor that crashes for one input is published", self._crashing_later),
             ("the disk is full for 10 s", self._full_disk),
+            ("a kernel of another process writes out of all memory", self._foreign),
             ("a GPU fault of another process in the kernel log (written)", self._record),
+            ("the clock jumps ahead by a day", lambda: self._jump(86_400)),
+            ("the clock is set back by an hour", lambda: self._jump(-3600)),
         ]
-        if FAKETIME.exists():
-            self._kinds.append(("the clock jumps ahead by a day", lambda: self._jump(86_400)))
-            self._kinds.append(("the clock is set back", lambda: self._jump(-3600)))
 
     def run(self, seconds: float) -> None:
         """For so long, every kind in turn."""
@@ -131,48 +146,96 @@ class Faults:
         return f"answers after {answered:.1f} s, every model ready after {time.monotonic() - begun:.1f} s"
 
     def _wrong(self) -> str:
-        """Weights changed, and its own probes with them: only the version before can tell."""
+        """Weights changed, its sources in form, and no probe with it: only the old version can tell."""
 
         def spoil(model: CompiledModel, constants: dict[int, np.ndarray]) -> CompiledModel:
             assert model.proof is not None
-            outputs = {index for probe in model.proof.probes for index in probe.outputs}
-            inputs = {index for probe in model.proof.probes for index in probe.inputs}
+            probed = {i for probe in model.proof.probes for i in (*probe.inputs, *probe.outputs)}
             for index, value in constants.items():
-                if index in outputs:
-                    constants[index] = value + np.asarray(1, value.dtype)
-                elif index not in inputs and value.dtype.kind == "f":
+                if index not in probed and value.dtype.kind == "f":
                     constants[index] = value * np.asarray(1.01, value.dtype)
-            return model
+            sources = tuple(f"{source}\n/* {time.time_ns()} */\n" for source in model.sources)
+            proof = dataclasses.replace(model.proof, probes=())
+            return dataclasses.replace(model, sources=sources, proof=proof)
 
         return self._offer(spoil)
 
     def _crashing(self) -> str:
         def spoil(model: CompiledModel, constants: dict[int, np.ndarray]) -> CompiledModel:
-            first = model.sources[0]
-            brace = first.index("{", first.index("__kernel")) + 1
-            wild = " ((volatile __global int*)0)[get_global_id(0) + (1 << 28)] = 1;"
-            return dataclasses.replace(
-                model, sources=(first[:brace] + wild + first[brace:], *model.sources[1:])
-            )
+            return _with_statement(model, next(s for s in model.steps if isinstance(s, Launch)), WILD)
 
         return self._offer(spoil)
 
+    def _crashing_later(self) -> str:
+        """Right and fast until a client sends what no probe has: that costs one retry, and the version."""
+        with self._service.client() as client:
+            histories = {model["name"]: client.history(model["name"]) for model in client.models()}
+        for name, history in histories.items():
+            slower = [v["number"] for v in history["versions"] if v["kept"] and not v["quarantine"]]
+            if slower and min(slower) < history["version"]:
+                return self._crash_for(name, history["version"], min(slower))
+        return "no model has an earlier version yet that this one would be faster than"
+
+    def _crash_for(self, name: str, present: int, slower: int) -> str:
+        def spoil(model: CompiledModel, constants: dict[int, np.ndarray]) -> CompiledModel:
+            reader = next(s for s in model.steps if isinstance(s, Launch) and given(model) in s.buffers)
+            argument = reader.buffers.index(given(model))
+            return _with_statement(model, reader, f"if (ARG{argument}[0] == {MARK}f) {WILD}")
+
+        def given(model: CompiledModel) -> int:
+            return model.inputs[0].buffer
+
+        def made(path: Path) -> Path:
+            return self._spoilt(path, spoil)
+
+        with self._service.client() as client:
+            marked = {key: value.copy() for key, value in self._inputs[name].items()}
+            first = client.metadata(name)["inputs"][0]["name"]
+            marked[first].flat[0] = MARK
+            with client.export(name) as held:
+                (self._folder / "given.honed").write_bytes(held.compiled.read())
+            expected = client.infer(name, marked)
+            client.pin(name, slower)  # a rollback would put the present version aside
+            client.pin(name, 0)
+            told = client.publish(
+                name, made(self._folder / "given.honed"), expected=client.show(name)["sha256"], why="a soak"
+            )
+            if not told["published"]:
+                return f"not published: {told['sentence'][:160]}"
+            answer = client.infer(name, marked)
+            right = all(np.allclose(answer[key], expected[key], rtol=1e-3, atol=1e-3) for key in expected)
+            after = client.history(name)
+            came_back = after["version"] == slower
+            story = next(v["quarantine"] for v in after["versions"] if v["number"] == told["version"])
+            client.pin(name, present)
+            client.pin(name, 0)
+        return (
+            f"answered {'right' if right else 'WRONG'}; the version before is "
+            f"{'served again' if came_back else 'NOT served'}; quarantine: {story[:120]}"
+        )
+
     def _offer(self, spoil: Callable[[CompiledModel, dict[int, np.ndarray]], CompiledModel]) -> str:
-        path = self._folder / "offered.honed"
         with self._service.client() as client:
             name = random.choice([model["name"] for model in client.models()])
             with client.export(name) as given:
                 (self._folder / "given.honed").write_bytes(given.compiled.read())
                 expected = given.sha256
-            with contextlib.closing(modelfile.read(self._folder / "given.honed")) as file:
-                constants = {
-                    i: np.array(file.constant(i))
-                    for i, buffer in enumerate(file.model.buffers)
-                    if buffer.place == "constant"
-                }
-                modelfile.write(path, spoil(file.model, constants), constants)
+            path = self._spoilt(self._folder / "given.honed", spoil)
             told = client.publish(name, path, expected=expected, why="made wrong on purpose")
         return f"{'PUBLISHED' if told['published'] else 'refused'}: {told['sentence'][:160]}"
+
+    def _spoilt(
+        self, path: Path, spoil: Callable[[CompiledModel, dict[int, np.ndarray]], CompiledModel]
+    ) -> Path:
+        made = self._folder / "offered.honed"
+        with contextlib.closing(modelfile.read(path)) as file:
+            constants = {
+                i: np.array(file.constant(i))
+                for i, buffer in enumerate(file.model.buffers)
+                if buffer.place == "constant"
+            }
+            modelfile.write(made, spoil(file.model, constants), constants)
+        return made
 
     def _full_disk(self) -> str:
         filler = self._holder.state / "filler"
@@ -186,6 +249,19 @@ class Faults:
         finally:
             filler.unlink()
         return "every model was served meanwhile" if serving else "not every model was served meanwhile"
+
+    def _foreign(self) -> str:
+        """On a GPU a real fault with a real record; on a processor it ends that process alone."""
+        command = [sys.executable, "-c", FOREIGN, self._service_device()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        with self._service.client() as client:
+            ready = client.ready()
+        how = f"ended with {done.returncode}"
+        return f"it {how}; every model is {'served' if ready else 'NOT served'}"
+
+    def _service_device(self) -> str:
+        with self._service.client() as client:
+            return str(client.status()["devices"][0]["spec"])
 
     def _record(self) -> str:
         with open("/dev/kmsg", "wb", buffering=0) as kmsg:
@@ -209,3 +285,17 @@ class Faults:
                     if module in command and "honed.daemon.launch" not in command:
                         return child
         return None
+
+
+def _with_statement(model: CompiledModel, step: Step, statement: str) -> CompiledModel:
+    """The kernel of a launch begins with a statement, in which ARGn is its argument n."""
+    assert isinstance(step, Launch)
+    kernel = model.kernels[step.kernel]
+    source = model.sources[kernel.source]
+    found = re.search(rf"\b{kernel.entry}\s*\(([^)]*)\)\s*\{{", source)
+    assert found is not None, source[:400]
+    names = [re.findall(r"\w+", argument)[-1] for argument in found[1].split(",")]
+    statement = re.sub(r"ARG(\d+)", lambda m: names[int(m[1])], statement)
+    changed = f"{source[: found.end()]} {statement} {source[found.end() :]}"
+    sources = (*model.sources[: kernel.source], changed, *model.sources[kernel.source + 1 :])
+    return dataclasses.replace(model, sources=sources)

@@ -42,6 +42,6 @@ def driver_call(doing: str) -> Iterator[None]:
 def failure(doing: str, error: Any) -> DeviceError:
     """The DeviceError for a pyopencl error: its routine, its code's name and number, and what to do."""
     code = getattr(error, "code", None)
-    name = cl.status_code.to_string(code, "unknown error {0}") if code is not None else str(error)
+    name = cl.status_code.to_string(code, "unknown error %d") if code is not None else str(error)
     routine = getattr(error, "routine", None) or "a driver call"
     return DeviceError(f"the OpenCL driver could not {doing} ({routine}: {name}, {code}); see `hone doctor`")
