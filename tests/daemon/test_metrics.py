@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from honed.daemon.gains import Gains, read
+from honed.daemon.idle.thermal import temperatures
 from honed.daemon.openmetrics import FAMILIES, Family, Sample, _lines
-from honed.daemon.thermal import temperatures
 from honed.daemon.tool import main
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import InvalidArgument, NotFound

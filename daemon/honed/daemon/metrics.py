@@ -15,10 +15,10 @@ from . import openmetrics
 from .blocking import in_thread
 from .fleet import Fleet
 from .gains import Gains
+from .idle.thermal import temperatures
 from .lane import Lane
 from .ledger import Ledger
 from .models import Entry, Registry, State
-from .thermal import temperatures
 
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
 # profile is asked for, since that slows some drivers down.

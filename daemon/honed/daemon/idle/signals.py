@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import thermal
 from .gpu import Gpu
 from .own import Own, OwnShare
 from .power import power
 from .pressure import load, pressure
 from .readings import Sample
-from .thermal import temperatures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Signals:
             *pressure(self._root),
             load(self._root),
             *self._gpu.samples(now),
-            *temperatures(self._root),
+            *thermal.samples(self._root),
             power(self._root),
         )
         return Machine(samples=samples, own=self._own.measure(own, now))

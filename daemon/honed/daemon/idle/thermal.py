@@ -1,7 +1,11 @@
-"""Temperatures of the chip, with the trip points at which the machine itself throttles."""
+"""Temperatures as the kernel tells them (Documentation/ABI/testing/sysfs-class-thermal).
+
+Of the chip's zones also the trip points at which the machine itself throttles.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from . import tree
@@ -13,33 +17,47 @@ _PLAUSIBLE = (-40_000, 200_000)  # millidegrees; drivers report what they cannot
 _THROTTLES = ("passive", "hot", "critical")  # not "active": a fan starts
 
 
-def temperatures(root: Path) -> list[Sample]:
+@dataclass(frozen=True, slots=True)
+class _Zone:
+    folder: Path
+    celsius: float
+
+
+def temperatures(root: Path = Path("/")) -> dict[str, float]:
+    """°C by type of zone; of zones of one type the hottest. Empty where the machine has none."""
+    return {kind: zone.celsius for kind, zone in _hottest(root).items()}
+
+
+def samples(root: Path) -> list[Sample]:
     """The zones of GPU and chip, °C; `limit` is the lowest trip point of each."""
-    zones = tree.entries(root / "sys/class/thermal")
-    named = [(zone, tree.read(zone / "type") or "") for zone in zones if zone.name.startswith("thermal_zone")]
+    hottest = _hottest(root)
     for words in (_FIRST, _OTHERS):
-        hottest: dict[str, Sample] = {}
-        for zone, kind in named:
-            sample = _sample(zone, kind) if any(word in kind.lower() for word in words) else None
-            if sample is not None and (sample.value or 0) >= (_value(hottest.get(kind))):
-                hottest[kind] = sample
-        if hottest:
-            return [hottest[kind] for kind in sorted(hottest)]
+        named = [kind for kind in sorted(hottest) if any(word in kind.lower() for word in words)]
+        if named:
+            return [_sample(kind, hottest[kind]) for kind in named]
     return [Sample(signal="temperature", value=None, unit="°C", text="no thermal zone of a chip")]
 
 
-def _value(sample: Sample | None) -> float:
-    return sample.value if sample is not None and sample.value is not None else float("-inf")
+def _hottest(root: Path) -> dict[str, _Zone]:
+    """By type; zones that are off, or whose driver has no answer now, are left out."""
+    found: dict[str, _Zone] = {}
+    for folder in tree.entries(root / "sys/class/thermal"):
+        kind, millidegrees = tree.read(folder / "type"), tree.number(folder / "temp")
+        if not folder.name.startswith("thermal_zone") or not kind or millidegrees is None:
+            continue
+        if not _PLAUSIBLE[0] < millidegrees < _PLAUSIBLE[1]:
+            continue
+        celsius = millidegrees / 1000
+        if kind not in found or celsius >= found[kind].celsius:
+            found[kind] = _Zone(folder, celsius)
+    return found
 
 
-def _sample(zone: Path, kind: str) -> Sample | None:
-    millidegrees = tree.number(zone / "temp")
-    if millidegrees is None or not _PLAUSIBLE[0] < millidegrees < _PLAUSIBLE[1]:
-        return None
-    trip = _lowest_trip(zone)
+def _sample(kind: str, zone: _Zone) -> Sample:
+    trip = _lowest_trip(zone.folder)
     return Sample(
         signal=f"temperature {kind}",
-        value=millidegrees / 1000,
+        value=zone.celsius,
         unit="°C",
         text=f"throttled at {trip:g} °C" if trip is not None else "no trip point",
         limit=trip,
