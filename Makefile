@@ -20,8 +20,11 @@ setup: ## make .venv (installs missing Debian packages)
 nodetests: setup ## run the 1,653 ONNX backend node tests
 	@.venv/bin/python -m tests.tuner.backend.run --all
 
-deb: ## build the Debian packages into dist/; ARCH=arm64 or amd64
-	@packaging/build-deb $(ARCH)
+deb: ## build the Debian packages into dist/; ARCH=arm64 or amd64, SUITE=trixie
+	@SUITE=$(SUITE) packaging/build-deb $(ARCH)
+
+deb-check: ## look at the packages in dist/: lintian, the same bytes again, piuparts
+	@packaging/check-deb
 
 clean: ## remove .venv and the demo's state
 	rm -rf .venv .run

@@ -36,6 +36,8 @@ _UNUSED = (
     # Test data, which is most of ONNX, and tests.
     "onnx/backend/test/*",
     "onnx/test/*",
+    "onnx/defs/gen_doc.py",
+    "onnx/gen_proto.py",
     "onnx/*.cc",
     "onnx/*.h",
     "onnx/*.in.proto",
@@ -47,6 +49,7 @@ _UNUSED = (
     "*.pyi",
     "*/py.typed",
     "*.dist-info/RECORD",
+    "*.dist-info/top_level.txt",
     "*.dist-info/entry_points.txt",
     "*.dist-info/INSTALLER",
     "*/.gitignore",
@@ -54,10 +57,12 @@ _UNUSED = (
     "*.data/scripts/*",
     # Debian's copyright file has them all.
     "*.dist-info/licenses/*",
+    "*.dist-info/LICENSE",
     "tvm/licenses/*",
     "tvm/LICENSE",
     "tvm/NOTICE",
     "tvm/README.md",
+    "tvm/relax/backend/contrib/example_npu/*",
 )
 # Copies of libraries that Debian has: a link to Debian's takes the place of the copy.
 _DEBIAN_HAS = {"xgboost_cpu.libs/libgomp-*.so.1.0.0": "libgomp.so.1"}

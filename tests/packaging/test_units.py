@@ -82,7 +82,8 @@ def test_the_groups_are_those_the_service_knows() -> None:
 @pytest.mark.skipif(not shutil.which("sh"), reason="needs a shell")
 def test_the_shell_scripts_parse() -> None:
     scripts = [
-        ROOT / "packaging" / name for name in ("build-deb", "container-test", "bundle/fetch", "bin/dist-info")
+        ROOT / "packaging" / name
+        for name in ("build-deb", "check-deb", "container-test", "bundle/fetch", "bin/dist-info")
     ]
     scripts += [
         ROOT / "debian/tests" / name for name in ("common", "service", "life", "idle", "upgrade", "remove")

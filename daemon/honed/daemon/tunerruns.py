@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,19 @@ Event = dict[str, Any]
 Notify = Callable[[dict[str, Any]], None]
 
 
+@dataclass(slots=True)
+class _Measuring:
+    """A child that measures. It may be told to stop before it was started."""
+
+    process: asyncio.subprocess.Process | None = None
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGINT)
+
+
 class TunerRuns:
     """Runs `python -m honed.tuner` for clients: one that measures at a time, and as many others as jobs."""
 
@@ -80,7 +94,7 @@ class TunerRuns:
         self._publisher = publisher
         self._records = records
         self._cache_dir = cache_dir
-        self._measuring: dict[str, asyncio.subprocess.Process | None] = {}  # by model; at most one
+        self._measuring: dict[str, _Measuring] = {}  # by model; at most one
         self._others = 0
 
     async def run(
@@ -102,9 +116,7 @@ class TunerRuns:
         """Have the search for a model end; raises NotFound where none is under way."""
         if model not in self._measuring:
             raise NotFound(f"{model[:80]!r} is not being tuned by hand; 'hone status' shows what is done")
-        process = self._measuring[model]
-        if process is not None and process.returncode is None:
-            process.send_signal(signal.SIGINT)
+        self._measuring[model].stop()
 
     async def _measure(self, params: TunerRunParams, notify: Notify) -> dict[str, Any]:
         entry, _ = self._registry.compiled(params.model or "")
@@ -116,7 +128,7 @@ class TunerRuns:
             )
         for name in self._measuring:
             raise AlreadyExists(f"{name} is being tuned by hand right now; wait for that to end")
-        self._measuring[entry.name] = None
+        run = self._measuring[entry.name] = _Measuring()
         try:
             with self._store.staging() as folder:
                 staged = await in_thread(self._jobs.stage_again, entry.manifest, folder)
@@ -140,7 +152,7 @@ class TunerRuns:
                     str(staged.given),
                 ]
                 seconds = self._limits.compile_seconds if params.command == "tasks" else None
-                last = await self._child(arguments, notify, seconds, measures=entry.name)
+                last = await self._child(arguments, notify, seconds, run=run)
                 return {"event": last, "published": await self._published(entry.name, entry.key, last, tuned)}
         finally:
             del self._measuring[entry.name]
@@ -186,7 +198,12 @@ class TunerRuns:
             return WithDescriptors({"event": last}, (os.open(written, os.O_RDONLY | os.O_CLOEXEC),))
 
     async def _child(
-        self, arguments: Sequence[str], notify: Notify, seconds: float | None = 600.0, *, measures: str = ""
+        self,
+        arguments: Sequence[str],
+        notify: Notify,
+        seconds: float | None = 600.0,
+        *,
+        run: _Measuring | None = None,
     ) -> Event:
         """Its last word. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
         check_installed()
@@ -197,8 +214,10 @@ class TunerRuns:
             stdout=asyncio.subprocess.PIPE,
             limit=_MAX_LINE,
         )
-        if measures:
-            self._measuring[measures] = process
+        if run is not None:
+            run.process = process
+            if run.stopped:
+                run.stop()
         try:
             async with asyncio.timeout(seconds):
                 last = await _read(process, notify)
