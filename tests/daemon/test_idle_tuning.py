@@ -61,6 +61,25 @@ def test_a_model_gets_faster_with_no_command_given(
         assert client.status()["tuner"]["pid"] > 0
 
 
+def test_where_the_time_of_a_used_model_goes_is_asked_before_it_is_tuned(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start_service(config=IDLE.replace("[idle]", "[idle]\nenabled = false"))
+    with service.client() as client:
+        client.add(write_model(tmp_path / "mlp.onnx"), name="mlp", shapes={"x": (ROWS, INNER)})
+        client.infer("mlp", {"x": X})
+        spent = client.metrics()["models"][0]["spent"]
+        assert (spent["tasks"], spent["profiled"]) == ({}, "")
+        service.configure(IDLE)
+        wait_for(lambda: client.metrics()["models"][0]["spent"]["profiled"], "a profile", service)
+        model = client.metrics()["models"][0]
+        assert model["spent"]["profiled"] == client.show("mlp")["sha256"]
+        assert model["requests"] == 1, "a profile is no request"
+        assert 0 < sum(model["spent"]["tasks"].values()) <= model["spent"]["seconds"] * 1.001
+        tasks = {kernel["task"] for kernel in client.show("mlp")["kernels"]}
+        assert set(model["spent"]["tasks"]) <= tasks
+
+
 def test_a_tuner_that_dies_is_started_anew_and_ends_with_the_service(
     start_service: Callable[..., Service],
 ) -> None:

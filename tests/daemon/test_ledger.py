@@ -105,7 +105,7 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     ledger = opened(tmp_path, clocks)
     ledger.ran("a", 8.0)
     ledger.ran("b", 1.0)
-    ledger.profiled("a", ROWS)
+    ledger.profiled("a", "version 2", ROWS)
     assert ledger.plain()["a"]["tasks"] == pytest.approx({"dense": 5.6, "softmax": 1.6})
     save(ledger)
     assert ledger.snapshot() is None, "nothing happened since"
@@ -114,9 +114,19 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     again = opened(tmp_path, clocks)
     assert seconds(again) == pytest.approx({"a": 4.0, "b": 0.5})
     assert again.plain()["a"]["tasks"] == pytest.approx({"dense": 2.8, "softmax": 0.8})
+    assert [told["profiled"] for told in again.plain().values()] == ["version 2", ""]
     again.forget("a")
     save(again)
     assert set(seconds(opened(tmp_path, clocks))) == {"b"}
+
+
+def test_a_file_from_before_versions_were_told_apart_is_read(tmp_path: Path) -> None:
+    clocks = Clocks()
+    model = {"seconds": 8.0, "shares": {"dense": 1.0}}
+    saved = {"format": 1, "saved": clocks.wall, "models": {"a": model}}
+    (tmp_path / "usage.json").write_text(json.dumps(saved))
+    told = opened(tmp_path, clocks).plain()["a"]
+    assert told == {"seconds": 8.0, "tasks": {"dense": 8.0}, "profiled": ""}
 
 
 def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:

@@ -210,7 +210,7 @@ class Api:
         with self._leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self._fleet.profile(call.connection.number, entry, runs)
         if entry.at_home:
-            self._ledger.profiled(entry.name, profile["rows"])
+            self._ledger.profiled(entry.name, entry.key, profile["rows"])
         return profile
 
     async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors:

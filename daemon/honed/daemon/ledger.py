@@ -48,6 +48,7 @@ class UsageSettings:
 class _SavedModel:
     seconds: float
     shares: dict[str, float]
+    profiled: str | None  # missing in files of before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +64,7 @@ class _Saved:
 class _Model:
     spent: Spent = field(default_factory=Spent)
     shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
+    profiled: str = ""  # the SHA-256 of the compiled file that had that profile
 
 
 class Ledger:
@@ -88,12 +90,13 @@ class Ledger:
         known.spent.add(seconds, self._clock(), self.settings.half_life)
         self._changed = True
 
-    def profiled(self, model: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """A profile tells how a model's time divides among its tasks (rows as in ModelProfile)."""
+    def profiled(self, model: str, sha256: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """A profile tells how the time of a version divides among its tasks (rows as in ModelProfile)."""
         times: dict[str, float] = {}
         for row in rows:
             times[row["task"]] = times.get(row["task"], 0.0) + row["us"]
-        self._models.setdefault(model, _Model()).shares = shares(times)
+        known = self._models.setdefault(model, _Model())
+        known.shares, known.profiled = shares(times), sha256
         self._changed = True
 
     def forget(self, model: str) -> None:
@@ -116,13 +119,14 @@ class Ledger:
         """By model: `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks.
 
         Time outside of tasks (copies, host calls) is in no task; no tasks where no profile was made.
+        `profiled` is the SHA-256 of the compiled file that was, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
         told: dict[str, dict[str, Any]] = {}
         for name, model in sorted(self._models.items()):
             seconds = model.spent.value(now, half_life)
             tasks = {task: seconds * share for task, share in model.shares.items() if task}
-            told[name] = {"seconds": seconds, "tasks": tasks}
+            told[name] = {"seconds": seconds, "tasks": tasks, "profiled": model.profiled}
         return told
 
     async def keep(self) -> None:
@@ -144,7 +148,11 @@ class Ledger:
         self._changed = False
         now, half_life = self._clock(), self.settings.half_life
         models = {
-            name: _SavedModel(seconds=model.spent.value(now, half_life), shares=dict(model.shares))
+            name: _SavedModel(
+                seconds=model.spent.value(now, half_life),
+                shares=dict(model.shares),
+                profiled=model.profiled,
+            )
             for name, model in sorted(self._models.items())
         }
         self._saved_wall = max(self._saved_wall, self._wall())  # never back: see `away`
@@ -170,7 +178,7 @@ class Ledger:
         except FileNotFoundError:
             return
         try:
-            saved = strict.from_plain(_Saved, json.loads(data), where=self._path.name)
+            saved = strict.from_plain(_Saved, json.loads(data), where=self._path.name, none_omitted=True)
             _check(saved)
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not ours
             aside = self._path.with_name(self._path.name + ".damaged")
@@ -181,7 +189,8 @@ class Ledger:
         self._saved_wall = saved.saved
         now = self._clock()
         for name, model in saved.models.items():
-            self._models[name] = _Model(Spent(model.seconds * left, now), dict(model.shares))
+            spent = Spent(model.seconds * left, now)
+            self._models[name] = _Model(spent, dict(model.shares), model.profiled or "")
 
 
 def _check(saved: _Saved) -> None:

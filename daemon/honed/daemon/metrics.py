@@ -87,7 +87,7 @@ class Metrics:
         }
 
 
-_NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}}
+_NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}, "profiled": ""}
 
 
 def _worker(lane: Lane) -> dict[str, Any]:

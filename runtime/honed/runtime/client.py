@@ -127,10 +127,10 @@ class Client:
         """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
         return exported(*self._exchange("ModelExport", {"name": model}))
 
-    def profile(self, model: str, runs: int = 5) -> dict[str, Any]:
-        """Time per kernel of `model`, mean of `runs` inferences."""
+    def profile(self, model: str, runs: int = 5, *, timeout: float | None = None) -> dict[str, Any]:
+        """Time per kernel of `model`, mean of `runs` inferences; `timeout` in seconds, None: no limit."""
         params = {"name": model, "parameters": {"runs": runs}}
-        return self._call("ModelProfile", params, timeout=None)
+        return self._call("ModelProfile", params, timeout=timeout)
 
     def add(
         self,

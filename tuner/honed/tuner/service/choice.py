@@ -1,14 +1,14 @@
 """Which model is tuned next, and for how long. No I/O, no clocks.
 
 A model that is new gets a short first pass before any other is tuned further. After that the time goes where
-most can be won: seconds really spent in served requests (decayed by the service) times the share of a model's
-time above its rooflines. Models that were never used come last.
+most can be won: seconds really spent in served requests (decayed by the service), kernel by kernel, times the
+share of each above its roofline. Models that were never used come last.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 FIRST_PASS_SECONDS = 120.0
 SLICE_SECONDS = 600.0
@@ -25,6 +25,7 @@ class Known:
     key: str
     passes: int  # how often its tuning was begun and led somewhere
     headroom: float  # share of its time above the rooflines of its tasks, 0 to 1
+    tasks: dict[str, float] | None  # the same of each task by itself; None where they were never timed
     finished: bool  # nothing that is left is worth it
     failures: int  # in a row
     retry: float  # not before, in seconds since 1970
@@ -33,12 +34,17 @@ class Known:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """A model of the service. `seconds` were spent on it in requests; an `obstacle` forbids tuning it."""
+    """A model of the service; an `obstacle` forbids tuning it.
+
+    `seconds` were spent on it in requests, and `tasks` says on which of its tasks; it is empty where that is
+    not known.
+    """
 
     name: str
     seconds: float
     obstacle: str
     known: Known
+    tasks: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,14 @@ class Plan:
 def unknown(key: str) -> Known:
     """Of a model that was never tuned."""
     return Known(
-        key=key, passes=0, headroom=_UNKNOWN_HEADROOM, finished=False, failures=0, retry=0.0, reason=""
+        key=key,
+        passes=0,
+        headroom=_UNKNOWN_HEADROOM,
+        tasks=None,
+        finished=False,
+        failures=0,
+        retry=0.0,
+        reason="",
     )
 
 
@@ -71,23 +84,18 @@ def choose(models: Sequence[Wanted], now: float) -> Plan | None:
 def failed(known: Known, reason: str, now: float) -> Known:
     """It could not be tuned; it is left alone for a while."""
     delay = min(_RETRY_SECONDS * 2.0 ** min(known.failures, 20), _RETRY_MOST)
-    return Known(
-        key=known.key,
-        passes=known.passes,
-        headroom=known.headroom,
-        finished=known.finished,
-        failures=known.failures + 1,
-        retry=now + delay,
-        reason=reason,
-    )
+    return replace(known, failures=known.failures + 1, retry=now + delay, reason=reason)
 
 
-def passed(known: Known, *, finished: bool, headroom: float) -> Known:
+def passed(
+    known: Known, *, finished: bool, headroom: float, tasks: Mapping[str, float] | None = None
+) -> Known:
     """A pass ended; `finished` where nothing that is left is worth it."""
     return Known(
         key=known.key,
         passes=known.passes + 1,
-        headroom=min(1.0, max(0.0, headroom)),
+        headroom=_share(headroom),
+        tasks=None if tasks is None else {task: _share(share) for task, share in tasks.items()},
         finished=finished,
         failures=0,
         retry=0.0,
@@ -95,6 +103,15 @@ def passed(known: Known, *, finished: bool, headroom: float) -> Known:
     )
 
 
+def _share(value: float) -> float:
+    return min(1.0, max(0.0, value))
+
+
 def _use(model: Wanted) -> tuple[float, float]:
     """By what can be won; models that were never used by their headroom alone."""
-    return model.seconds * model.known.headroom, model.known.headroom
+    known = model.known
+    if not model.tasks or known.tasks is None:
+        return model.seconds * known.headroom, known.headroom
+    # Time in no task (copies, host calls) cannot be won.
+    won = sum(spent * known.tasks.get(task, known.headroom) for task, spent in model.tasks.items())
+    return won, known.headroom

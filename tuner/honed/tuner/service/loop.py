@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.runtime.client import Client
-from honed.runtime.errors import HonedError, ModelRefused, NotFound, Unavailable
+from honed.runtime.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
 from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.profile import DeviceIdentity
 from honed.runtime.strict import from_plain
 from honed.tuner.setup import setup_for
 
+from . import profiles
 from .choice import Plan, Wanted, choose, failed, passed
 from .memory import Memory
 from .onepass import Pass, Place
@@ -39,6 +40,7 @@ class Tuner:
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
         self._stop = threading.Event()
         self._session: Callable[[], None] | None = None  # stops the present session
+        self._unprofiled: set[profiles.Version] = set()  # those that could not be
 
     def stop(self) -> None:
         """From a signal handler: end at once, by SystemExit, or after the candidate being measured.
@@ -76,8 +78,32 @@ class Tuner:
             client.report(f"waiting for the lease to tune {plan.name}")
             if not self._granted():
                 return False
-            self._tune(client, view, plan)
+            view = _look(client)  # that may have taken a while
+            if self._profile(client, view):
+                view = _look(client)
+            plan = choose(view.wanted, time.time())
+            if plan is not None:
+                self._tune(client, view, plan)
             return True
+
+    def _profile(self, client: Client, view: _View) -> bool:
+        """Ask where the time of used models goes, while the lease is held; whether anything was learnt."""
+        learnt = False
+        for version in view.unprofiled:
+            if version in self._unprofiled or self._stop.is_set() or not self._lease.may_run():
+                continue
+            try:
+                client.profile(version.model, runs=1, timeout=profiles.PATIENCE_SECONDS)
+            except (Unavailable, NotFound):
+                raise
+            except DeadlineExceeded:
+                break  # requests came first: another time
+            except HonedError as error:
+                _log.warning("%s is not profiled: %s", version.model, error)
+                self._unprofiled.add(version)
+            else:
+                learnt = True
+        return learnt
 
     def _granted(self) -> bool:
         """Wait a while for the lease, in slices: a signal does not end a wait."""
@@ -124,6 +150,7 @@ class _View:
     """The service as it was last seen; a place for each model that may be tuned."""
 
     wanted: tuple[Wanted, ...]
+    unprofiled: tuple[profiles.Version, ...]  # of models that are not finished
     places: dict[str, Place]
     memory: Memory
 
@@ -140,7 +167,7 @@ def _look(client: Client) -> _View:
     }
     homes = {name: each["spec"] for each in seen for name in each["models"]}
     away = {name for each in status["devices"] for name in each["away"]}
-    wanted = []
+    wanted, unprofiled = [], []
     for model in client.metrics()["models"]:
         name = model["name"]
         setup = setups[homes.get(name, status["device_spec"])]
@@ -156,10 +183,16 @@ def _look(client: Client) -> _View:
         elif history["on_trial"]:
             obstacle = "its new version is on trial"
         known = memory.get(name, key)
-        wanted.append(Wanted(name=name, seconds=model["spent"]["seconds"], obstacle=obstacle, known=known))
+        spent = model["spent"]
+        wanted.append(
+            Wanted(name=name, seconds=spent["seconds"], tasks=spent["tasks"], obstacle=obstacle, known=known)
+        )
+        if not obstacle and not known.finished and (version := profiles.wanted(model, history["latency"])):
+            unprofiled.append(version)
     records, cache_dir = state_dir / "records.sqlite", Path(status["places"]["cache_dir"])
     return _View(
         wanted=tuple(wanted),
+        unprofiled=tuple(unprofiled),
         places={
             name: Place(device=spec, records=records, cache_dir=cache_dir) for name, spec in homes.items()
         },

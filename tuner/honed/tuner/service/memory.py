@@ -45,7 +45,7 @@ class Memory:
     def _read(self) -> dict[str, Known]:
         try:
             plain = json.loads(self._path.read_bytes())
-            return dict(strict.from_plain(_File, plain, where=self._path.name).models)
+            return dict(strict.from_plain(_File, plain, where=self._path.name, none_omitted=True).models)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

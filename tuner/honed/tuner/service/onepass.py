@@ -16,7 +16,7 @@ from honed.tuner.measure.limits import Limits
 from honed.tuner.tune.compiling import Compilation, compile_apart
 from honed.tuner.tune.opening import Opened
 from honed.tuner.tune.session import Budget
-from honed.tuner.tune.task import headroom
+from honed.tuner.tune.task import headroom, headrooms
 
 from .choice import Known, Plan, passed
 from .gate import LeaseGate
@@ -94,7 +94,12 @@ class Pass:
             self._publish(least=_LAST)
             if not session.tasks:
                 return known
-            return passed(known, finished=not session.stopped, headroom=headroom(session.tasks))
+            return passed(
+                known,
+                finished=not session.stopped,
+                headroom=headroom(session.tasks),
+                tasks=headrooms(session.tasks),
+            )
 
     def _heard(self, event: dict[str, Any]) -> None:
         """What the session tells while it works; it goes on when this returns."""

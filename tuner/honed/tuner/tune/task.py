@@ -173,6 +173,11 @@ def headroom(tasks: list[Progress]) -> float:
     return max(0.0, 1.0 - least / whole) if whole else 0.0
 
 
+def headrooms(tasks: list[Progress]) -> dict[str, float]:
+    """Of each task that was timed the share of its time above its roofline, by its key."""
+    return {p.task.key: max(0.0, 1.0 - p.roofline / p.best) for p in tasks if p.best}
+
+
 # A round that is expected to win less than this share of the model's time, per round, is not worth it.
 WORTH = 0.002
 
