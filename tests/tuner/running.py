@@ -126,6 +126,7 @@ def session(
     *,
     kernel_log: Reader | None = None,
     peaks_again: Callable[[], DeviceProfile] | None = None,
+    trust_defaults: bool = False,
 ) -> Iterator[Session]:
     """A session in this process, with real records and a real measuring child."""
     with Records.open(records) as opened:
@@ -135,4 +136,4 @@ def session(
             setup_for(profile.identity),
         )
         again = peaks_again or (lambda: profile)
-        yield Session("m", profile, trials, search, emit, peaks_again=again)
+        yield Session("m", profile, trials, search, emit, peaks_again=again, trust_defaults=trust_defaults)

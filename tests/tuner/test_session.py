@@ -16,7 +16,7 @@ from honed.runtime.devices import Device
 from honed.runtime.kernellog import Reader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.records import NewCandidate, Records, Setup
+from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.records import Outcome as Recorded
 from honed.tuner.records import Timing as RecordedTiming
 from honed.tuner.records import Verdict as RecordedVerdict
@@ -321,10 +321,58 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
         timing = RecordedTiming(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
         new = NewCandidate(workload="scale", setup=setup, trace="[]")
         records.finish(records.begin(new), RecordedVerdict(outcome=Recorded.RIGHT, timing=timing))
-        records.put_default("scale", setup, 1e-3)
+        records.put_default("scale", setup, Default(seconds=1e-3, rate=None))
     choose = best_schedules(tmp_path / "records.sqlite", profile.identity)
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     assert choose("scale", func) is None
+
+
+class Several(Planted):
+    """Tasks of one workload and no candidates; which of them were loaded."""
+
+    def __init__(self, workload: Workload, count: int) -> None:
+        super().__init__(workload, [])
+        self.count = count
+        self.loaded: list[str] = []
+
+    def extract(self) -> Found:
+        [(task, outputs)], opaque = super().extract()
+        return [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)], opaque
+
+    def load(self, task: Task, _outputs: int) -> Workload:
+        self.loaded.append(task.key)
+        return replace(self.workload, task=task.key)
+
+
+def test_default_schedules_are_timed_again_only_to_tell_the_devices_speed(
+    device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
+) -> None:
+    def run(count: int, *, trust: bool) -> tuple[list[str], dict[str, float | None], list[float]]:
+        planted = Several(workload, count)
+        with running.session(
+            device.spec,
+            profile,
+            tmp_path / "records.sqlite",
+            cast("SearchChild", planted),
+            lambda _: None,
+            trust_defaults=trust,
+        ) as session:
+            session.run(planted.extract, Budget(trials=0))
+            return (
+                planted.loaded,
+                {p.task.key: p.default for p in session.tasks},
+                [p.roofline for p in session.tasks],
+            )
+
+    loaded, first, rooflines = run(7, trust=False)
+    assert len(loaded) == 7
+    assert len(run(7, trust=False)[0]) == 7
+    loaded, again, known = run(8, trust=True)
+    assert loaded[0] == "scale7", "the one that is new"
+    assert len(loaded) == 5, "as many as tell the speed"
+    assert set(again) == {*first, "scale7"}
+    assert all(again.values())
+    assert known[:7] == pytest.approx(rooflines, rel=0.5)
 
 
 def test_what_another_tuner_has_in_flight_is_left_to_it(

@@ -23,7 +23,7 @@ def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
     """
     setup = setup_for(identity)
     with Records.open(path) as records:
-        defaults = records.defaults(setup)
+        defaults = {workload: default.seconds for workload, default in records.defaults(setup).items()}
         best = {
             c.workload: c
             for c in records.distil(setup)

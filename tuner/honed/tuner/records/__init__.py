@@ -14,6 +14,7 @@ from .exchange import Imported, export_jsonl, import_jsonl
 from .rows import (
     Candidate,
     CostModel,
+    Default,
     ModelVersion,
     NewCandidate,
     Outcome,
@@ -30,6 +31,7 @@ from .store import Quarantined, Records
 __all__ = [
     "Candidate",
     "CostModel",
+    "Default",
     "Imported",
     "ModelVersion",
     "NewCandidate",

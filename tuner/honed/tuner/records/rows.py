@@ -157,6 +157,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Default:
+    """A workload's default schedule at the device's reference speed.
+
+    `rate` is what the device was seen to move at the workload's size, in bytes per second, 0 where that could
+    not be told; None in records of before it was kept.
+    """
+
+    seconds: float
+    rate: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
     """What was learned about a device."""
 

@@ -99,6 +99,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
             PRIMARY KEY (workload, device, driver, compiler)
         ) STRICT""",
     ),
+    ("ALTER TABLE defaults ADD COLUMN rate REAL CHECK (rate >= 0)",),
 )
 
 _COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
@@ -224,8 +225,9 @@ PUT_YARDSTICK: Final = """INSERT INTO yardsticks (device, driver, seconds)
     SELECT id, :driver, :seconds FROM devices WHERE key = :device ON CONFLICT DO NOTHING"""
 YARDSTICK: Final = """SELECT y.seconds FROM yardsticks y JOIN devices d ON d.id = y.device
     WHERE d.key = :device AND y.driver = :driver"""
-PUT_DEFAULT: Final = """INSERT INTO defaults (workload, device, driver, compiler, seconds)
-    SELECT :workload, id, :driver, :compiler, :seconds FROM devices WHERE key = :device
-    ON CONFLICT (workload, device, driver, compiler) DO UPDATE SET seconds = excluded.seconds"""
-DEFAULTS: Final = """SELECT f.workload, f.seconds FROM defaults f JOIN devices d ON d.id = f.device
+PUT_DEFAULT: Final = """INSERT INTO defaults (workload, device, driver, compiler, seconds, rate)
+    SELECT :workload, id, :driver, :compiler, :seconds, :rate FROM devices WHERE key = :device
+    ON CONFLICT (workload, device, driver, compiler)
+    DO UPDATE SET seconds = excluded.seconds, rate = excluded.rate"""
+DEFAULTS: Final = """SELECT f.workload, f.seconds, f.rate FROM defaults f JOIN devices d ON d.id = f.device
     WHERE d.key = :device AND f.driver = :driver AND f.compiler = :compiler"""

@@ -26,6 +26,7 @@ from .rows import (
     ABANDONED_REASON,
     Candidate,
     CostModel,
+    Default,
     ModelVersion,
     NewCandidate,
     Outcome,
@@ -322,15 +323,17 @@ class Records:
             return None
         return CostModel(blob=blob, trained_on=trained_on, saved_s=saved_s)
 
-    def put_default(self, workload: str, setup: Setup, seconds: float) -> None:
-        """Note what a workload's default schedule takes at reference speed, in place of what was noted."""
+    def put_default(self, workload: str, setup: Setup, default: Default) -> None:
+        """Note what a workload's default schedule takes, in place of what was noted."""
+        values = self._here(setup, workload=workload, seconds=default.seconds, rate=default.rate)
         with self._writing():
             self._add_device(setup)
-            self._connection.execute(sql.PUT_DEFAULT, self._here(setup, workload=workload, seconds=seconds))
+            self._connection.execute(sql.PUT_DEFAULT, values)
 
-    def defaults(self, setup: Setup) -> dict[str, float]:
-        """Seconds that default schedules take at reference speed, by workload."""
-        return dict(self._rows(sql.DEFAULTS, self._here(setup)))
+    def defaults(self, setup: Setup) -> dict[str, Default]:
+        """What default schedules take, by workload."""
+        rows = self._rows(sql.DEFAULTS, self._here(setup))
+        return {workload: Default(seconds=seconds, rate=rate) for workload, seconds, rate in rows}
 
     def yardstick(self, setup: Setup) -> float | None:
         """Seconds of the yardstick kernel at the device's reference speed; None where it was never kept."""

@@ -81,6 +81,7 @@ class Pass:
                 emit=self._heard,
                 gate=self._gate,
                 limits=LIMITS,
+                trust_defaults=True,
             ) as opened,
         ):
             self._opened = opened

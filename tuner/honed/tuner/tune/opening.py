@@ -35,9 +35,10 @@ class Opened:
         emit: Emit,
         gate: Gate | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        trust_defaults: bool = False,
     ) -> None:
-        """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` is
-        the session's. `limits` bound each measurement.
+        """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
+        `trust_defaults` are the session's. `limits` bound each measurement.
 
         Raises DeviceError where there is no device, and what `Records.open` raises.
         """
@@ -65,6 +66,7 @@ class Opened:
             emit,
             peaks_again=lambda: measured_profile(self.spec, cache_dir, again=True)[1],
             gate=gate,
+            trust_defaults=trust_defaults,
         )
 
     def __enter__(self) -> Opened:

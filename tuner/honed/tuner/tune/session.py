@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -57,11 +58,13 @@ class Session:
         *,
         peaks_again: Callable[[], DeviceProfile],
         gate: Gate | None = None,
+        trust_defaults: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name` is the model's in the records, `profile` has measured peaks, `peaks_again` measures them.
 
-        `gate` says when the session may go on; None: always.
+        `gate` says when the session may go on; None: always. With `trust_defaults` default schedules that
+        the records know of this setup are not timed again, except for as many as tell the present speed.
         """
         self.name = name
         self.setup = trials.setup
@@ -82,6 +85,7 @@ class Session:
         self._told: set[str] = set()  # tasks whose records the present child knows
         self._stopping = False
         self._gate = gate or Gate()
+        self._trust_defaults = trust_defaults
         self._started = clock()
 
     def stop(self) -> None:
@@ -140,9 +144,14 @@ class Session:
     def _time_defaults(self) -> None:
         """Time every task's default schedule, and take up what the records know of it."""
         live = [p for p in self.tasks if p.stage is Stage.TUNING]
+        trusted = self.records.defaults(self.setup) if self._trust_defaults else {}
+        # Those that are not known must be timed; of the others, those that matter most are timed anew.
+        live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)))
         for n, progress in enumerate(live):
             if not self._may_go_on():
                 break
+            if self._trying.knows_speed and self._trusts(progress, trusted.get(progress.task.key)):
+                continue
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit({"event": "stage", "stage": "baseline", "fraction": n / len(live), "text": text})
             while progress.default is None and progress.stage is Stage.TUNING:
@@ -164,9 +173,22 @@ class Session:
             verdict = trial.verdict
             progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")
             return
-        progress.default = trial.seconds
-        self.records.put_default(progress.task.key, self.setup, trial.seconds)
-        progress.found(trial.seconds, None)
+        key = progress.task.key
+        self.records.put_default(key, self.setup, kept.Default(seconds=trial.seconds, rate=self._rates[key]))
+        self._take_default(progress, trial.seconds)
+
+    def _trusts(self, progress: Progress, known: kept.Default | None) -> bool:
+        """Take a default schedule's time from the records, where they have all that is to be known of it."""
+        if known is None or known.rate is None:
+            return False
+        self._rates[progress.task.key] = known.rate
+        progress.roofline = self._roofline(progress.task)
+        self._take_default(progress, known.seconds)
+        return True
+
+    def _take_default(self, progress: Progress, seconds: float) -> None:
+        progress.default = seconds
+        progress.found(seconds, None)
         self._recall(progress)
 
     def _recall(self, progress: Progress) -> None:
@@ -365,6 +387,10 @@ class Session:
         """Every task as a row, the costliest first, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
         return {"tasks": [p.row() for p in rows], "model": latency(self.tasks)}
+
+
+def _seconds(default: kept.Default | None) -> float:
+    return math.inf if default is None or default.rate is None else default.seconds
 
 
 def _task_row(task: Task) -> kept.Task:

@@ -118,6 +118,11 @@ class Trials:
         """Whether more default schedules must be measured before the reference speed is known."""
         return self.speed.reference is None and 0 < self.speed.known < _LEAST_YARDSTICKS
 
+    @property
+    def knows_speed(self) -> bool:
+        """Whether enough was measured to tell how fast the device is now beside its reference speed."""
+        return self.speed.reference is not None and self.speed.known >= _LEAST_YARDSTICKS
+
     def settle_speed(self) -> None:
         """Take the speed at which default schedules were measured for the reference, where there is none."""
         if self.speed.reference is None and self.speed.now is not None:
