@@ -144,7 +144,12 @@ def report(
         earlier = [r for r in around if r[0] < begun] or around
         close = [r for r in rows if begun - 0.5 < r[1] and r[0] < ended + NEAR_SECONDS]
         each.append(
-            {"published": told["published"], "seconds": ended - begun, "worst": slow(earlier, close)[1]}
+            {
+                "published": told["published"],
+                "sentence": told["sentence"],
+                "seconds": ended - begun,
+                "worst": slow(earlier, close)[1],
+            }
         )
     during = [r for r in rows if any(b < r[1] and r[0] < e for b, e, _ in swaps)]
     result = {
@@ -163,6 +168,8 @@ def report(
     print(f"requests          {result['requests']}, {result['requests_while_publishing']} while publishing")
     print(f"lost, wrong       {result['lost']}, {result['wrong']}")
     print(f"swaps             {result['published']} of {len(swaps)} published")
+    for swap in (swap for swap in result["swaps"] if not swap["published"]):
+        print(f"not published     {swap['sentence']}")
     print("slowest request near each swap, over the median just before it:")
     print("  " + " ".join(f"{e['worst']:.2f}" for e in each))
     for name, figures in (("before", before), ("after", after)):

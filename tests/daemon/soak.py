@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,7 @@ def _told(
         "lease": status["lease"],
         "retries": metrics["whole"].get("retries"),
         "tuning": metrics["tuning"],
+        "gpu_faults": metrics["gpu_faults"],
         "faults": events.story if events else [],
         "histories": histories,
     }
@@ -244,6 +246,11 @@ def latencies(rows: list[Row]) -> dict[str, Any]:
                 "p99_ms": float(np.percentile([row.ms for row in group], 99)),
             }
     return told
+
+
+def failures(rows: list[dict[str, Any]]) -> Counter[str]:
+    """How often what was said."""
+    return Counter(row["failed"] for row in rows)
 
 
 def _speed(history: dict[str, Any]) -> dict[str, Any]:
@@ -294,7 +301,9 @@ def show(result: dict[str, Any]) -> None:
         ("lease", f"{lease['seconds']:.0f} s, granted {lease['granted']} times, overdue {lease['overdue']}"),
         ("left after", f"{left['p50_ms']:.1f} ms (median), {left['max_ms']:.1f} ms at most"),
         ("bound", f"{CANDIDATE_SECONDS * 1e3:.0f} ms"),
+        *(("failed", f"{count} times: {text}") for text, count in failures(result["failed"]).items()),
         *(("fault", line) for line in result["faults"]),
+        ("in the kernel log", json.dumps(result["gpu_faults"])),
     ]
     for name, text in rows:
         print(f"{name:24s} {text}")

@@ -23,7 +23,7 @@ from honed.runtime.model import CompiledModel, Launch, Step
 
 from .running import Service, wait_for
 
-EVERY_SECONDS = (20.0, 40.0)
+EVERY_SECONDS = (15.0, 30.0)
 MARK = 12345.0  # as the first element of an input, where a successor crashes
 WILD = "{ ((volatile __global int*)0)[get_global_id(0) + (1L << 40)] = 1; }"
 FOREIGN = f"""

@@ -137,6 +137,7 @@ def document(models: int) -> dict[str, Any]:
         ],
         "temperatures": {"gpu-thermal": 61.5, "soc-thermal": 55.0},
         "lease": {"held": True, "seconds": 75.0, "grants": 2},
+        "gpu_faults": {"watched": True, "reason": "", "counts": {"service": 1, "other": 2, "unknown": 0}},
         "tuning": {
             "trials": {"right": 90, "wrong": 1},
             "faults": 1,

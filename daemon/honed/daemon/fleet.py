@@ -246,6 +246,12 @@ class Fleet:
             total.update(lane.dispatcher.queue.by_model())
         return total
 
+    def workers(self) -> frozenset[int]:
+        """Processes that serve, and the last ones that did."""
+        supervisors = [lane.supervisor for lane in self.lanes.values()]
+        ended = {end["pid"] for supervisor in supervisors for end in supervisor.last_ends}
+        return frozenset(ended | {supervisor.pid for supervisor in supervisors}) - {0}
+
     def plain(self) -> list[dict[str, Any]]:
         """The part `devices` of ServerStatus."""
         return [

@@ -27,7 +27,7 @@ DEVICE_TIME = "wall time of inferences in the worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """Gathers the figures. `lease` gives those of the lease since the service started."""
+    """Gathers the figures. `lease` and `gpu_faults` give theirs since the service started."""
 
     version: str
     started: float  # of time.monotonic
@@ -37,6 +37,7 @@ class Metrics:
     gains: Gains
     connections: Callable[[], int]
     lease: Callable[[], Mapping[str, Any]]
+    gpu_faults: Callable[[], Mapping[str, Any]]
     root: Path = Path("/")  # of the file system that has the sensors
 
     async def answer(self, form: str | None) -> dict[str, Any]:
@@ -84,6 +85,7 @@ class Metrics:
             "tuning": tuning,
             "temperatures": sensors,
             "lease": dict(self.lease()),
+            "gpu_faults": dict(self.gpu_faults()),
         }
 
 

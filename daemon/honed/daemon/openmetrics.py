@@ -359,6 +359,13 @@ FAMILIES: tuple[Family, ...] = (
         _release,
     ),
     Family(
+        "honed_gpu_faults",
+        "counter",
+        "",
+        "Faults of GPUs in the kernel log: of a worker of the service, of another process, of an unknown one",
+        _labelled(lambda d: d["gpu_faults"]["counts"] if d["gpu_faults"]["watched"] else {}, "whose"),
+    ),
+    Family(
         "honed_temperature_celsius",
         "gauge",
         "celsius",

@@ -25,6 +25,7 @@ from .config import Config, load
 from .fleet import Fleet
 from .gains import Gains
 from .jobs import Jobs, failure
+from .kernelwatch import KernelWatch
 from .latencies import Keeper
 from .leasing import Leasing
 from .ledger import Ledger
@@ -152,6 +153,7 @@ async def _run(
     ledger.keep_only(models)
 
     leasing = Leasing(config.idle, lambda: fleet.default.state)
+    watch = KernelWatch(fleet.workers)
 
     def changed(new: Config) -> None:
         ledger.change(new.usage)
@@ -171,6 +173,7 @@ async def _run(
         gains=Gains(records_in(places.state_dir)),
         connections=lambda: clients.connections,
         lease=leasing.metrics,
+        gpu_faults=watch.plain,
     )
     publisher = Publisher(limits, store, registry, fleet, jobs, curves.latencies)
     clients.api = api.Api(
@@ -208,6 +211,7 @@ async def _run(
             ledger.keep(),
             curves.keep(),
             leasing.run(),
+            watch.run(),
             tuner.run(),
             *(_restore(jobs, manifest) for manifest, _ in broken),
         ):

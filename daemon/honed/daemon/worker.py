@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,9 @@ class Worker:
         self._descriptors: list[int] = []
         self._sending = threading.Lock()
         self._loads: queue.SimpleQueue[wire.Request] = queue.SimpleQueue()
+        # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
+        # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
+        self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
 
     def serve(self) -> None:
         """Answer until the service hangs up."""
@@ -81,8 +85,6 @@ class Worker:
                     self._answer(message, self._METHODS[message.method])
 
     def _load_all(self) -> None:
-        # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         while True:
             self._answer(self._loads.get(), Worker._load)
 
@@ -124,7 +126,7 @@ class Worker:
         if key not in self._models:
             if self._device is None:
                 raise DeviceError("the worker has no device yet; this is a fault of the service")
-            self._models[key] = load(path, self._device, cache_dir=self._cache_dir)
+            self._models[key] = load(path, self._device, cache_dir=self._cache_dir, builder=self._builder)
             self._checked[key] = {}
         proof = self._models[key].model.proof
         return {"device": self._device_spec(), "probes": len(proof.probes) if proof else 0}
@@ -248,6 +250,10 @@ class Worker:
         "Infer": _infer,
         "Profile": _profile,
     }
+
+
+def _be_nice() -> None:
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
 
 
 def _check_finite(inputs: dict[str, Array]) -> None:

@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,13 +35,15 @@ def load(
     device: Device | str | None = None,
     *,
     cache_dir: str | os.PathLike[str] | None = None,
+    builder: ThreadPoolExecutor | None = None,
 ) -> Executor:
     """The model in a `.honed` file, ready to `run` on `device` (a Device, or what `devices.select` takes).
 
-    `cache_dir` keeps compiled programs between processes. Raises NotFound, ModelFileError or DeviceError.
+    `cache_dir` keeps compiled programs between processes. The driver's compiler runs in `builder`, or in this
+    thread. Raises NotFound, ModelFileError or DeviceError.
     """
     chosen = device if isinstance(device, Device) else select(device)
-    return Executor(read(path), chosen, cache_dir=Path(cache_dir) if cache_dir else None)
+    return Executor(read(path), chosen, cache_dir=Path(cache_dir) if cache_dir else None, builder=builder)
 
 
 class Executor:
@@ -50,7 +53,14 @@ class Executor:
     DeviceError: start a new process, as a faulted context can spoil its whole process.
     """
 
-    def __init__(self, file: ModelFile, device: Device, *, cache_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        file: ModelFile,
+        device: Device,
+        *,
+        cache_dir: Path | None = None,
+        builder: ThreadPoolExecutor | None = None,
+    ) -> None:
         """Build, allocate, upload and bind; raises DeviceError where the device cannot do that."""
         self.file = file
         self.device = device
@@ -59,7 +69,7 @@ class Executor:
         self._lock = threading.Lock()
         self._unusable = ""  # why, once it is
         fit.check(file.model, device)
-        kernels = _built_kernels(file.model, device, cache_dir)
+        kernels = _built_kernels(file.model, device, cache_dir, builder)
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
@@ -153,13 +163,21 @@ class Executor:
                 raise DeviceError(f"{self._unusable} instead of completing; load the model in a new process")
 
 
-def _built_kernels(model: CompiledModel, device: Device, cache_dir: Path | None) -> list[Any]:
+def _built_kernels(
+    model: CompiledModel, device: Device, cache_dir: Path | None, builder: ThreadPoolExecutor | None
+) -> list[Any]:
     """For each kernel of the model, the pyopencl Program that has its entry."""
+
+    def build(source: str) -> Any:
+        if builder is None:
+            return programs.build(device, source, cache_dir)
+        return builder.submit(programs.build, device, source, cache_dir).result()
+
     built: dict[int, Any] = {}
     found = []
     for kernel in model.kernels:
         if kernel.source not in built:
-            built[kernel.source] = programs.build(device, model.sources[kernel.source], cache_dir)
+            built[kernel.source] = build(model.sources[kernel.source])
         with driver_call(f"find kernel {kernel.entry!r}"):
             fit.check_built(cl.Kernel(built[kernel.source], kernel.entry), kernel, device)
         found.append(built[kernel.source])

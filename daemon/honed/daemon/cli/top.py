@@ -210,6 +210,10 @@ def _summary(document: Mapping[str, Any]) -> Table:
     held = "held by a tuner" if lease["held"] else "free"
     pairs.append(("lease", f"{held}; {seconds_text(lease['seconds'])} in {lease['grants']} grants so far"))
     pairs.append(("tuning", _tuning_text(document["tuning"])))
+    faults = document["gpu_faults"]["counts"]
+    if sum(faults.values()):
+        others = faults["other"] + faults["unknown"]
+        pairs.append(("GPU faults", f"{faults['service']} of a worker, {others} of others: 'hone faults'"))
     return fields(pairs)
 
 

@@ -1,0 +1,126 @@
+"""Follows the kernel log while the service runs: each fault of a GPU is told once, with whose it was.
+
+What a fault costs is decided elsewhere, from the worker's own end: a record alone replaces nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any
+
+from honed.runtime.errors import HonedError
+from honed.runtime.kernellog import FaultStory, Reader, Seen, group, open_reader, seen
+from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
+
+from .blocking import in_thread
+
+SERVICE, OTHER, UNKNOWN = "service", "other", "unknown"
+_WHOSE = {SERVICE: "a worker of the service", OTHER: "another process", UNKNOWN: "it does not say whose"}
+_log = logging.getLogger(__name__)
+
+
+class KernelWatch:
+    """Counts faults of GPUs and logs them; `workers` gives the processes that serve, or did lately."""
+
+    def __init__(
+        self, workers: Callable[[], Iterable[int]], opened: Callable[[], Reader] = open_reader
+    ) -> None:
+        self._workers = workers
+        self._open = opened
+        self._counts: Counter[str] = Counter()
+        self._reason = "it was not opened yet"
+
+    def plain(self) -> dict[str, Any]:
+        """The part `gpu_faults` of Metrics: faults since the service started, by whose they were."""
+        counts = {whose: self._counts[whose] for whose in (SERVICE, OTHER, UNKNOWN)}
+        return {"watched": not self._reason, "reason": self._reason, "counts": counts}
+
+    async def run(self) -> None:
+        """Until cancelled, or the log cannot be read."""
+        try:
+            reader = await in_thread(self._open)
+        except HonedError as error:
+            self._unread(error)
+            return
+        self._reason = ""
+        try:
+            await self._follow(reader)
+        except HonedError as error:
+            self._unread(error)
+        finally:
+            reader.close()
+
+    def _unread(self, error: HonedError) -> None:
+        self._reason = str(error)
+        _log.warning("faults of the GPU are not seen by the service: %s", error)
+
+    async def _follow(self, reader: Reader) -> None:
+        """A story is told when its last record is old enough that no other belongs to it."""
+        loop, readable = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(reader.fileno(), readable.set)
+        found: list[Seen] = []
+        ids: frozenset[int] = frozenset()  # of the workers when their faults came: they may end at once
+        try:
+            while True:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(_due(found)):
+                        await readable.wait()
+                readable.clear()
+                new = [fault for record in reader.read() if (fault := seen(record)) is not None]
+                if new:
+                    ids |= _with_threads(self._workers())
+                    found += new
+                due = _due(found)
+                if due is not None and time.monotonic() >= due:
+                    for story in group(found):
+                        self._tell(story, ids | frozenset(self._workers()))
+                    found, ids = [], frozenset()
+        finally:
+            loop.remove_reader(reader.fileno())
+
+    def _tell(self, story: FaultStory, ours: frozenset[int]) -> None:
+        whose = _whose(story, ours)
+        self._counts[whose] += 1
+        cause, process = story.cause, _process(story)
+        _log.error(
+            "a fault of GPU %s (%s: %s), of %s%s; the kernel log says: %s",
+            story.device or "",
+            story.driver,
+            cause.meaning or cause.name or cause.kind,
+            _WHOSE[whose],
+            f", process {process}" if process is not None else "",
+            "; ".join(" ".join(fault.text.split()) for fault in story.faults)[:500],
+        )
+
+
+def _due(found: list[Seen]) -> float | None:
+    """When what was found is told, in seconds of CLOCK_MONOTONIC."""
+    if not found:
+        return None
+    return min(found[-1].monotonic_s + RESET_QUIET_S, found[0].monotonic_s + LONGEST_S)
+
+
+def _process(story: FaultStory) -> int | None:
+    return story.tgid if story.tgid is not None else story.tid
+
+
+def _whose(story: FaultStory, ours: frozenset[int]) -> str:
+    process = _process(story)
+    if process is None:
+        return UNKNOWN
+    return SERVICE if process in ours else OTHER
+
+
+def _with_threads(processes: Iterable[int]) -> frozenset[int]:
+    """Page faults name a thread."""
+    found = set(processes)
+    for process in tuple(found):
+        with suppress(OSError):
+            found.update(int(thread) for thread in os.listdir(f"/proc/{process}/task"))
+    return frozenset(found)
