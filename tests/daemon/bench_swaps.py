@@ -117,7 +117,8 @@ def main() -> None:
                 clients, go, out = load(service.socket, options.requests)
                 go.set()
                 swaps: list[tuple[float, float, dict[str, Any]]] = []
-                for number in range(1, SWAPS + 1):
+                while sum(told["published"] for _, _, told in swaps) < SWAPS:
+                    number = len(swaps) + 1  # one that was not faster just then is followed by a faster one
                     wait_for(lambda: not client.history("m")["on_trial"], "the trial to end", service)
                     begun = time.monotonic()
                     expected = client.show("m")["sha256"]
