@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.daemon.cli import lettering, plot
-from honed.daemon.cli.picture import png
+from honed.daemon.cli.picture import HEIGHT, WIDTH, label_places, png
 from honed.daemon.cli.plot import Curve, Mark
 from honed.daemon.cli.tasks import milliseconds, short
 
@@ -59,6 +59,15 @@ def test_any_curve_is_drawn(points: list[tuple[float, float]], title: str) -> No
     marks = tuple(Mark(x=x, y=y, label=title[:20]) for x, y in points[:3])
     drawn = Curve(title=title, x_name="trials", y_name="ms", points=points, marks=marks)
     assert png(drawn).startswith(b"\x89PNG")
+
+
+@given(st.lists(st.tuples(st.floats(96, 928), st.floats(72, 468)), max_size=30), st.floats(1, 300))
+def test_no_label_lies_over_another(dots: list[tuple[float, float]], width: float) -> None:
+    places = [place for place in label_places(dots, [width] * len(dots)) if place is not None]
+    assert places or not dots
+    assert all(x >= 0 and x + width <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
+    for (x, y), (other_x, other_y) in itertools.combinations(places, 2):
+        assert abs(y - other_y) >= 10 or abs(x - other_x) > width
 
 
 def test_every_letter_a_model_name_may_hold_can_be_drawn() -> None:

@@ -17,7 +17,7 @@ WIDTH, HEIGHT = 960, 540  # pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 32, 72, 72  # margins, pixels
 _INK, _PALE, _BLUE, _RED = (32, 36, 44), (222, 226, 232), (28, 98, 196), (196, 52, 40)
 _TEXT, _TITLE = 1.7, 2.3  # pixels per unit of lettering
-_LABEL = 120  # pixels that a mark's label may take
+_LINE = 18  # pixels from one line of labels to the next
 Colour = tuple[int, int, int]
 
 
@@ -46,12 +46,33 @@ def png(curve: Curve) -> bytes:
     sheet.write(curve.x_name, WIDTH - _RIGHT, HEIGHT - 24, _TEXT, align=1.0)
     sheet.line([place(x, y) for x, y in _steps(curve)], 2.5, _BLUE)
     dots = [place(mark.x, mark.y) for mark in curve.marks]
-    for n, ((x, y), mark) in enumerate(zip(dots, curve.marks, strict=True)):
+    for x, y in dots:
         sheet.line([(x, y), (x, y)], 9.0, _RED)
-        crowd = sum(abs(x - other) < _LABEL for other, _ in dots[:n])
-        aside = 1.0 if x > WIDTH / 2 else 0.0
-        sheet.write(mark.label, x, y + 10 + 18 * crowd, _TEXT, align=aside, colour=_RED)
+    labels = label_places(dots, [_TEXT * lettering.width(mark.label) for mark in curve.marks])
+    for mark, found in zip(curve.marks, labels, strict=True):
+        if found is not None:
+            sheet.write(mark.label, *found, _TEXT, colour=_RED)
     return _packed(sheet.pixels)
+
+
+def label_places(
+    dots: Sequence[tuple[float, float]], widths: Sequence[float]
+) -> list[tuple[float, float] | None]:
+    """Where the label of each dot begins, in pixels: over no other; None where there is no room."""
+    places: list[tuple[float, float] | None] = []
+    for (x, y), width in zip(dots, widths, strict=True):
+        left = min(x, WIDTH - _RIGHT - width)
+        taken = [(*p, w) for p, w in zip(places, widths, strict=False) if p is not None]
+        rows = [y + 10, y - 24, *(y - 24 - _LINE * n for n in range(1, 6)), y + 10 + _LINE]
+        inside = (top for top in rows if _TOP - _LINE < top < HEIGHT - _BOTTOM - _LINE)
+        free = (
+            top
+            for top in inside
+            if all(abs(top - t) >= _LINE or left + width < at or at + w < left for at, t, w in taken)
+        )
+        top = next(free, None)
+        places.append(None if top is None else (left, top))
+    return places
 
 
 def _steps(curve: Curve) -> list[tuple[float, float]]:
