@@ -123,6 +123,12 @@ def test_a_duel_takes_the_faster_and_right_one() -> None:
     assert "differ" in duel(2.0, 1.0, "output 'y' differs").objection(serving=False)
 
 
+def test_runs_that_other_work_made_longer_do_not_count() -> None:
+    disturbed = Duel(old=(10, 10, 11, 10, 10, 11, 10), new=(8, 20, 8, 21, 8, 19, 22), wrong="")
+    assert disturbed.objection(serving=False) == ""
+    assert disturbed.objection(serving=True) == ""
+
+
 def test_in_service_noise_does_not_send_it_back() -> None:
     assert duel(1.0, 1.03).objection(serving=True) == ""
     assert "slower" in duel(1.0, 1.2).objection(serving=True)

@@ -118,7 +118,7 @@ class Publisher:
                 check_new(entry.manifest.history, schedules)
                 return await self._compared(entry, model, file, path, schedules, params.why)
             except AlreadyExists as kept:
-                return _kept(entry, str(kept))
+                return _kept(self._registry.find(entry.name) or entry, str(kept))
 
     async def _compared(
         self, entry: Entry, model: CompiledModel, file: StoredFile, path: Path, schedules: str, why: str
@@ -145,7 +145,9 @@ class Publisher:
             history = succeed(entry.manifest.history, version, time.time(), keep=True)
             successor = _entry(entry, model, file, history)
             async with self._jobs.committing:
+                self._check_served(entry)
                 await to_its_end(self._commit(successor.manifest, [(file, path)]))
+                self._check_served(entry)
                 self._settle_trial_of(entry.name)
                 loader.keep(entry.key)
                 self._trials[entry.name] = Trial(before=entry, since=time.monotonic())
@@ -161,6 +163,11 @@ class Publisher:
             "old_us": duel.old_us,
             "new_us": duel.new_us,
         }
+
+    def _check_served(self, entry: Entry) -> None:
+        """It may have been rolled back meanwhile, which is then stored, and must not be undone."""
+        if self._registry.find(entry.name) is not entry:
+            raise AlreadyExists("the version it was compared with is not served any more; publish it again")
 
     async def _turned_away(
         self, entry: Entry, version: Version, quarantine: str, reason: str = ""
