@@ -16,6 +16,7 @@ import os
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -111,6 +112,10 @@ class Worker:
     def _hello(self) -> dict[str, Any]:
         """Choose the device; its measured peaks are part of the profile where they can be had."""
         device = select(self._spec or None)
+        if not peaks.known(device, self._cache_dir):
+            # In a process of its own: drivers keep what they once took, and this one is to stay small.
+            measure = [sys.executable, "-m", "honed.daemon.peaking", str(os.getpid()), device.spec]
+            subprocess.run([*measure, self._cache_dir], stdin=subprocess.DEVNULL, check=False)
         try:
             device = replace(device, profile=peaks.measured(device, self._cache_dir))
         except DeviceError as error:

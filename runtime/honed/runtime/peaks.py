@@ -53,6 +53,12 @@ def measured(device: Device, cache_dir: str | os.PathLike[str]) -> DeviceProfile
     return profile
 
 
+def known(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
+    """Whether `measured` has nothing to measure."""
+    path = Path(cache_dir) / "peaks" / f"{_name(device.profile.identity)}.toml"
+    return _kept(path, device.profile) is not None
+
+
 def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
     """Keep a profile's peaks below `cache_dir` for `measured`; a warning is logged where that fails."""
     path = Path(cache_dir) / "peaks" / f"{_name(profile.identity)}.toml"
