@@ -21,35 +21,20 @@ import numpy as np
 
 from honed.runtime import Client
 from honed.runtime.errors import HonedError
-from honed.runtime.model import Probe, Proof
-from tests.runtime.builder import Builder
 
+from . import spin
 from .running import start, wait_for
+from .spin import X
 
 CLIENTS, REQUESTS, SWAPS = 4, 10_000, 10
 NEAR_SECONDS = 2.0  # of a publication, from its begin to this long after its end
-SIZE = 64
-X = np.arange(SIZE, dtype=np.float32) / SIZE
 TURNS, STEP = 60_000, 0.85
-SOURCE = """__kernel void spin(__global const float* x, __global float* y) {{
-  int i = get_global_id(0);
-  volatile float wait = 0.0f;
-  for (int n = 0; n < {turns}; ++n) wait += 1.0f;
-  y[i] = x[i] + 1.0f;
-}}"""
 Row = tuple[float, float, str]  # when it was sent and answered, and what was wrong
 
 
 def model(folder: Path, number: int) -> Path:
-    """One work-group's loop, shorter by each version, so that only the kernel's time changes."""
-    builder = Builder()
-    x, y = builder.input("x", "float32", (SIZE,)), builder.output("y", "float32", (SIZE,))
-    source = SOURCE.format(turns=round(TURNS * STEP**number))
-    builder.launch(builder.kernel(source, "spin", "rw", 4 * SIZE, groups=1, block=SIZE), x, y)
-    given, wanted = builder.constant(X), builder.constant(X + 1)
-    probe = Probe(inputs=(given,), outputs=(wanted,), tolerance=(1e-5,))
-    builder.proof = Proof(reference="by hand", probes=(probe,), device=None, error=())
-    return builder.write(folder / f"v{number}.honed")
+    """Faster by each version."""
+    return spin.write(folder / f"v{number}.honed", round(TURNS * STEP**number))
 
 
 def ask(socket: Path, count: int, go: Event, out: Any) -> None:

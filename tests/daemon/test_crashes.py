@@ -22,6 +22,7 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, Unavailable
 from tests.runtime.builder import Builder, add_constant, chain
 
+from . import spin
 from .conftest import SIZE
 from .running import DEADLINE, Service, wait_for
 
@@ -376,16 +377,16 @@ def test_removing_answers_what_waits(start_service: Starter, small_model: Path) 
         assert client.models() == []
 
 
-def test_priorities_and_turns(start_service: Starter, small_model: Path) -> None:
+def test_priorities_and_turns(start_service: Starter, tmp_path: Path) -> None:
     service = start_service()
-    order: list[str] = []
+    order: list[str] = []  # of answers, each long enough after the one before
     with service.client() as first, service.client() as second:
-        first.add(small_model, name="small")
+        first.add(spin.write(tmp_path / "slow.honed", 400_000), name="slow")
         worker = hold(service)
 
         def ask(client: Client, name: str, priority: int) -> threading.Thread:
             def run() -> None:
-                client.infer("small", {"x": X}, priority=priority)
+                client.infer("slow", {"x": spin.X}, priority=priority)
                 order.append(name)
 
             before = sum(_queued(first))
@@ -399,7 +400,7 @@ def test_priorities_and_turns(start_service: Starter, small_model: Path) -> None
         threads += [ask(first, "last", 3), ask(second, "b1", 2), ask(second, "urgent", 1)]
         deadlined = pytest.raises(HonedError, match="before its turn came")
         with deadlined:
-            second.infer("small", {"x": X}, timeout=0.05)
+            second.infer("slow", {"x": spin.X}, timeout=0.05)
         worker.resume()
         for thread in threads:
             thread.join(DEADLINE)

@@ -13,37 +13,19 @@ import pytest
 
 from honed.runtime import Client
 from honed.runtime.errors import AlreadyExists, ModelRefused, NotFound
-from honed.runtime.model import Probe, Proof
 from tests.runtime.builder import Builder
 
+from . import spin
 from .running import Service, wait_for
+from .spin import X
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
-SIZE = 64
-X = np.arange(SIZE, dtype=np.float32) / SIZE
 SLOW, FAST = 400_000, 40_000  # turns of a loop that cannot be left out
-# y = x + 1, or what `wrong` (C, of x) says.
-SOURCE = """__kernel void spin(__global const float* x, __global float* y) {{
-  int i = get_global_id(0);
-  volatile float wait = 0.0f;
-  for (int n = 0; n < {turns}; ++n) wait += 1.0f;
-  y[i] = x[i] + 1.0f;
-  {extra}
-}}"""
 
 
 def model(folder: Path, name: str, turns: int, extra: str = "") -> Path:
-    builder = Builder()
-    x, y = builder.input("x", "float32", (SIZE,)), builder.output("y", "float32", (SIZE,))
-    kernel = builder.kernel(
-        SOURCE.format(turns=turns, extra=extra), "spin", "rw", 4 * SIZE, groups=1, block=SIZE
-    )
-    builder.launch(kernel, x, y)
-    given, wanted = builder.constant(X), builder.constant(X + 1)
-    probe = Probe(inputs=(given,), outputs=(wanted,), tolerance=(1e-5,))
-    builder.proof = Proof(reference="by hand", probes=(probe,), device=None, error=())
-    return builder.write(folder / f"{name}.honed")
+    return spin.write(folder / f"{name}.honed", turns, extra)
 
 
 @pytest.fixture
