@@ -36,8 +36,6 @@ _UNUSED = (
     # Test data, which is most of ONNX, and tests.
     "onnx/backend/test/*",
     "onnx/test/*",
-    "onnx/defs/gen_doc.py",
-    "onnx/gen_proto.py",
     "onnx/*.cc",
     "onnx/*.h",
     "onnx/*.in.proto",
