@@ -1,0 +1,163 @@
+"""Installs honed in an emulated arm64 machine, runs the tests beside this file, and times its start.
+
+Started by packaging/machine-test, which makes what the options name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from machine import Machine, MachineError
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1]
+VENV = SOURCE / ".venv/bin"
+_SECONDS = 5400  # of one test
+_ALWAYS = ("install", "compiler")  # what the others build on
+_RESULT = re.compile(r"^RESULT (.+): (.+?)\r?$", re.MULTILINE)
+_ANSWER = re.compile(r"first answer at ([0-9.]+), asked at ([0-9.]+)")
+
+
+def models_of(folder: str, run: Path) -> list[Path]:
+    """The models a user named, each a folder with references; none where there is no .venv."""
+    if not folder:
+        return []
+    if not (VENV / "python").exists():
+        raise MachineError("MODELS needs .venv for reference outputs: run make setup")
+    made = run / "models"
+    subprocess.run([VENV / "python", HERE / "references.py", folder, made], check=True)
+    return sorted(made.iterdir())
+
+
+def compile_here(machine: Machine, models: list[Path], run: Path) -> None:
+    """Compile the models here for the machine's device, by the profile that the first test wrote there."""
+    if not models:
+        return
+    machine.get("/root/out", run / "out")
+    for model in models:
+        command: list[str | Path] = [VENV / "hone", "compile", model / "model.onnx"]
+        command += ["-o", model / "model.honed", "--profile", run / "out/board.toml"]
+        subprocess.run([*command, *(model / "options").read_text().split()], check=True)
+    machine.put([(model, model.name) for model in models], "/root/models")
+
+
+def carry_in(machine: Machine, archives: Path, driver: Path) -> None:
+    """What the tests need."""
+    debs = [
+        path for path in sorted((SOURCE / "dist").glob("*.deb")) if path.stem.endswith(("_all", "_arm64"))
+    ]
+    source = [(SOURCE / name, name) for name in ("debian", "docs/examples") if (SOURCE / name).exists()]
+    machine.put([(path, f"debs/{path.name}") for path in debs], "/root")
+    machine.put([(HERE / "tests", "tests"), (driver, "mali.ko")], "/root")
+    machine.put(source, "/root/source")
+    machine.put([(path, path.name) for path in sorted(archives.glob("*.deb"))], "/var/cache/apt/archives")
+
+
+def time_starts(machine: Machine, boots: int) -> dict[str, str]:
+    """From power on to the first answer to an app, the machine having been off."""
+    machine.run("/root/tests/prepare-boot", 300)
+    rows: list[tuple[float, float]] = []
+    for _ in range(boots):
+        machine.power_off()
+        machine.boot(600)
+        whole = machine.said("first answer at", 600) - machine.started
+        console = machine.console.read_bytes().decode(errors="replace")
+        answer = _ANSWER.search(console)
+        assert answer is not None
+        rows.append((whole, float(answer[1])))
+        time.sleep(20)
+        sys.stdout.write(machine.run("systemd-analyze; systemd-analyze blame --no-pager | head -n 8", 300))
+        sys.stdout.write(f"power on to first answer {whole:.1f} s, of the kernel's time {answer[1]} s\n")
+    return {
+        f"power on to first answer, median of {boots}, s": f"{statistics.median(row[0] for row in rows):.1f}",
+        "the same from the kernel's first moment, s": f"{statistics.median(row[1] for row in rows):.1f}",
+    }
+
+
+def run_test(machine: Machine, name: str) -> dict[str, str]:
+    """One of tests/; gives its figures."""
+    print(f"\n### {name}", flush=True)
+    begun = time.monotonic()
+
+    def hear(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    work = f"/var/tmp/{name}"
+    said = machine.run(f"mkdir -p {work} && AUTOPKGTEST_TMP={work} /root/tests/{name}", _SECONDS, hear)
+    print(f"### {name} passed in {time.monotonic() - begun:.0f} s")
+    return dict(_RESULT.findall(said))
+
+
+def main() -> int:
+    """As the module says."""
+    parser = argparse.ArgumentParser()
+    for option in ("--run", "--boot", "--archives", "--driver"):
+        parser.add_argument(option, type=Path, required=True)
+    for option in ("--cores", "--memory", "--boots"):
+        parser.add_argument(option, type=int, required=True)
+    parser.add_argument("--models", required=True)
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("tests", nargs="*")
+    options = parser.parse_args()
+    known = [path.name for path in sorted((HERE / "tests").glob("[1-9]-*"))] + ["boot"]
+    chosen = [
+        name for name in known if not options.tests or name.split("-")[-1] in {*options.tests, *_ALWAYS}
+    ]
+    if unknown := set(options.tests) - {name.split("-")[-1] for name in known}:
+        parser.error(f"no such test: {', '.join(unknown)}; there are {', '.join(known)}")
+
+    machine = Machine(
+        options.run,
+        kernel=next(options.boot.glob("vmlinuz-*")),
+        initrd=next(options.boot.glob("initrd.img-*-arm64")),
+        cores=options.cores,
+        memory_mib=options.memory,
+    )
+    figures: dict[str, str] = {}
+    try:
+        models = models_of(options.models, options.run)
+        print(f"the machine runs after {machine.boot(600):.0f} s", flush=True)
+        print(machine.run("uname -a; cat /etc/debian_version; free -m; grep -m 1 part /proc/cpuinfo", 60))
+        carry_in(machine, options.archives, options.driver)
+        machine.put([(model, model.name) for model in models], "/root/models")
+        for name in chosen:
+            if name == "boot":
+                figures |= time_starts(machine, options.boots)
+                continue
+            if name == "2-compiled":
+                compile_here(machine, models, options.run)
+            figures |= run_test(machine, name)
+    except MachineError as error:
+        print(f"machine-test: {error}", file=sys.stderr)
+        return 1
+    finally:
+        for name, value in figures.items():
+            print(f"{name:70} {value}")
+        if options.keep:
+            keep(machine, options.run)
+        machine.kill()
+    return 0
+
+
+def keep(machine: Machine, run: Path) -> None:
+    """Run lines of shell from our standard input in the machine, until it ends."""
+    print(
+        f"the machine runs on, its files are in {run}; lines of shell are run in it until end of file",
+        flush=True,
+    )
+    for text in sys.stdin:
+        try:
+            machine.run(text.strip(), _SECONDS, lambda said: print(said, end="", flush=True))
+        except MachineError as error:
+            print(error, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
