@@ -85,6 +85,12 @@ def test_counts_what_it_served(client: Client) -> None:
     assert after["inference_stats"]["compute_infer"]["ns"] > before["inference_stats"]["compute_infer"]["ns"]
 
 
+def test_carries_tensors_without_numpy(client: Client, service: Service) -> None:
+    client.infer("small", {"x": X})
+    client.status()
+    assert "numpy" not in Path(f"/proc/{service.process.pid}/maps").read_text()
+
+
 def test_status_names_the_device_and_the_worker(client: Client, service: Service) -> None:
     status = client.status()
     assert status["worker"]["state"] == "ready"

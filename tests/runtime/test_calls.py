@@ -8,19 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime import calls
+from honed.runtime import calls, endpoint
 from honed.runtime.errors import Internal, InvalidArgument, NotFound
 from honed.runtime.protocol import NAME, MissingFiles
 from honed.runtime.regions import Region
 
 
 def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
-    assert calls.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
-    assert calls.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
-    assert calls.default_socket({}) == "/proc/self/no-such-socket"
-    monkeypatch.setattr(calls, "SYSTEM_SOCKET", "/proc/self/exe")
-    assert calls.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
+    monkeypatch.setattr(endpoint, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
+    assert endpoint.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
+    assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
+    assert endpoint.default_socket({}) == "/proc/self/no-such-socket"
+    monkeypatch.setattr(endpoint, "SYSTEM_SOCKET", "/proc/self/exe")
+    assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
 
 
 @pytest.mark.parametrize(

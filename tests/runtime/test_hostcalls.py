@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from honed.runtime import hostcalls
+from honed.runtime import hostcalls, hostrules
 from honed.runtime.errors import InvalidArgument
-from honed.runtime.hostcalls import Signature
+from honed.runtime.hostrules import Signature
 from honed.runtime.model import Attr
 
 Array = NDArray[Any]
@@ -25,7 +25,7 @@ def call(
 ) -> tuple[Array, ...]:
     """Check, run, and see that the outputs are what was announced."""
     wanted = [Signature(*output) for output in outputs]
-    hostcalls.check(function, [Signature(a.dtype.name, a.shape) for a in inputs], wanted, attrs)
+    hostrules.check(function, [Signature(a.dtype.name, a.shape) for a in inputs], wanted, attrs)
     results = hostcalls.run(function, inputs, wanted, attrs)
     assert [Signature(r.dtype.name, r.shape) for r in results] == wanted
     return results
@@ -202,4 +202,4 @@ def test_what_does_not_fit_is_refused(
     function: str, inputs: list[Any], outputs: list[Any], attrs: dict[str, Attr], message: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):
-        hostcalls.check(function, [Signature(*i) for i in inputs], [Signature(*o) for o in outputs], attrs)
+        hostrules.check(function, [Signature(*i) for i in inputs], [Signature(*o) for o in outputs], attrs)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from honed.runtime.errors import InvalidArgument
-from honed.runtime.regions import Region, check_descriptor, map_descriptor
+from honed.runtime.memfd import check
+from honed.runtime.regions import Region, map_descriptor
 
 
 @pytest.fixture
@@ -68,8 +69,8 @@ def test_closing_gives_the_descriptor_back_and_arrays_stay_valid() -> None:
 
 def test_our_own_regions_are_let_in_and_cannot_shrink() -> None:
     with Region("r", 8192) as region:
-        check_descriptor(region.descriptor, 0, 8192)
-        check_descriptor(region.descriptor, 4096, 4096)
+        check(region.descriptor, 0, 8192)
+        check(region.descriptor, 4096, 4096)
         with pytest.raises(PermissionError):
             os.ftruncate(region.descriptor, 0)
         view = map_descriptor(region.descriptor, 4096, 4096)
@@ -96,19 +97,19 @@ def seal(descriptor: int, seals: int) -> None:
 def test_ranges_outside_are_refused(memfd: int, offset: int, size: int, message: str) -> None:
     seal(memfd, fcntl.F_SEAL_SHRINK)
     with pytest.raises(InvalidArgument, match=message):
-        check_descriptor(memfd, offset, size)
+        check(memfd, offset, size)
 
 
 def test_memfds_that_may_shrink_are_refused(memfd: int) -> None:
     with pytest.raises(InvalidArgument, match="F_SEAL_SHRINK"):
-        check_descriptor(memfd, 0, 8192)
+        check(memfd, 0, 8192)
 
 
 @pytest.mark.parametrize("extra", [fcntl.F_SEAL_WRITE, 0x10])
 def test_memfds_that_cannot_be_written_are_refused(memfd: int, extra: int) -> None:
     seal(memfd, fcntl.F_SEAL_SHRINK | extra)
     with pytest.raises(InvalidArgument, match="cannot be written"):
-        check_descriptor(memfd, 0, 8192)
+        check(memfd, 0, 8192)
 
 
 def test_read_only_descriptors_are_refused(memfd: int) -> None:
@@ -116,7 +117,7 @@ def test_read_only_descriptors_are_refused(memfd: int) -> None:
     read_only = os.open(f"/proc/self/fd/{memfd}", os.O_RDONLY)
     try:
         with pytest.raises(InvalidArgument, match="cannot be written"):
-            check_descriptor(read_only, 0, mmap.PAGESIZE)
+            check(read_only, 0, mmap.PAGESIZE)
     finally:
         os.close(read_only)
 
@@ -125,6 +126,6 @@ def test_files_that_are_no_memfd_are_refused(tmp_path: Path) -> None:
     descriptor = os.open("/dev/null", os.O_RDWR)
     try:
         with pytest.raises(InvalidArgument, match=r"not a memfd|can still shrink"):
-            check_descriptor(descriptor, 0, 1)
+            check(descriptor, 0, 1)
     finally:
         os.close(descriptor)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 
+from honed.runtime import memfd
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from honed.runtime.protocol import RegionParams, check_name
-from honed.runtime.regions import check_descriptor
 
 _numbers = itertools.count(1)  # worker and service name regions by number: names are per connection
 
@@ -63,7 +63,7 @@ class RegionTable:
         if len(self._regions) >= self._limit:
             raise ResourceExhausted(f"{self._limit} regions are registered already; unregister some")
         offset = params.offset or 0
-        check_descriptor(descriptor, offset, params.byte_size)
+        memfd.check(descriptor, offset, params.byte_size)
         self._regions[params.name] = HeldRegion(params.name, os.dup(descriptor), offset, params.byte_size)
 
     def get(self, name: str) -> HeldRegion:

@@ -12,10 +12,11 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import calls
+from . import calls, endpoint
 from .aiolink import AsyncLink
 from .arrivals import close_all
-from .calls import Outputs, Progress
+from .calls import Outputs
+from .endpoint import Progress
 from .errors import DeadlineExceeded, Unavailable
 from .exported import Exported, exported
 from .protocol import MissingFiles
@@ -29,7 +30,7 @@ class AsyncClient:
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 60.0) -> None:
         """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
-        self.socket = str(socket) if socket is not None else calls.default_socket(os.environ)
+        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
         self.timeout = timeout
         self._link: AsyncLink | None = None
         self._connecting = asyncio.Lock()
@@ -197,7 +198,7 @@ class AsyncClient:
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""
         if self._link is not None:
-            self._link.fail(calls.connection_lost())
+            self._link.fail(endpoint.connection_lost())
             self._link = None
 
     async def __aenter__(self) -> AsyncClient:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from . import calls, wire
+from . import endpoint, wire
 from .arrivals import Arrivals, close_all
-from .calls import Progress
+from .endpoint import Progress
 from .errors import HonedError
 from .protocol import error_from_map
 
@@ -26,7 +26,7 @@ class AsyncLink:
         connected: sockets.socket,
         *,
         limits: wire.FrameLimits | None = None,
-        lost: Callable[[], HonedError] = calls.connection_lost,
+        lost: Callable[[], HonedError] = endpoint.connection_lost,
     ) -> None:
         """Takes over a connected socket, in a running loop. `lost` makes the error for calls cut short."""
         connected.setblocking(False)
@@ -52,7 +52,7 @@ class AsyncLink:
             await asyncio.get_running_loop().sock_connect(connecting, path)
         except OSError as error:
             connecting.close()
-            raise calls.cannot_connect(path, error) from error
+            raise endpoint.cannot_connect(path, error) from error
         except BaseException:
             connecting.close()
             raise

@@ -20,9 +20,10 @@ from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
-from . import calls
+from . import calls, endpoint
 from .arrivals import close_all
-from .calls import Outputs, Progress
+from .calls import Outputs
+from .endpoint import Progress
 from .errors import InvalidArgument, Unavailable
 from .exported import Exported, exported
 from .link import Link
@@ -42,7 +43,7 @@ class Client:
 
     def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 60.0) -> None:
         """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
-        self.socket = str(socket) if socket is not None else calls.default_socket(os.environ)
+        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
         self.timeout = timeout
         self._lock = threading.Lock()
         self._link: Link | None = None

@@ -7,10 +7,12 @@ names in kernels. A bool is one byte, 0 or 1, everywhere.
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from .errors import InvalidArgument
+
+if TYPE_CHECKING:  # the service carries tensors without NumPy, half of what it would take at rest
+    import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,14 @@ class DType:
     @property
     def numpy(self) -> np.dtype[np.generic]:
         """The NumPy dtype."""
+        import numpy as np
+
         return np.dtype(self.name)
+
+    @property
+    def floating(self) -> bool:
+        """Whether it holds fractions."""
+        return self.name.startswith("float")
 
 
 DTYPES: tuple[DType, ...] = (

@@ -18,7 +18,7 @@ import time
 from types import TracebackType
 from typing import Any
 
-from . import calls, wire
+from . import endpoint, wire
 from .errors import DeadlineExceeded, HonedError, Internal, Unavailable
 from .protocol import error_from_map
 
@@ -41,7 +41,7 @@ class LeaseHolder:
         candidate_seconds: within which the device is left when the lease is revoked. socket: the service's
         path; None looks where honed listens. timeout: seconds the service may take for an answer.
         """
-        self.socket = str(socket) if socket is not None else calls.default_socket(os.environ)
+        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
         self.candidate_seconds = candidate_seconds
         self.timeout = timeout
         self.why = "not asked yet"  # the lease is not held
@@ -124,14 +124,14 @@ class LeaseHolder:
         try:
             connected.sendall(wire.encode(wire.Request(msgid=msgid, method=method, params=params)))
         except OSError as error:
-            raise calls.connection_lost() from error
+            raise endpoint.connection_lost() from error
         while msgid not in self._responses:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise DeadlineExceeded(f"the service did not answer within {self.timeout:g} s; see its log")
             self._receive(left)
             if self._connected is None:
-                raise calls.connection_lost()
+                raise endpoint.connection_lost()
         response = self._responses.pop(msgid)
         if response.error is not None:
             raise error_from_map(response.error)
@@ -147,7 +147,7 @@ class LeaseHolder:
                 made.connect(self.socket)
             except OSError as error:
                 made.close()
-                raise calls.cannot_connect(self.socket, error) from error
+                raise endpoint.cannot_connect(self.socket, error) from error
             self._connected, self._decoder = made, wire.Decoder()
             self._lease = self._revoked = 0  # a new service counts its leases from 1
         return self._connected
@@ -162,10 +162,10 @@ class LeaseHolder:
         try:
             data = self._connected.recv(_CHUNK)
         except OSError as error:
-            self._lose(str(calls.cannot_connect(self.socket, error)))
+            self._lose(str(endpoint.cannot_connect(self.socket, error)))
             return
         if not data:
-            self._lose(str(calls.connection_lost()))
+            self._lose(str(endpoint.connection_lost()))
             return
         self._decoder.feed(data)
         try:

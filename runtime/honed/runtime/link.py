@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from . import calls, wire
+from . import endpoint, wire
 from .arrivals import Arrivals, close_all
 from .errors import DeadlineExceeded, HonedError
 from .protocol import error_from_map
@@ -48,7 +48,7 @@ class Link:
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise calls.cannot_connect(path, error) from error
+            raise endpoint.cannot_connect(path, error) from error
         self._decoder = wire.Decoder(wire.FrameLimits(max_bytes=1 << 30))
         self._arrivals = Arrivals()  # of whoever reads
         self._sending = threading.Lock()
@@ -81,7 +81,7 @@ class Link:
             self._write(frame, descriptors)
         except BaseException as error:
             # Part of the frame may be out: nothing more can be said on this connection.
-            lost = calls.connection_lost()
+            lost = endpoint.connection_lost()
             self._fail(lost)
             if isinstance(error, OSError):
                 raise lost from error
@@ -108,7 +108,7 @@ class Link:
 
     def close(self) -> None:
         """End the connection; waiting threads get Unavailable."""
-        self._fail(calls.connection_lost())
+        self._fail(endpoint.connection_lost())
         with self._sending:
             self._socket.close()
 
@@ -117,7 +117,7 @@ class Link:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
         if waiting.response is None:
-            raise waiting.error or calls.connection_lost()
+            raise waiting.error or endpoint.connection_lost()
         if waiting.response.error is not None:
             raise error_from_map(waiting.response.error)
         return waiting.response
@@ -135,12 +135,12 @@ class Link:
                 for message, descriptors in self._receive(timeout):
                     self._deliver(message, descriptors)
             except OSError:
-                self._fail(calls.connection_lost())
+                self._fail(endpoint.connection_lost())
             except wire.PeerFault as fault:
                 self._fail(fault.error)
             except BaseException:
                 # Ctrl-C may have come between reading and delivering: answers could be lost.
-                self._fail(calls.connection_lost())
+                self._fail(endpoint.connection_lost())
                 raise
         finally:
             with self._changed:
@@ -206,7 +206,7 @@ class Link:
         try:
             self._write(frame, ())
         except OSError:
-            self._fail(calls.connection_lost())
+            self._fail(endpoint.connection_lost())
 
 
 def _left(deadline: float | None) -> float | None:

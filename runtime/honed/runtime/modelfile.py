@@ -13,17 +13,18 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgpack
-import numpy as np
-from numpy.typing import NDArray
 
 from . import strict, validate
 from .dtypes import dtype
 from .errors import InvalidArgument, ModelFileError, NotFound
 from .files import replacing
 from .model import CONSTANT_ALIGN, FORMAT_VERSION, CompiledModel
+
+if TYPE_CHECKING:  # the service reads files without NumPy
+    from numpy.typing import NDArray
 
 MAGIC = b"HONED\r\n\x1a"
 MAX_HEADER_BYTES = 32 << 20
@@ -63,6 +64,8 @@ class ModelFile:
 
         Raises InvalidArgument where that buffer is no constant or the file was closed.
         """
+        import numpy as np
+
         buffers = self.model.buffers
         if not 0 <= index < len(buffers) or buffers[index].place != "constant":
             raise InvalidArgument(f"buffer {index} of {self.path} is not a constant")
@@ -166,6 +169,8 @@ def _checked_constants(
 
 def _write_constants(file: BinaryIO, model: CompiledModel, values: list[tuple[int, NDArray[Any]]]) -> bytes:
     """Write the constant section and return its SHA-256."""
+    import numpy as np
+
     digest, at = hashlib.sha256(), 0
     for offset, value in values:
         if value.size == 0:

@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import hostcalls
+from . import hostrules
 from .errors import InvalidArgument, ModelFileError
 from .model import CompiledModel, Copy, HostCall, Launch, Step
 
@@ -92,11 +92,11 @@ def _check_launch(model: CompiledModel, where: str, step: Launch) -> None:
 def _check_host_call(model: CompiledModel, where: str, step: HostCall) -> None:
     _check_indices(model, where, step.inputs + step.outputs)
 
-    def signatures(indices: tuple[int, ...]) -> list[hostcalls.Signature]:
-        return [hostcalls.Signature(model.buffers[i].dtype, model.buffers[i].shape) for i in indices]
+    def signatures(indices: tuple[int, ...]) -> list[hostrules.Signature]:
+        return [hostrules.Signature(model.buffers[i].dtype, model.buffers[i].shape) for i in indices]
 
     try:
-        hostcalls.check(step.function, signatures(step.inputs), signatures(step.outputs), step.attrs)
+        hostrules.check(step.function, signatures(step.inputs), signatures(step.outputs), step.attrs)
     except InvalidArgument as error:
         raise _fail(f"{where}: {error}") from error
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from . import hostcalls
+from . import hostcalls, hostrules
 from .memory import Memory
 from .model import Buffer, HostCall
 from .opencl import cl
@@ -92,7 +92,7 @@ class Call:
     def __init__(self, step: HostCall, buffers: Sequence[Buffer], memory: Memory) -> None:
         self._step = step
         self._memory = memory
-        self._outputs = [hostcalls.Signature(buffers[i].dtype, buffers[i].shape) for i in step.outputs]
+        self._outputs = [hostrules.Signature(buffers[i].dtype, buffers[i].shape) for i in step.outputs]
 
     def run(self, queue: Any, timeline: Timeline | None) -> Sequence[Any]:
         """Raises InvalidArgument where an index among its inputs points outside the data."""

@@ -136,7 +136,7 @@ def _check_tensor(model: CompiledModel, where: str, place: str, tensor: Tensor) 
         tensor.shape == buffer.shape,
         f"{where} has shape {list(tensor.shape)} and its buffer {list(buffer.shape)}",
     )
-    kinds = {dtype(name).numpy.kind == "f" for name in (tensor.dtype, buffer.dtype)}
+    kinds = {dtype(name).floating for name in (tensor.dtype, buffer.dtype)}
     _require(
         len(kinds) == 1, f"{where} is {tensor.dtype} and its buffer {buffer.dtype}, which cannot be cast"
     )

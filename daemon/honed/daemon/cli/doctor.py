@@ -69,13 +69,13 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
     """What can be read, and what stands in the way of reading more."""
     from honed.daemon.doctor import check_service, gather, service
     from honed.daemon.doctor.finding import Finding
-    from honed.runtime import calls
+    from honed.runtime import endpoint
     from honed.runtime.errors import InvalidArgument
 
     uid = os.getuid()
     troubles = []
-    path = arguments.socket or calls.default_socket(os.environ)
-    system = path == calls.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
+    path = arguments.socket or endpoint.default_socket(os.environ)
+    system = path == endpoint.SYSTEM_SOCKET or not (arguments.socket or os.environ.get("HONED_SOCKET"))
     daemon, status = service.read_daemon(path, system=system)
     try:
         folders = _folders(status, uid)
