@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from honed.daemon.cli.models import peaks_text
+from honed.daemon.cli.output import figure_text
 from honed.daemon.cli.parser import named_file, shape
 from honed.daemon.tool import main, parser
 
@@ -157,6 +159,21 @@ def test_values_of_options() -> None:
     assert shape("a=b=2") == ("a=b", (2,))
     assert shape("n= 1, 0") == ("n", (1, 0))
     assert named_file("x=dir/a=b.npy") == ("x", Path("dir/a=b.npy"))
+
+
+def test_the_peaks_of_a_slow_device_are_not_rounded_away() -> None:
+    board = {"fp32_gflops": 471.6, "fp16_gflops": 903.2, "bandwidth_gbs": 21.46, "launch_us": 38.25}
+    slow = {"fp32_gflops": 0.0317, "fp16_gflops": None, "bandwidth_gbs": 0.0482, "launch_us": 1200.0}
+    assert peaks_text(board) == "472 GFLOP/s fp32, 903 GFLOP/s fp16, 21.5 GB/s, 38.2 us a launch"
+    assert peaks_text(slow) == "0.032 GFLOP/s fp32, 0.048 GB/s, 1200.0 us a launch"
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "text"),
+    [(12.3, 0, "12"), (1.234, 0, "1.2"), (9.99, 0, "10"), (0.99, 1, "0.99"), (1.06, 1, "1.1"), (0.0, 1, "0")],
+)
+def test_figures_keep_two_digits(value: float, decimals: int, text: str) -> None:
+    assert figure_text(value, decimals) == text
 
 
 def test_a_missing_model_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,7 @@ from honed.daemon.kernelfaults import kernel_log
 from .culprits import SERVICE, ours, whose
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
-from .output import Output, bytes_text, clean, fields, line, seconds_text, shape_text, table
+from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
 from .parser import add_command, add_compile_options, unique
 
 if TYPE_CHECKING:
@@ -136,10 +136,10 @@ def _faults(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
     """Measured peaks in one line."""
-    fp16 = f"{peaks['fp16_gflops']:.0f} GFLOP/s fp16, " if peaks.get("fp16_gflops") else ""
+    fp16 = f"{figure_text(peaks['fp16_gflops'])} GFLOP/s fp16, " if peaks.get("fp16_gflops") else ""
     return (
-        f"{peaks['fp32_gflops']:.0f} GFLOP/s fp32, {fp16}{peaks['bandwidth_gbs']:.1f} GB/s, "
-        f"{peaks['launch_us']:.1f} us a launch"
+        f"{figure_text(peaks['fp32_gflops'])} GFLOP/s fp32, {fp16}"
+        f"{figure_text(peaks['bandwidth_gbs'], 1)} GB/s, {peaks['launch_us']:.1f} us a launch"
     )
 
 

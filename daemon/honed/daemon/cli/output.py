@@ -116,6 +116,11 @@ def bytes_text(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
+def figure_text(value: float, decimals: int = 0) -> str:
+    """A measured figure with so many decimals, or more where that leaves less than two digits of it."""
+    return f"{value:.2g}" if abs(value) < 10 ** (1 - decimals) else f"{value:.{decimals}f}"
+
+
 def seconds_text(seconds: float) -> str:
     """A span of time for people."""
     if seconds < 60:

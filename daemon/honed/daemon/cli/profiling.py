@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .models import peaks_text
-from .output import Output, line, table
+from .output import Output, figure_text, line, table
 from .parser import add_command, count
 
 if TYPE_CHECKING:
@@ -70,4 +70,4 @@ def _print(console: Console, profile: Mapping[str, Any]) -> None:
 
 
 def _figure(value: float | None) -> str:
-    return f"{value:.1f}" if value else "-"
+    return figure_text(value, 1) if value else "-"

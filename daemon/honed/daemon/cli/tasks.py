@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from .output import Output, clean, line, table
+from .output import Output, clean, figure_text, line, table
 from .parser import add_command
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def _time(microseconds: float | None) -> str:
 
 
 def _figure(value: float | None) -> str:
-    return f"{value:.1f}" if value else "-"
+    return figure_text(value, 1) if value else "-"
 
 
 def _percent(share: float | None) -> str:
