@@ -7,6 +7,7 @@ that could be shared with us.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import select
@@ -20,8 +21,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 EXCHANGE_BYTES = 1 << 30
+_UP = b"machine-test: up"
 _DONE = re.compile(rb"machine-test: exit (\d+)\r?\n")  # after what may not end a line
 _QEMU = (
+    *("setpriv", "--pdeathsig", "KILL"),  # it does not outlive us
     *("qemu-system-aarch64", "-M", "virt", "-cpu", "cortex-a76", "-accel", "tcg,thread=multi"),
     *("-nic", "none", "-display", "none", "-no-reboot", "-device", "virtio-rng-pci"),
 )
@@ -29,6 +32,14 @@ _QEMU = (
 
 class MachineError(Exception):
     """The machine, or a command in it, did not do what it should."""
+
+
+class CommandError(MachineError):
+    """A command ended with another status than 0; `said` is what it said."""
+
+    def __init__(self, command: str, status: int, said: str, told: bool) -> None:
+        super().__init__(f"exit status {status} of: {command}" + ("" if told else f"\n{said}"))
+        self.said = said
 
 
 class Machine:
@@ -76,18 +87,23 @@ class Machine:
                 port.connect(str(path))
                 self._port = port
             time.sleep(0.05)
-        while b"machine-test: up" not in self._left:
+        while _UP not in self._left:
             self._receive(end, "did not come up")
-        self._left = self._left.partition(b"machine-test: up")[2].partition(b"\n")[2]
         return time.monotonic() - self.started
 
     def run(self, command: str, seconds: float, hear: Callable[[str], None] | None = None) -> str:
         """What a line of shell says; raises MachineError where it fails. `hear` gets it as it comes."""
         assert self._port is not None
+        # Said since the last command: by an agent that was started anew, or by what a test left running.
+        while select.select([self._port], [], [], 0)[0]:
+            self._receive(math.inf, "")
+        self._left = b""
         self._port.sendall(command.encode() + b"\n")
         end = time.monotonic() + seconds
         heard = 0
         while (done := _DONE.search(self._left)) is None:
+            if _UP in self._left:
+                raise MachineError(f"the machine's agent was started anew during: {command}")
             whole = self._left.rfind(b"\n") + 1
             if hear is not None and whole > heard:
                 hear(self._left[heard:whole].decode(errors="replace"))
@@ -98,7 +114,7 @@ class Machine:
             hear(said[heard:].decode(errors="replace"))
         text = said.decode(errors="replace").replace("\r\n", "\n")
         if int(done[1]):
-            raise MachineError(f"exit status {int(done[1])} of: {command}\n{'' if hear else text}")
+            raise CommandError(command, int(done[1]), text, told=hear is not None)
         return text
 
     def put(self, files: Iterable[tuple[Path, str]], folder: str, seconds: float = 300) -> None:

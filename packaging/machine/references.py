@@ -1,20 +1,22 @@
 """Prepares ONNX models for a test elsewhere: inputs, and what ONNX Runtime answers for them.
 
-python references.py MODELS FOLDER
+python references.py FOLDER [MODELS]
 
 Every MODELS/NAME.onnx becomes FOLDER/NAME with model.onnx, in-INPUT.npy, out-OUTPUT.npy and options, the ones
-`hone add` needs. Sizes that a model leaves open are 1.
+`hone add` needs; and a small network FOLDER/dense. Sizes that a model leaves open are 1.
 """
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
+SMALL = Path(__file__).resolve().parents[2] / "debian/tests/make_model.py"
 _DTYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int64)": np.int64}
 
 
@@ -37,9 +39,19 @@ def prepare(model: Path, folder: Path) -> None:
     (folder / "options").write_text("".join(f"{option}\n" for option in options))
 
 
-def main(models: str, folder: str) -> None:
+def small(folder: Path) -> None:
+    """The network of debian/tests, whose output NumPy computes."""
+    folder.mkdir(parents=True)
+    subprocess.run([sys.executable, SMALL, "model.onnx"], cwd=folder, check=True)
+    (folder / "x.npy").rename(folder / "in-x.npy")
+    (folder / "y.npy").rename(folder / "out-y.npy")
+    (folder / "options").touch()
+
+
+def main(folder: str, models: str = "") -> None:
     """As the module says."""
-    for model in sorted(Path(models).glob("*.onnx")):
+    small(Path(folder) / "dense")
+    for model in sorted(Path(models).glob("*.onnx")) if models else ():
         prepare(model, Path(folder) / model.stem)
 
 

@@ -7,38 +7,34 @@ from __future__ import annotations
 
 import argparse
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from machine import Machine, MachineError
+from machine import CommandError, Machine, MachineError
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1]
 VENV = SOURCE / ".venv/bin"
 _SECONDS = 5400  # of one test
-_ALWAYS = ("install", "compiler")  # what the others build on
+_BUILDS_ON = {"install": [], "compiled": ["install"], "faults": ["compiled"], "boot": ["compiled"],
+              "compiler": ["compiled"], "limits": ["compiler"]}  # fmt: skip
 _RESULT = re.compile(r"^RESULT (.+): (.+?)\r?$", re.MULTILINE)
 _ANSWER = re.compile(r"first answer at ([0-9.]+), asked at ([0-9.]+)")
 
 
 def models_of(folder: str, run: Path) -> list[Path]:
-    """The models a user named, each a folder with references; none where there is no .venv."""
-    if not folder:
-        return []
-    if not (VENV / "python").exists():
-        raise MachineError("MODELS needs .venv for reference outputs: run make setup")
+    """A small model and those a user named, each a folder with references."""
     made = run / "models"
-    subprocess.run([VENV / "python", HERE / "references.py", folder, made], check=True)
+    subprocess.run([VENV / "python", HERE / "references.py", made, *([folder] if folder else [])], check=True)
     return sorted(made.iterdir())
 
 
 def compile_here(machine: Machine, models: list[Path], run: Path) -> None:
     """Compile the models here for the machine's device, by the profile that the first test wrote there."""
-    if not models:
-        return
     machine.get("/root/out", run / "out")
     for model in models:
         command: list[str | Path] = [VENV / "hone", "compile", model / "model.onnx"]
@@ -71,7 +67,7 @@ def time_starts(machine: Machine, boots: int) -> dict[str, str]:
         answer = _ANSWER.search(console)
         assert answer is not None
         rows.append((whole, float(answer[1])))
-        time.sleep(20)
+        machine.run("systemctl is-system-running --wait || true", 300)
         sys.stdout.write(machine.run("systemd-analyze; systemd-analyze blame --no-pager | head -n 8", 300))
         sys.stdout.write(f"power on to first answer {whole:.1f} s, of the kernel's time {answer[1]} s\n")
     return {
@@ -80,19 +76,61 @@ def time_starts(machine: Machine, boots: int) -> dict[str, str]:
     }
 
 
-def run_test(machine: Machine, name: str) -> dict[str, str]:
-    """One of tests/; gives its figures."""
-    print(f"\n### {name}", flush=True)
-    begun = time.monotonic()
+def run_test(machine: Machine, name: str, figures: dict[str, str]) -> None:
+    """One of tests/; adds its figures, also where it fails."""
 
     def hear(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
 
     work = f"/var/tmp/{name}"
-    said = machine.run(f"mkdir -p {work} && AUTOPKGTEST_TMP={work} /root/tests/{name}", _SECONDS, hear)
-    print(f"### {name} passed in {time.monotonic() - begun:.0f} s")
-    return dict(_RESULT.findall(said))
+    said = ""
+    try:
+        said = machine.run(f"mkdir -p {work} && AUTOPKGTEST_TMP={work} /root/tests/{name}", _SECONDS, hear)
+    except CommandError as error:
+        said = error.said
+        raise
+    finally:
+        figures |= _RESULT.findall(said)
+
+
+def with_needs(tests: list[str]) -> list[str]:
+    """These tests, or all, and what they build on, in the order they run in."""
+    wanted = set(tests or _BUILDS_ON)
+    for name in reversed(_BUILDS_ON):
+        if name in wanted:
+            wanted.update(_BUILDS_ON[name])
+    return [name for name in _BUILDS_ON if name in wanted]
+
+
+def run_tests(
+    machine: Machine, tests: list[str], models: list[Path], options: argparse.Namespace
+) -> list[str]:
+    """Run them all, each of them whatever became of those before; gives those that failed."""
+    figures: dict[str, str] = {}
+    outcomes: dict[str, str] = {}
+    try:
+        for name in tests:
+            print(f"\n### {name}", flush=True)
+            begun = time.monotonic()
+            outcomes[name] = "broken off"
+            try:
+                if name == "boot":
+                    figures |= time_starts(machine, options.boots)
+                else:
+                    if name == "compiled":
+                        compile_here(machine, models, options.run)
+                    run_test(machine, next((HERE / "tests").glob(f"[1-9]-{name}")).name, figures)
+                outcomes[name] = "passed"
+            except (CommandError, subprocess.CalledProcessError) as error:
+                print(error, file=sys.stderr)
+                outcomes[name] = "failed"
+            print(f"### {name} {outcomes[name]} after {time.monotonic() - begun:.0f} s", flush=True)
+    finally:
+        print()
+        for row in (*figures.items(), *outcomes.items()):
+            print(f"{row[0]:70} {row[1]}", flush=True)
+    return [name for name in tests if outcomes.get(name) != "passed"]
 
 
 def main() -> int:
@@ -106,12 +144,11 @@ def main() -> int:
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("tests", nargs="*")
     options = parser.parse_args()
-    known = [path.name for path in sorted((HERE / "tests").glob("[1-9]-*"))] + ["boot"]
-    chosen = [
-        name for name in known if not options.tests or name.split("-")[-1] in {*options.tests, *_ALWAYS}
-    ]
-    if unknown := set(options.tests) - {name.split("-")[-1] for name in known}:
-        parser.error(f"no such test: {', '.join(unknown)}; there are {', '.join(known)}")
+    if unknown := set(options.tests) - set(_BUILDS_ON):
+        parser.error(f"no such test: {', '.join(unknown)}; there are {', '.join(_BUILDS_ON)}")
+    if not (VENV / "python").exists():
+        parser.error("models are compiled by the .venv of this source: run make setup")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     machine = Machine(
         options.run,
@@ -120,30 +157,23 @@ def main() -> int:
         cores=options.cores,
         memory_mib=options.memory,
     )
-    figures: dict[str, str] = {}
     try:
         models = models_of(options.models, options.run)
         print(f"the machine runs after {machine.boot(600):.0f} s", flush=True)
         print(machine.run("uname -a; cat /etc/debian_version; free -m; grep -m 1 part /proc/cpuinfo", 60))
         carry_in(machine, options.archives, options.driver)
         machine.put([(model, model.name) for model in models], "/root/models")
-        for name in chosen:
-            if name == "boot":
-                figures |= time_starts(machine, options.boots)
-                continue
-            if name == "2-compiled":
-                compile_here(machine, models, options.run)
-            figures |= run_test(machine, name)
+        failed = run_tests(machine, with_needs(options.tests), models, options)
+        if failed:
+            print(f"machine-test: failed: {', '.join(failed)}", file=sys.stderr)
+        if options.keep:
+            keep(machine, options.run)
     except MachineError as error:
         print(f"machine-test: {error}", file=sys.stderr)
         return 1
     finally:
-        for name, value in figures.items():
-            print(f"{name:70} {value}")
-        if options.keep:
-            keep(machine, options.run)
         machine.kill()
-    return 0
+    return 1 if failed else 0
 
 
 def keep(machine: Machine, run: Path) -> None:
