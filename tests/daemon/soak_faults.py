@@ -201,6 +201,8 @@ class Faults:
                 name, made(self._folder / "given.honed"), expected=client.show(name)["sha256"], why="a soak"
             )
             if not told["published"]:
+                client.pin(name, present)
+                client.pin(name, 0)
                 return f"not published: {told['sentence'][:160]}"
             answer = client.infer(name, marked)
             right = all(np.allclose(answer[key], expected[key], rtol=1e-3, atol=1e-3) for key in expected)
@@ -296,6 +298,7 @@ def _with_statement(model: CompiledModel, step: Step, statement: str) -> Compile
     assert found is not None, source[:400]
     names = [re.findall(r"\w+", argument)[-1] for argument in found[1].split(",")]
     statement = re.sub(r"ARG(\d+)", lambda m: names[int(m[1])], statement)
-    changed = f"{source[: found.end()]} {statement} {source[found.end() :]}"
+    # Never the same twice: those that were tried are in quarantine.
+    changed = f"{source[: found.end()]} {statement} {source[found.end() :]}\n/* {time.time_ns()} */\n"
     sources = (*model.sources[: kernel.source], changed, *model.sources[kernel.source + 1 :])
     return dataclasses.replace(model, sources=sources)
