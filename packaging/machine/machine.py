@@ -66,7 +66,7 @@ class Machine:
         command += ["-kernel", str(self._kernel), "-initrd", str(self._initrd)]
         command += ["-append", "root=/dev/vda rw console=ttyAMA0 quiet"]
         for number, disk in enumerate((self._run / "disk.img", self.exchange)):
-            command += ["-drive", f"file={disk},format=raw,if=none,id=disk{number},cache=writeback"]
+            command += ["-drive", f"file={disk},format=raw,if=none,id=disk{number},cache=unsafe"]
             command += ["-device", f"virtio-blk-pci,drive=disk{number}"]
         command += [
             "-device",
