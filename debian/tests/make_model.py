@@ -1,4 +1,7 @@
-"""Writes an ONNX model of two dense layers to a file, an input to x.npy, and the right output to y.npy."""
+"""Writes an ONNX model of two dense layers to a file, an input to x.npy, and the right output to y.npy.
+
+make_model.py FILE [ROWS]: a model of other rows has other tasks, which tuning of the first does not help.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-ROWS, INNER = 64, 256
+INNER = 256
 
 
-def main(path: str) -> None:
+def main(path: str, rows: int = 64) -> None:
     """The output is relu(x a) b, computed in double precision."""
     random = np.random.default_rng(7)
     a, b = (random.standard_normal((INNER, INNER)).astype(np.float32) / 16 for _ in range(2))
-    x = random.standard_normal((ROWS, INNER)).astype(np.float32)
+    x = random.standard_normal((rows, INNER)).astype(np.float32)
     graph = helper.make_graph(
         [
             helper.make_node("MatMul", ["x", "a"], ["h"]),
@@ -23,8 +26,8 @@ def main(path: str) -> None:
             helper.make_node("MatMul", ["r", "b"], ["y"]),
         ],
         "dense",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (ROWS, INNER))],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (ROWS, INNER))],
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, (rows, INNER))],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, (rows, INNER))],
         [numpy_helper.from_array(a, "a"), numpy_helper.from_array(b, "b")],
     )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
@@ -34,4 +37,4 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(int, sys.argv[2:]))
