@@ -7,9 +7,15 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from honed.runtime.devices import Device
+
+
+# How long an example takes says more of the machine's load than of the code.
+settings.register_profile("honed", deadline=None)
+settings.load_profile("honed")
 
 
 def pytest_configure() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -31,8 +32,9 @@ spawn = true
 
 def tuner_of(service: Service) -> psutil.Process | None:
     for child in psutil.Process(service.process.pid).children():
-        if "honed.tuner.service" in child.cmdline():
-            return child
+        with contextlib.suppress(psutil.Error):  # it may have ended
+            if "honed.tuner.service" in child.cmdline():
+                return child
     return None
 
 

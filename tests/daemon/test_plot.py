@@ -53,7 +53,7 @@ def test_ticks_are_round_and_reach_the_end(largest: float, count: int, whole: bo
     assert not whole or all(tick == int(tick) for tick in found)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(POINTS, st.text(max_size=60))
 def test_any_curve_is_drawn(points: list[tuple[float, float]], title: str) -> None:
     marks = tuple(Mark(x=x, y=y, label=title[:20]) for x, y in points[:3])

@@ -38,7 +38,7 @@ def lines(values: Array, axis: int) -> list[list[Any]]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FEW_VALUES, st.booleans(), st.data())
 def test_sorting_is_stable_in_both_directions(values: Array, descending: bool, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
@@ -53,7 +53,7 @@ def test_sorting_is_stable_in_both_directions(values: Array, descending: bool, d
         assert sorted_line == [given_line[i] for i in expected]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FEW_VALUES, st.booleans(), st.booleans(), st.data())
 def test_topk(values: Array, largest: bool, in_order: bool, data: st.DataObject) -> None:
     axis = data.draw(st.integers(0, values.ndim - 1))
@@ -87,7 +87,7 @@ def test_nan_sorts_as_the_largest() -> None:
     assert down.tolist() == [1, 3, 0, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(FEW_VALUES, st.booleans(), st.booleans(), st.sampled_from(["cumsum", "cumprod"]), st.data())
 def test_scans(values: Array, exclusive: bool, reverse: bool, function: str, data: st.DataObject) -> None:
     axis = data.draw(st.integers(-values.ndim, values.ndim - 1))
@@ -107,7 +107,7 @@ def test_a_long_sum_of_halves_is_rounded_once() -> None:
     assert result[-1] == 1024
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_gather_nd(data: st.DataObject) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, max_side=3))

@@ -20,7 +20,7 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=40)
 FIGURE = st.floats(1e-6, 1e9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.builds(DeviceIdentity, platform=TEXT, vendor=TEXT, name=TEXT, driver_version=TEXT, kernel_driver=TEXT),
     st.none()

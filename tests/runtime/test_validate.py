@@ -209,7 +209,7 @@ def test_a_kernel_may_accumulate_in_its_output() -> None:
     validate.check(b.build())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_sharing_agrees_with_comparing_every_pair(data: st.DataObject) -> None:
     count = data.draw(st.integers(2, 7))

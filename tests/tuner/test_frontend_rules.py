@@ -17,7 +17,7 @@ from honed.tuner.frontend import normalise
 
 ort = pytest.importorskip("onnxruntime")
 pytestmark = pytest.mark.tvm
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60)
 
 
 def make(
