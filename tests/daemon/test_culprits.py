@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.cli.culprits import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
+from honed.daemon.culprits import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
 from honed.daemon.tool import main
 from honed.runtime import Client
 from honed.runtime.kernellog import Record

@@ -96,7 +96,7 @@ def test_each_fault_is_counted_by_whose_it_was(caplog: pytest.LogCaptureFixture)
     first, second = (record.getMessage() for record in caplog.records)
     assert "of a worker of the service, process 1784" in first
     assert "MMU Fault" in first
-    assert "of another process, process 2222" in second
+    assert "of another process, none of the service, process 2222" in second
 
 
 def test_records_of_one_fault_are_one(caplog: pytest.LogCaptureFixture) -> None:

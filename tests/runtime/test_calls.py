@@ -16,9 +16,13 @@ from honed.runtime.regions import Region
 
 def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(endpoint, "SYSTEM_SOCKET", "/proc/self/no-such-socket")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert endpoint.default_socket({"HONED_SOCKET": "/x", "XDG_RUNTIME_DIR": "/r"}) == "/x"
     assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/r/honed/honed.sock"
     assert endpoint.default_socket({}) == "/proc/self/no-such-socket"
+    with monkeypatch.context() as root:
+        root.setattr(os, "geteuid", lambda: 0)  # whose service is the system's
+        assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/no-such-socket"
     monkeypatch.setattr(endpoint, "SYSTEM_SOCKET", "/proc/self/exe")
     assert endpoint.default_socket({"XDG_RUNTIME_DIR": "/r"}) == "/proc/self/exe"
 

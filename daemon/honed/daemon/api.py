@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from honed.runtime.protocol import (
     check_version,
     parse,
 )
+from honed.runtime.version import own_version
 
 from . import inference, models
 from .connection import Connection, WithDescriptors
@@ -328,14 +328,6 @@ class Api:
         "RepositoryModelLoad": _repository_load,
         "RepositoryModelUnload": _repository_unload,
     }
-
-
-def own_version() -> str:
-    """Of the installed package; "unknown" when run from a bare checkout."""
-    try:
-        return version("honed")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _named(params: ModelParams) -> str:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import importlib.util
 import json
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted, Unavailable
+from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
 from honed.runtime.protocol import MissingFiles, error_from_map
 
-from .launch import command
-from .supervisor import describe_exit, kill_group
+from . import tunerprocess
+from .supervisor import describe_exit
 
-_MAX_LINE = 4 << 20  # bytes of one report
-_NICENESS = 10
 _log = logging.getLogger(__name__)
 
 
@@ -74,39 +69,31 @@ class Task:
         ]
 
 
-def check_installed() -> None:
-    """Raise Unavailable where there is no compiler on this machine."""
-    if importlib.util.find_spec("honed.tuner") is None:
-        raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
-
-
 async def compile_model(task: Task, progress: Callable[[Stage], None]) -> None:
     """Compile; the output file is there when this returns. Cancelling ends the child.
 
     Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached,
     Unavailable without a compiler, or another error the compiler reports.
     """
-    check_installed()
-    program = [sys.executable, "-m", "honed.tuner", *task.arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command(program, memory_mib=task.memory_mib, niceness=_NICENESS),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_MAX_LINE,
-    )
+    last: Report | None = None
+
+    def heard(line: bytes) -> None:
+        nonlocal last
+        report = parse(line)
+        if isinstance(report, Stage):
+            progress(report)
+        elif report is not None:
+            last = report
+
     try:
-        async with asyncio.timeout(task.seconds):
-            last = await _read(process, progress)
-            status = await process.wait()
+        status = await tunerprocess.run(
+            task.arguments, heard, memory_mib=task.memory_mib, seconds=task.seconds
+        )
     except TimeoutError as error:
         raise ResourceExhausted(
             f"compiling took longer than {task.seconds:g} s; raise compile_seconds in the configuration, "
             "or use a smaller model"
         ) from error
-    finally:
-        if process.returncode is None:
-            kill_group(process.pid)
-            await process.wait()
     if isinstance(last, HonedError):
         raise last
     if last is None or status != 0:
@@ -114,24 +101,6 @@ async def compile_model(task: Task, progress: Callable[[Stage], None]) -> None:
             f"the compiler stopped without a result ({describe_exit(status)}); it may have needed more than "
             f"the {task.memory_mib} MiB of compile_memory_mib, the service's log says more"
         )
-
-
-async def _read(process: asyncio.subprocess.Process, progress: Callable[[Stage], None]) -> Report | None:
-    """The last word of the compiler; progress is passed on as it comes."""
-    assert process.stdout is not None
-    last: Report | None = None
-    while True:
-        try:
-            line = await process.stdout.readline()
-        except ValueError:  # longer than the limit
-            return None
-        if not line:
-            return last
-        report = parse(line)
-        if isinstance(report, Stage):
-            progress(report)
-        elif report is not None:
-            last = report
 
 
 def parse(line: bytes) -> Report | None:

@@ -31,7 +31,7 @@ def stories(reader: Reader) -> Iterator[dict[str, Any]]:
     found = [(record, fault) for record in _all(reader) if (fault := seen(record)) is not None]
     started = {fault.monotonic_s: record.realtime_s for record, fault in found}
     for story in group(fault for _, fault in found):
-        yield _story(story, started[story.first_s])
+        yield plain(story, started[story.first_s])
 
 
 def _all(reader: Reader) -> Iterator[Record]:
@@ -39,7 +39,8 @@ def _all(reader: Reader) -> Iterator[Record]:
         yield from records
 
 
-def _story(story: FaultStory, time: float) -> dict[str, Any]:
+def plain(story: FaultStory, time: float) -> dict[str, Any]:
+    """A fault as `hone faults` lists it; `time` in seconds since 1970."""
     cause = story.cause
     return {
         "time": time,

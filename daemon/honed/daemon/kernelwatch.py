@@ -19,9 +19,9 @@ from honed.runtime.kernellog import FaultStory, Reader, Seen, group, open_reader
 from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
 
 from .blocking import in_thread
+from .culprits import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, whose
+from .kernelfaults import plain
 
-SERVICE, OTHER, UNKNOWN = "service", "other", "unknown"
-_WHOSE = {SERVICE: "a worker of the service", OTHER: "another process", UNKNOWN: "it does not say whose"}
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +35,7 @@ class KernelWatch:
         self._open = opened
         self._counts: Counter[str] = Counter()
         self._reason = "it was not opened yet"
+        self._since = time.time()
 
     def plain(self) -> dict[str, Any]:
         """The part `gpu_faults` of Metrics: faults since the service started, by whose they were."""
@@ -84,18 +85,19 @@ class KernelWatch:
         finally:
             loop.remove_reader(reader.fileno())
 
-    def _tell(self, story: FaultStory, ours: frozenset[int]) -> None:
-        whose = _whose(story, ours)
-        self._counts[whose] += 1
-        cause, process = story.cause, _process(story)
+    def _tell(self, story: FaultStory, workers: frozenset[int]) -> None:
+        # Only records written since it was opened are read, so all are of this service's time.
+        fault = plain(story, self._since)
+        found = whose(fault, Ours(workers=workers, since=self._since), ())
+        self._counts[found] += 1
         _log.error(
             "a fault of GPU %s (%s: %s), of %s%s; the kernel log says: %s",
-            story.device or "",
-            story.driver,
-            cause.meaning or cause.name or cause.kind,
-            _WHOSE[whose],
-            f", process {process}" if process is not None else "",
-            "; ".join(" ".join(fault.text.split()) for fault in story.faults)[:500],
+            fault["device"] or "",
+            fault["driver"],
+            fault["meaning"],
+            WHOSE[found],
+            f", process {fault['process']}" if fault["process"] is not None else "",
+            "; ".join(" ".join(record.split()) for record in fault["records"])[:500],
         )
 
 
@@ -104,17 +106,6 @@ def _due(found: list[Seen]) -> float | None:
     if not found:
         return None
     return min(found[-1].monotonic_s + RESET_QUIET_S, found[0].monotonic_s + LONGEST_S)
-
-
-def _process(story: FaultStory) -> int | None:
-    return story.tgid if story.tgid is not None else story.tid
-
-
-def _whose(story: FaultStory, ours: frozenset[int]) -> str:
-    process = _process(story)
-    if process is None:
-        return UNKNOWN
-    return SERVICE if process in ours else OTHER
 
 
 def _with_threads(processes: Iterable[int]) -> frozenset[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from honed.runtime import strict
 from honed.runtime.profile import DeviceIdentity
+from honed.runtime.version import own_version
 
 REMEMBERED = 500
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Proven:
 
     def __init__(self, cache_dir: Path, identity: DeviceIdentity) -> None:
         self._folder = cache_dir / "proven"
-        self._device = repr((sorted(strict.to_plain(identity).items()), _version()))
+        self._device = repr((sorted(strict.to_plain(identity).items()), own_version()))
 
     def knows(self, key: str) -> bool:
         """Whether every probe of the file was answered rightly."""
@@ -47,10 +47,3 @@ class Proven:
 
     def _marker(self, key: str) -> Path:
         return self._folder / hashlib.sha256(f"{key} {self._device}".encode()).hexdigest()
-
-
-def _version() -> str:
-    try:
-        return version("honed")
-    except PackageNotFoundError:
-        return ""

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from honed.runtime import modelfile
 from honed.runtime.errors import HonedError, ModelFileError, NotFound
+from honed.runtime.version import own_version
 
 from . import api, lock, server
 from .blocking import in_thread
@@ -95,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--device", metavar="SPEC", help="OpenCL device: its number or part of its name (or HONED_DEVICE)"
     )
     parser.add_argument("--verbose", action="store_true", help="log more")
-    parser.add_argument("--version", action="version", version=f"honed {api.own_version()}")
+    parser.add_argument("--version", action="version", version=f"honed {own_version()}")
     return parser
 
 
@@ -165,7 +166,7 @@ async def _run(
     reloader = Reloader(config, read, systemd, changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
     metrics = Metrics(
-        version=api.own_version(),
+        version=own_version(),
         started=started,
         registry=registry,
         fleet=fleet,

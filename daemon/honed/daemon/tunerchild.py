@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import logging
 import sys
 import time
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import tunerprocess
 from .launch import command
 from .requests import restart_delay
 from .settings import setting
@@ -72,7 +72,7 @@ class TunerChild:
         """Until cancelled; the tuner is gone when this returns."""
         if not self._settings.spawn:
             await asyncio.Event().wait()
-        if importlib.util.find_spec("honed.tuner") is None:
+        if not tunerprocess.installed():
             self._text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
             _log.info("models are not tuned: %s", self._text)
             await asyncio.Event().wait()

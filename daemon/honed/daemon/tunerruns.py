@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +26,17 @@ from honed.runtime.errors import (
 )
 from honed.runtime.protocol import PublishParams, TunerRunParams, error_from_map
 
+from . import tunerprocess
 from .blocking import in_thread
-from .compiler import check_installed
 from .connection import WithDescriptors
 from .fleet import Fleet
 from .jobs import Jobs
 from .kernelfaults import kernel_log
-from .launch import command
 from .limits import Limits
 from .models import Registry
 from .publishing import Publisher
 from .store import Store, receive
-from .supervisor import describe_exit, kill_group
+from .supervisor import describe_exit
 
 MEASURING = ("tasks", "tune")
 RECORDS = ("history", "faults", "export", "import")
@@ -51,8 +49,6 @@ _TAKES = {  # besides `command`
     "import": {"device"},
 }
 _NEWS = frozenset({"stage", "note", "tasks", "round", "trial"})  # events that are not a child's last word
-_MAX_LINE = 4 << 20  # bytes of one event
-_NICENESS = 10
 _log = logging.getLogger(__name__)
 Event = dict[str, Any]
 Notify = Callable[[dict[str, Any]], None]
@@ -64,6 +60,11 @@ class _Measuring:
 
     process: asyncio.subprocess.Process | None = None
     stopped: bool = False
+
+    def begin(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        if self.stopped:
+            self.stop()
 
     def stop(self) -> None:
         self.stopped = True
@@ -206,28 +207,26 @@ class TunerRuns:
         run: _Measuring | None = None,
     ) -> Event:
         """Its last word. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
-        check_installed()
-        program = [sys.executable, "-m", "honed.tuner", *arguments]
-        process = await asyncio.create_subprocess_exec(
-            *command(program, memory_mib=self._limits.compile_memory_mib, niceness=_NICENESS),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_MAX_LINE,
-        )
-        if run is not None:
-            run.process = process
-            if run.stopped:
-                run.stop()
+        last: Event | None = None
+
+        def heard(line: bytes) -> None:
+            nonlocal last
+            event = _event(line)
+            if event is not None and event["event"] in _NEWS:
+                notify({"event": event})
+            elif event is not None:
+                last = event
+
         try:
-            async with asyncio.timeout(seconds):
-                last = await _read(process, notify)
-                status = await process.wait()
+            status = await tunerprocess.run(
+                arguments,
+                heard,
+                memory_mib=self._limits.compile_memory_mib,
+                seconds=seconds,
+                started=run.begin if run is not None else lambda _: None,
+            )
         except TimeoutError as error:
             raise ResourceExhausted(f"the compiler took longer than {seconds:g} s; try again") from error
-        finally:
-            if process.returncode is None:
-                kill_group(process.pid)
-                await process.wait()
         if last is None:
             raise Internal(
                 f"the compiler stopped without a result ({describe_exit(status)}); its log says more"
@@ -243,27 +242,15 @@ class TunerRuns:
         return last
 
 
-async def _read(process: asyncio.subprocess.Process, notify: Notify) -> Event | None:
-    """The last word of a child; what it tells before is passed on as it comes."""
-    assert process.stdout is not None
-    last: Event | None = None
-    while True:
-        try:
-            line = await process.stdout.readline()
-        except ValueError:  # longer than the limit
-            return None
-        if not line:
-            return last
-        try:
-            event: Any = json.loads(line)
-            kind = event["event"]
-        except (ValueError, TypeError, KeyError):
-            _log.warning("the compiler wrote what is no event: %.200r", line)
-            continue
-        if kind in _NEWS:
-            notify({"event": event})
-        else:
-            last = event
+def _event(line: bytes) -> Event | None:
+    """What one line of a child says; None where it is no event."""
+    try:
+        event: Any = json.loads(line)
+        event["event"]
+    except (ValueError, TypeError, KeyError):
+        _log.warning("the compiler wrote what is no event: %.200r", line)
+        return None
+    return dict(event)
 
 
 def _check(params: TunerRunParams, descriptors: Sequence[int]) -> None:

@@ -14,11 +14,11 @@ Progress = Callable[[dict[str, Any]], None]
 
 
 def default_socket(environment: Mapping[str, str]) -> str:
-    """Where the service listens: $HONED_SOCKET, the system's place if it is there, the user's place."""
+    """Where the service listens: $HONED_SOCKET, the system's place if it is there or for root, the user's."""
     if environment.get("HONED_SOCKET"):
         return environment["HONED_SOCKET"]
     runtime_dir = environment.get("XDG_RUNTIME_DIR")
-    if os.path.exists(SYSTEM_SOCKET) or not runtime_dir:
+    if os.path.exists(SYSTEM_SOCKET) or not runtime_dir or os.geteuid() == 0:
         return SYSTEM_SOCKET
     return str(PurePosixPath(runtime_dir) / "honed" / "honed.sock")
 

@@ -20,7 +20,7 @@ from .devices import Device
 from .errors import DeviceError, HonedError, NotFound, ProfileError
 from .files import replacing
 from .opencl import cl, context, driver_call
-from .profile import DeviceIdentity, DevicePeaks, DeviceProfile
+from .profile import DevicePeaks, DeviceProfile
 from .strict import to_plain
 from .timing import event_seconds
 
@@ -44,8 +44,7 @@ def measured(device: Device, cache_dir: str | os.PathLike[str]) -> DeviceProfile
     Takes a second or two the first time. The file is named by device and driver version; a damaged one is
     measured again. Raises DeviceError where a kernel fails or its figures are impossible.
     """
-    path = Path(cache_dir) / "peaks" / f"{_name(device.profile.identity)}.toml"
-    kept = _kept(path, device.profile)
+    kept = _kept(_path(device.profile, cache_dir), device.profile)
     if kept is not None:
         return replace(device.profile, peaks=kept)
     profile = replace(device.profile, peaks=measure(device))
@@ -55,13 +54,12 @@ def measured(device: Device, cache_dir: str | os.PathLike[str]) -> DeviceProfile
 
 def known(device: Device, cache_dir: str | os.PathLike[str]) -> bool:
     """Whether `measured` has nothing to measure."""
-    path = Path(cache_dir) / "peaks" / f"{_name(device.profile.identity)}.toml"
-    return _kept(path, device.profile) is not None
+    return _kept(_path(device.profile, cache_dir), device.profile) is not None
 
 
 def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
     """Keep a profile's peaks below `cache_dir` for `measured`; a warning is logged where that fails."""
-    path = Path(cache_dir) / "peaks" / f"{_name(profile.identity)}.toml"
+    path = _path(profile, cache_dir)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
@@ -84,8 +82,9 @@ def measure(device: Device) -> DevicePeaks:
         )
 
 
-def _name(identity: DeviceIdentity) -> str:
-    return hashlib.sha256(repr(sorted(to_plain(identity).items())).encode()).hexdigest()[:32]
+def _path(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> Path:
+    name = hashlib.sha256(repr(sorted(to_plain(profile.identity).items())).encode()).hexdigest()[:32]
+    return Path(cache_dir) / "peaks" / f"{name}.toml"
 
 
 def _kept(path: Path, profile: DeviceProfile) -> DevicePeaks | None:

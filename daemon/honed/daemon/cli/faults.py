@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from honed.daemon.culprits import WHOSE, of_service, whose
 from honed.daemon.kernelfaults import kernel_log
 
-from .culprits import WHOSE, of_service, whose
 from .output import Output, line
 from .parser import add_command
 from .records import read_records

@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 
 from honed.runtime.errors import HonedError
+from honed.runtime.version import own_version
 
 _EXAMPLES = """examples:
   honed-tuner                              for the service of this user
@@ -53,18 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version",
         action="version",
-        version=f"honed-tuner {_own_version()}",
+        version=f"honed-tuner {own_version()}",
         help="print the version and exit",
     )
     return parser
-
-
-def _own_version() -> str:
-    """Of the installed package; "unknown" when run from a bare checkout."""
-    try:
-        return version("honed")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def _step_aside() -> None:

@@ -1,0 +1,66 @@
+"""A child `python -m honed.tuner`: whether there can be one, its lines, its limits, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+
+from honed.runtime.errors import Unavailable
+
+from .launch import command
+from .supervisor import kill_group
+
+_MAX_LINE = 4 << 20  # bytes; a child that writes a longer one is ended
+_NICENESS = 10
+
+
+def installed() -> bool:
+    """Whether the compiler is on this machine; it is looked for and not imported."""
+    return importlib.util.find_spec("honed.tuner") is not None
+
+
+async def run(
+    arguments: Sequence[str],
+    on_line: Callable[[bytes], None],
+    *,
+    memory_mib: int,
+    seconds: float | None,
+    started: Callable[[asyncio.subprocess.Process], None] = lambda _: None,
+) -> int:
+    """Its exit status, after each line of its standard output was passed on; cancelling ends the child.
+
+    Raises Unavailable without a compiler, and TimeoutError after `seconds`, with the child gone.
+    """
+    if not installed():
+        raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
+    program = [sys.executable, "-m", "honed.tuner", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command(program, memory_mib=memory_mib, niceness=_NICENESS),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        limit=_MAX_LINE,
+    )
+    try:
+        started(process)
+        async with asyncio.timeout(seconds):
+            await _pass_on(process, on_line)
+            return await process.wait()
+    finally:
+        if process.returncode is None:
+            kill_group(process.pid)
+            await process.wait()
+
+
+async def _pass_on(process: asyncio.subprocess.Process, on_line: Callable[[bytes], None]) -> None:
+    assert process.stdout is not None
+    while True:
+        try:
+            line = await process.stdout.readline()
+        except ValueError:  # longer than the limit
+            kill_group(process.pid)
+            return
+        if not line:
+            return
+        on_line(line)

@@ -1,0 +1,13 @@
+"""The version of honed that runs."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def own_version() -> str:
+    """Of the installed package; "unknown" when run from a bare checkout."""
+    try:
+        return version("honed")
+    except PackageNotFoundError:
+        return "unknown"
