@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from honed.daemon.limits import Limits
-from honed.daemon.supervisor import Supervisor
+from honed.daemon.supervisor import Supervisor, WorkerLost
 from honed.runtime.errors import NotFound
 from tests.runtime.builder import add_constant
+
+from .vendors import Vendors
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 SECONDS = 60.0  # that an answer may take
@@ -30,6 +32,7 @@ def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, service_c
         running = asyncio.ensure_future(worker.run())
         try:
             await worker.wait_ready(SECONDS)
+            await worker.open()
             for name, path in paths.items():
                 await worker.call("Load", {"key": name, "path": str(path)}, seconds=SECONDS)
             assert await duel(0) == ""
@@ -38,6 +41,46 @@ def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, service_c
             await worker.call("Unload", {"key": "new"}, seconds=SECONDS)
             with pytest.raises(NotFound, match="unloaded while they were compared"):
                 await duel(2)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(go())
+
+
+def test_the_driver_is_loaded_for_the_first_model(
+    tmp_path: Path, service_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one it is not, and may be exchanged meanwhile: the next worker finds what there is then."""
+    vendors = Vendors(tmp_path)
+    vendors.have("basic")
+    for name, value in vendors.environment.items():
+        monkeypatch.setenv(name, value)
+
+    async def go() -> None:
+        worker = Supervisor(Limits(), service_cache, "")
+
+        def driver_is_loaded() -> bool:
+            return str(tmp_path) in Path(f"/proc/{worker.pid}/maps").read_text()
+
+        running = asyncio.ensure_future(worker.run())
+        try:
+            await worker.wait_ready(SECONDS)
+            assert "basic" in worker.spec
+            assert not driver_is_loaded()
+            vendors.have("pthread")
+            with pytest.raises(WorkerLost, match=r"basic.* fits no device"):
+                await worker.open()
+            vendors.have("basic")
+            await worker.wait_ready(SECONDS)
+            await worker.open()
+            assert driver_is_loaded()
+            await worker.open()
+            assert worker.starts == 2
+            worker.expects_models = lambda: True
+            worker.kill("for the test")
+            await worker.wait_ready(SECONDS)
+            assert driver_is_loaded()
         finally:
             running.cancel()
             await asyncio.wait([running])

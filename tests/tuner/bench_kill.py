@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from honed.tuner.tune.profiling import measured_profile
+from honed.runtime.surveying import survey
 
 from . import running
 from .running import MEASURING, SEARCHING, Tuning
@@ -88,7 +88,7 @@ def main() -> int:
 def kill_often(folder: Path, kills: int, pick: random.Random, victims: list[str]) -> Story:
     """So many kills of processes drawn from `victims`, then one run in peace."""
     model, records, cache = running.write_model(folder / "m.onnx"), folder / "r.sqlite", folder / "cache"
-    measured_profile(None, cache)
+    survey(None, cache)
     story = Story()
     began = time.monotonic()
     with Tuning(model, records, cache, f"--trials={_TRIALS}") as run:

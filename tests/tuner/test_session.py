@@ -15,13 +15,13 @@ from honed.runtime import peaks
 from honed.runtime.devices import Device
 from honed.runtime.kernellog import Reader
 from honed.runtime.profile import DeviceProfile
+from honed.runtime.surveying import survey
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.records import Outcome as Recorded
 from honed.tuner.records import Timing as RecordedTiming
 from honed.tuner.records import Verdict as RecordedVerdict
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.profiling import measured_profile
 from honed.tuner.tune.search_child import Entry, Found, SearchBroke, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.speed import Speed
@@ -214,12 +214,12 @@ def test_low_peaks_do_not_stay(device: Device, profile: DeviceProfile, tmp_path:
     assert profile.peaks is not None
     low = replace(profile.peaks, fp32_gflops=profile.peaks.fp32_gflops / 100)
     peaks.keep(replace(profile, peaks=low), tmp_path)
-    assert measured_profile(device.spec, tmp_path)[1].peaks == low
-    _, again = measured_profile(device.spec, tmp_path, again=True)
+    assert survey(device.spec, tmp_path).profile.peaks == low
+    again = survey(device.spec, tmp_path, again=True).measured()
     assert again.peaks is not None
     assert again.peaks.fp32_gflops > 5 * low.fp32_gflops
     assert again.peaks.bandwidth_gbs >= low.bandwidth_gbs
-    assert measured_profile(device.spec, tmp_path)[1] == again
+    assert survey(device.spec, tmp_path).profile == again
 
 
 def test_throttling_shows_in_the_records(tuned: Any, kept: Any) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from honed.runtime import devices
 from honed.runtime.executor import load
-from honed.tuner.tune.profiling import measured_profile
+from honed.runtime.surveying import survey
 from honed.tuner.tune.search_child import Deadlines, SearchChild
 from honed.tuner.tune.session import Budget
 from honed.tuner.tune.task import Stage
@@ -35,7 +35,7 @@ def _device() -> None:
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
-    measured_profile(None, folder)
+    survey(None, folder)
     return folder
 
 
@@ -132,13 +132,13 @@ def test_an_interrupt_keeps_what_was_found(model: Path, records: Path, cache: Pa
 def test_a_task_that_breaks_the_compiler_is_lost_alone(
     model: Path, records: Path, cache: Path, how: str
 ) -> None:
-    spec, profile = measured_profile(None, cache)
+    found = survey(None, cache)
     events: list[dict[str, Any]] = []
     deadlines = Deadlines(propose=20.0 if how != "hangs" else 4.0)
     command = broken_searcher.command(how, "matmul")
     with (
-        SearchChild(profile, records.with_suffix(".npz"), 0, command, deadlines) as search,
-        running.session(spec, profile, records, search, events.append) as session,
+        SearchChild(found.profile, records.with_suffix(".npz"), 0, command, deadlines) as search,
+        running.session(found.spec, found.profile, records, search, events.append) as session,
     ):
         session.run(lambda: search.extract(model, {}, "auto"), Budget(trials=3))
     by_name = {p.task.name: p for p in session.tasks}

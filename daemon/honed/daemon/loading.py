@@ -65,6 +65,7 @@ class Loader:
         self._store = store
         self._kept: Counter[str] = Counter()  # by key, models being added
         self._tasks: set[asyncio.Task[Any]] = set()
+        supervisor.expects_models = lambda: bool(registry.of(lane))
         self._dueling = asyncio.Lock()  # the worker knows one pair at a time
         self.wanted: Callable[[], set[str]] = set
         self.idle_seconds: Callable[[], float] = lambda: float("inf")
@@ -87,6 +88,7 @@ class Loader:
         the first probe is enough where the device has answered all of them rightly before.
         """
         worker = self._supervisor.starts
+        await self._supervisor.open()
         built = await self._supervisor.call(
             "Load", {"key": key, "path": path}, seconds=self._limits.load_seconds
         )

@@ -38,8 +38,9 @@ class WorkerLost(Unavailable):
 class Supervisor:
     """The worker process and the calls to it.
 
-    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end. The
-    device that the first worker found is the one that later workers look for.
+    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end;
+    `expects_models` tells whether a worker that starts is to load some at once. The device that the first
+    worker found is the one that later workers look for.
     """
 
     def __init__(self, limits: Limits, cache_dir: Path, device: str) -> None:
@@ -53,6 +54,7 @@ class Supervisor:
         self._turned = asyncio.Event()  # set at each change of state
         self.on_ready: Callable[[], Awaitable[None]] | None = None
         self.on_lost: Callable[[], None] | None = None
+        self.expects_models: Callable[[], bool] = lambda: False
         self._state = "starting"
         self.reason = ""
         self.starts = 0
@@ -138,6 +140,20 @@ class Supervisor:
         if self._link is not None:
             self._link.fail(self._lost())
 
+    async def open(self) -> None:
+        """Have the worker load the device's driver, which it does without until the first model.
+
+        Raises WorkerLost where the device is not there any more, or another driver is; the next worker finds
+        out what is.
+        """
+        try:
+            await self.call("Open", {}, seconds=self._limits.load_seconds)
+        except WorkerLost:
+            raise
+        except HonedError as error:
+            self.kill(str(error))
+            raise self._lost() from error
+
     def knows(self, region: int) -> bool:
         """Whether the present worker has mapped a region; from now on it counts as mapped."""
         known = region in self._mapped
@@ -158,7 +174,8 @@ class Supervisor:
         self.starts += 1
         process, link = await self._spawn()
         self._process, self._link = process, link
-        hello = await self.call("Hello", {}, seconds=self._limits.load_seconds)
+        models = self.expects_models()
+        hello = await self.call("Hello", {"models": models}, seconds=self._limits.load_seconds)
         self.spec = self._device = str(hello["spec"])
         self.profile = from_dict(hello["profile"])
         self._state, self.reason = "ready", ""

@@ -16,7 +16,6 @@ import os
 import queue
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -34,10 +33,12 @@ from honed.runtime.devices import Device, select
 from honed.runtime.dtypes import dtype
 from honed.runtime.errors import DeviceError, HonedError, Internal, InvalidArgument, ModelRefused, NotFound
 from honed.runtime.executor import Executor, load
+from honed.runtime.profile import DeviceProfile
 from honed.runtime.profilefile import to_dict
 from honed.runtime.proof import Difference, check_probe
 from honed.runtime.protocol import error_to_map
 from honed.runtime.regions import map_descriptor
+from honed.runtime.surveying import survey
 
 from .duel import Recorder, Turns
 from .profiling import profile
@@ -54,7 +55,8 @@ class Worker:
         self._socket = connected
         self._cache_dir = cache_dir
         self._spec = spec
-        self._device: Device | None = None
+        self._found: DeviceProfile | None = None
+        self._device: Device | None = None  # from the first model on
         self._models: dict[str, Executor] = {}
         self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
         self._recorder = Recorder()
@@ -80,14 +82,15 @@ class Worker:
             while (message := decoder.next_message()) is not None:
                 if not isinstance(message, wire.Request):
                     continue
-                if message.method == "Load":
+                if message.method in self._LOADING:
                     self._loads.put(message)
                 else:
                     self._answer(message, self._METHODS[message.method])
 
     def _load_all(self) -> None:
         while True:
-            self._answer(self._loads.get(), Worker._load)
+            request = self._loads.get()
+            self._answer(request, self._LOADING[request.method])
 
     def _answer(self, request: wire.Request, method: Callable[..., dict[str, Any]]) -> None:
         """Call a method and send what it returns or raises."""
@@ -109,19 +112,32 @@ class Worker:
         with self._sending:
             self._socket.sendall(frame)
 
-    def _hello(self) -> dict[str, Any]:
-        """Choose the device; its measured peaks are part of the profile where they can be had."""
-        device = select(self._spec or None)
-        if not peaks.known(device, self._cache_dir):
-            # In a process of its own: drivers keep what they once took, and this one is to stay small.
-            measure = [sys.executable, "-m", "honed.daemon.peaking", str(os.getpid()), device.spec]
-            subprocess.run([*measure, self._cache_dir], stdin=subprocess.DEVNULL, check=False)
-        try:
-            device = replace(device, profile=peaks.measured(device, self._cache_dir))
-        except DeviceError as error:
-            _log.warning("the device's peaks are not known: %s", error)
-        self._device = device
-        return {"spec": device.spec, "profile": to_dict(device.profile)}
+    def _hello(self, models: bool) -> dict[str, Any]:
+        """Find the device and its profile, with measured peaks where they can be had.
+
+        Its driver takes memory, so that it stays out of this process until there are `models`.
+        """
+        device = select(self._spec or None) if models else None
+        if device is not None and peaks.known(device, self._cache_dir):
+            self._spec, self._found = device.spec, peaks.measured(device, self._cache_dir)
+        else:
+            found = survey(self._spec, self._cache_dir)
+            if found.no_peaks:
+                _log.warning("%s", found.no_peaks)
+            self._spec, self._found = found.spec, found.profile
+        return {"spec": self._spec, "profile": to_dict(self._found)}
+
+    def _open(self) -> dict[str, Any]:
+        """Load the driver of the device that was found, unless it is loaded.
+
+        Raises a HonedError where another device or driver is there now; this process is then to be replaced.
+        """
+        if self._device is None:
+            device = select(self._spec)
+            if self._found is None or device.profile.identity != self._found.identity:
+                raise DeviceError(f"the driver of {self._spec} has changed")
+            self._device = replace(device, profile=self._found)
+        return {}
 
     def _load(self, key: str, path: str) -> dict[str, Any]:
         """Build a compiled file; it may serve once each of its `probes` was checked.
@@ -130,7 +146,7 @@ class Worker:
         """
         if key not in self._models:
             if self._device is None:
-                raise DeviceError("the worker has no device yet; this is a fault of the service")
+                raise Internal("the worker has no device yet; this is a fault of the service")
             self._models[key] = load(path, self._device, cache_dir=self._cache_dir, builder=self._builder)
             self._checked[key] = {}
         proof = self._models[key].model.proof
@@ -245,8 +261,8 @@ class Worker:
         region, offset, nbytes = place
         return self._regions[region][offset : offset + nbytes]
 
+    _LOADING: dict[str, Callable[..., dict[str, Any]]] = {"Hello": _hello, "Open": _open, "Load": _load}
     _METHODS: dict[str, Callable[..., dict[str, Any]]] = {
-        "Hello": _hello,
         "Check": _check,
         "Duel": _duel,
         "Unload": _unload,

@@ -68,6 +68,17 @@ def keep(profile: DeviceProfile, cache_dir: str | os.PathLike[str]) -> None:
         _log.warning("the measured peaks were not kept: %s", error)
 
 
+def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
+    """The best that either saw."""
+    half = [rate for rate in (one.fp16_gflops, other.fp16_gflops) if rate is not None]
+    return DevicePeaks(
+        fp32_gflops=max(one.fp32_gflops, other.fp32_gflops),
+        fp16_gflops=max(half, default=None),
+        bandwidth_gbs=max(one.bandwidth_gbs, other.bandwidth_gbs),
+        launch_us=min(one.launch_us, other.launch_us),
+    )
+
+
 def measure(device: Device) -> DevicePeaks:
     """Measure the peaks of `device` now."""
     with driver_call("measure the device's peaks"):

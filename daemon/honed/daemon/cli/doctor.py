@@ -161,8 +161,7 @@ def _verdict(findings: Sequence[Finding]) -> str:
 
 def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
     from honed.daemon import places
-    from honed.daemon.doctor import probe
-    from honed.runtime.errors import DeviceError
+    from honed.runtime import profilefile, surveying
     from honed.runtime.files import replacing
 
     from .progress import Reporter
@@ -170,19 +169,15 @@ def _write_profile(arguments: argparse.Namespace, output: Output) -> int:
     cache = places.places(os.environ, os.getuid()).cache_dir
     with Reporter("profile") as reporter:
         reporter.update("measure", 0.0, "measuring the device's peaks")
-        answer = probe.ask(
-            ["profile", arguments.device or "", str(cache)], os.environ, probe.PROFILE_DEADLINE
-        )
-    if answer.ended != "ok":
-        raise DeviceError(f"the device's profile cannot be made: {answer.error}")
+        found = surveying.survey(arguments.device, cache)
     with replacing(arguments.profile) as file:
-        file.write(answer.document["toml"].encode())
-    document = {"output": str(arguments.profile), "device": answer.document["device"]}
+        file.write(profilefile.dumps(found.measured()).encode())
+    document = {"output": str(arguments.profile), "device": found.spec}
     output.emit(
         document,
         lambda console: line(
             console,
-            f"{arguments.profile} describes {answer.document['device']}; compile for it elsewhere with: "
+            f"{arguments.profile} describes {found.spec}; compile for it elsewhere with: "
             f"hone compile MODEL.onnx -o MODEL.honed --profile {arguments.profile}",
         ),
     )

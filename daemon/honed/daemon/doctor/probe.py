@@ -2,7 +2,6 @@
 
     python -m honed.daemon.doctor.probe library LIBRARY       loads one driver's library
     python -m honed.daemon.doctor.probe platforms             lists platforms and devices
-    python -m honed.daemon.doctor.probe profile SPEC CACHE    prints a device's profile, peaks measured
 
 A child answers with one JSON map on the stdout it was given; what drivers print goes to its stderr.
 """
@@ -20,12 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import HonedError
-
 from .readings import Device, Ended, OpenCL, Platform
 
 DEADLINE = 20.0  # seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
-PROFILE_DEADLINE = 120.0  # seconds for measuring peaks
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
 _MAX_NOISE = 300  # characters of a driver's last words worth showing
 
@@ -157,16 +153,6 @@ def _device(cl: Any, device: Any) -> dict[str, Any]:
     }
 
 
-def _profile(spec: str, cache_dir: str) -> dict[str, Any]:
-    from honed.runtime import devices, peaks, profilefile
-
-    try:
-        device = devices.select(spec or None)
-        return {"toml": profilefile.dumps(peaks.measured(device, Path(cache_dir))), "device": device.spec}
-    except HonedError as error:
-        return {"error": str(error)}
-
-
 def main(arguments: Sequence[str]) -> int:
     """Answer one question on stdout."""
     answer_to = os.fdopen(os.dup(1), "w")
@@ -174,7 +160,6 @@ def main(arguments: Sequence[str]) -> int:
     commands: dict[str, Callable[..., dict[str, Any]]] = {
         "library": _library,
         "platforms": _platforms,
-        "profile": _profile,
     }
     document = commands[arguments[0]](*arguments[1:])
     json.dump(document, answer_to)

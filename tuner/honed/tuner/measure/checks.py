@@ -190,17 +190,6 @@ def ceiling(workload: Workload, peaks: DevicePeaks, traffic: float) -> Ceiling:
     return Ceiling(operations=gflops * 1e9, bytes=max(traffic, peaks.bandwidth_gbs * 1e9))
 
 
-def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
-    """The best that either saw."""
-    half = [rate for rate in (one.fp16_gflops, other.fp16_gflops) if rate is not None]
-    return DevicePeaks(
-        fp32_gflops=max(one.fp32_gflops, other.fp32_gflops),
-        fp16_gflops=max(half, default=None),
-        bandwidth_gbs=max(one.bandwidth_gbs, other.bandwidth_gbs),
-        launch_us=min(one.launch_us, other.launch_us),
-    )
-
-
 def possible(workload: Workload, most: Ceiling, seconds: float) -> Refusal | None:
     """Refuse a time in which the device can neither have computed nor moved what the workload needs."""
     rate = workload.flops / seconds

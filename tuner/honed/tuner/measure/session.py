@@ -18,7 +18,7 @@ from honed.runtime.profile import DevicePeaks, DeviceProfile
 from . import bound, probes
 from .bound import Reader
 from .candidate import Candidate, Workload
-from .checks import Array, Expected, ceiling, higher
+from .checks import Array, Expected, ceiling
 from .guarded import Guarded
 from .limits import Checks, Limits
 from .timed import Warmth
@@ -117,7 +117,7 @@ class Session:
             return
         self._peaks_at = now
         workload, units = self.loaded.workload, self.profile.limits.compute_units
-        self.peaks = higher(self.peaks, peaks.measure(self.device))
+        self.peaks = peaks.higher(self.peaks, peaks.measure(self.device))
         traffic = probes.traffic(self.context, self.queue, units, workload.bytes) or 0.0
         self.loaded.most = ceiling(workload, self.peaks, max(traffic, self.loaded.traffic))
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from honed.runtime.errors import HonedError
 from honed.runtime.kernellog import Reader, open_reader
+from honed.runtime.surveying import survey
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
-from .profiling import measured_profile
 from .search_child import SearchChild
 from .session import Gate, Session
 from .trials import Trials
@@ -43,8 +43,9 @@ class Opened:
         Raises DeviceError where there is no device, and what `Records.open` raises.
         """
         emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "look at the device"})
-        self.spec, profile = measured_profile(device, cache_dir)
-        self.profile = profile
+        found = survey(device, cache_dir)
+        self.spec = found.spec
+        self.profile = profile = found.measured()
         setup = setup_for(profile.identity)
         records.parent.mkdir(parents=True, exist_ok=True)
         self.records = Records.open(records)
@@ -64,7 +65,7 @@ class Opened:
             trials,
             self.search,
             emit,
-            peaks_again=lambda: measured_profile(self.spec, cache_dir, again=True)[1],
+            peaks_again=lambda: survey(self.spec, cache_dir, again=True).measured(),
             gate=gate,
             trust_defaults=trust_defaults,
         )

@@ -1,0 +1,84 @@
+"""Looking at a device in another process, with drivers that misbehave."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from honed.runtime import profilefile, surveying
+from honed.runtime.devices import Device
+from honed.runtime.errors import DeviceError, HonedError, NotFound
+from honed.runtime.surveying import survey
+
+pytestmark = pytest.mark.opencl
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only driver there is; C that runs while it is loaded goes into this file with `build`."""
+    vendors = tmp_path / "vendors"
+    vendors.mkdir()
+    library = tmp_path / "libdriver.so"
+    (vendors / "test.icd").write_text(f"{library}\n")
+    for name in ("OCL_ICD_VENDORS", "OPENCL_VENDOR_PATH"):
+        monkeypatch.setenv(name, str(vendors))
+    return library
+
+
+def build(library: Path, does: str) -> None:
+    compiler = shutil.which("cc")
+    assert compiler is not None
+    headers = "".join(f"#include <{name}.h>\n" for name in ("stdio", "stdlib", "unistd"))
+    code = f"{headers}__attribute__((constructor)) void f(void) {{ {does} }}"
+    subprocess.run([compiler, "-shared", "-fPIC", "-xc", "-", "-o", library], input=code.encode(), check=True)
+
+
+def test_the_device_as_this_process_sees_it(device: Device, tmp_path: Path) -> None:
+    found = survey(device.spec, tmp_path)
+    assert found.spec == device.spec
+    assert found.profile.identity == device.profile.identity
+    assert found.profile.limits == device.profile.limits
+    assert found.measured().peaks is not None
+    assert survey(device.spec, tmp_path) == found, "peaks are measured once"
+    assert profilefile.from_dict(profilefile.to_dict(found.profile)) == found.profile
+
+
+def test_a_device_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="'abacus' fits no device"):
+        survey("abacus", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ('fputs("no firmware\\n", stderr); abort();', r"ended by SIGABRT \(it printed: no firmware\)"),
+        ("_exit(3);", "ended with status 3"),
+        ('puts("hello");', "no usable OpenCL device"),
+        ("pause();", "did not answer within 2 s"),
+    ],
+)
+def test_drivers_that_misbehave(
+    driver: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: str
+) -> None:
+    build(driver, does)
+    if "pause" in does:
+        monkeypatch.setattr(surveying, "SECONDS", 2.0)
+    with pytest.raises(DeviceError, match=told):
+        survey(None, tmp_path)
+
+
+def test_a_device_without_peaks(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose peaks cannot be measured is found all the same."""
+
+    def fail(*_: object) -> None:
+        raise DeviceError("no clock")
+
+    monkeypatch.setattr(surveying.peaks, "measured", fail)
+    answer = surveying._answer(device, str(tmp_path), again=False)
+    assert answer["spec"] == device.spec
+    found = surveying.Survey(device.spec, device.profile, str(answer["no_peaks"]))
+    with pytest.raises(HonedError, match=r"peaks cannot be measured: no clock"):
+        found.measured()
