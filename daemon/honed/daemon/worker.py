@@ -121,7 +121,7 @@ class Worker:
         if device is not None and peaks.known(device, self._cache_dir):
             self._spec, self._found = device.spec, peaks.measured(device, self._cache_dir)
         else:
-            found = survey(self._spec, self._cache_dir)
+            found = survey(self._spec, self._cache_dir, seconds=None)  # the service bounds the call
             if found.no_peaks:
                 _log.warning("%s", found.no_peaks)
             self._spec, self._found = found.spec, found.profile

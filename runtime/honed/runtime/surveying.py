@@ -40,12 +40,18 @@ class Survey:
         return self.profile
 
 
-def survey(spec: str | None, cache_dir: str | os.PathLike[str], *, again: bool = False) -> Survey:
+def survey(
+    spec: str | None,
+    cache_dir: str | os.PathLike[str],
+    *,
+    again: bool = False,
+    seconds: float | None = SECONDS,
+) -> Survey:
     """The device that `spec` names (see `devices.select`), its peaks measured once and kept in `cache_dir`.
 
     With `again` they are measured now, and the best of both is kept: a peak that was measured while the
     machine was busy is too low. Raises what `select` raises, and DeviceError where the driver ends the
-    process that asks it or takes more than SECONDS.
+    process that asks it or takes more than `seconds`, if there is such a bound.
     """
     command = [sys.executable, "-P", "-m", __name__, str(os.getpid()), spec or "", os.fspath(cache_dir)]
     try:
@@ -53,13 +59,13 @@ def survey(spec: str | None, cache_dir: str | os.PathLike[str], *, again: bool =
             [*command, "again"] if again else command,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=SECONDS,
+            timeout=seconds,
             check=False,
             start_new_session=True,  # a Ctrl-C is meant for the parent
         )
     except subprocess.TimeoutExpired as error:
         raise DeviceError(
-            f"the OpenCL driver did not answer within {SECONDS:g} s; see `hone doctor`"
+            f"the OpenCL driver did not answer within {seconds:g} s; see `hone doctor`"
         ) from error
     if done.returncode != 0:
         raise DeviceError(
