@@ -66,10 +66,9 @@ def test_the_driver_is_loaded_for_the_first_model(
         running = asyncio.ensure_future(worker.run())
         try:
             await worker.wait_ready(SECONDS)
-            assert "basic" in worker.spec
             assert not driver_is_loaded()
             vendors.have("pthread")
-            with pytest.raises(WorkerLost, match=r"basic.* fits no device"):
+            with pytest.raises(WorkerLost, match="fits no device"):
                 await worker.open()
             vendors.have("basic")
             await worker.wait_ready(SECONDS)

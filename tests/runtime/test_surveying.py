@@ -40,7 +40,7 @@ def test_the_device_as_this_process_sees_it(device: Device, tmp_path: Path) -> N
     found = survey(device.spec, tmp_path)
     assert found.spec == device.spec
     assert found.profile.identity == device.profile.identity
-    assert found.profile.limits == device.profile.limits
+    assert found.profile.rules == device.profile.rules
     assert found.measured().peaks is not None
     assert survey(device.spec, tmp_path) == found, "peaks are measured once"
     assert profilefile.from_dict(profilefile.to_dict(found.profile)) == found.profile
