@@ -67,6 +67,32 @@ def test_both_evaluators_agree_on_lightglue() -> None:
             assert np.abs(a[name] - b[name]).max() <= 1e-5 * np.abs(b[name]).max()
 
 
+@pytest.mark.parametrize("opset", [7, 8, 9, 13, 14, 15])
+def test_normalisation_uses_what_it_is_given(opset: int) -> None:
+    """ONNX's evaluator mixes mean and variance of the input in, below opset 14."""
+    model = _model(
+        "f (float[2,3,4] x, float[3] s, float[3] b, float[3] m, float[3] v) => (float[2,3,4] y)"
+        "{ y = BatchNormalization<epsilon = 0.01>(x, s, b, m, v) }",
+        opset,
+    )
+    random = np.random.default_rng(0)
+    x, s, b, m, v = (random.uniform(0.5, 2, each).astype(np.float32) for each in ((2, 3, 4), *[(3,)] * 4))
+    want = (x - m[:, None]) / np.sqrt(v[:, None] + 0.01) * s[:, None] + b[:, None]
+    for evaluator in ("onnxruntime", "reference"):
+        result = _done(evaluate(model, [{"x": x, "s": s, "b": b, "m": m, "v": v}], evaluators=[evaluator]))
+        np.testing.assert_allclose(result.outputs[0]["y"], want, rtol=1e-5, atol=1e-5)
+
+
+def test_training_is_no_reference() -> None:
+    model = _model(
+        "f (float[2,3] x, float[3] s, float[3] b, float[3] m, float[3] v)"
+        " => (float[2,3] y, float[3] n, float[3] w)"
+        "{ y, n, w = BatchNormalization(x, s, b, m, v) }",
+        9,
+    )
+    assert "for training" in _failed(evaluate(model, inputs.generate(model, 1), evaluators=["reference"]))
+
+
 def test_what_the_first_evaluator_lacks_the_second_does_and_it_is_said() -> None:
     model = _model("f (double[4] a) => (double[4] c) { c = Sinh(a) }")
     given = inputs.generate(model, 1)

@@ -99,7 +99,10 @@ def _reference(model: onnx.ModelProto) -> tuple[str, Run]:
     """ONNX's own reference evaluator: NumPy, slow, and by the letter of the specification."""
     from onnx.reference import ReferenceEvaluator
 
-    evaluator = ReferenceEvaluator(model)
+    from .batchnorm import BatchNormalization
+
+    opset = next((i.version for i in model.opset_import if i.domain in ("", "ai.onnx")), 0)
+    evaluator = ReferenceEvaluator(model, new_ops=[BatchNormalization] if 7 <= opset <= 13 else None)
 
     def run(feeds: dict[str, np.ndarray]) -> list[object]:
         with np.errstate(all="ignore"):
