@@ -113,6 +113,13 @@ def test_what_a_program_wrote_is_not_believed() -> None:
     assert watched(log, 1).plain()["counts"] == {"service": 0, "other": 1, "unknown": 0}
 
 
+def test_want_of_memory_is_no_fault_of_the_gpu() -> None:
+    log = Log()
+    log.write(f"Memory cgroup out of memory: Killed process {FOREIGN} (python3) total-vm:1988084kB")
+    log.write(f"Out of memory: Killed process {OURS} (python3) total-vm:1988084kB", XID.format(pid=OURS))
+    assert watched(log, 1).plain()["counts"] == {"service": 1, "other": 0, "unknown": 0}
+
+
 def test_a_log_that_cannot_be_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
     def denied() -> Reader:
         raise PermissionDenied("the kernel log cannot be read; join group systemd-journal")

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from honed.runtime.errors import HonedError
-from honed.runtime.kernellog import FaultStory, Reader, Seen, group, open_reader, seen
+from honed.runtime.kernellog import FaultStory, Reader, Seen, Severity, group, open_reader, seen
 from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
 
 from .blocking import in_thread
@@ -73,7 +73,13 @@ class KernelWatch:
                     async with asyncio.timeout_at(_due(found)):
                         await readable.wait()
                 readable.clear()
-                new = [fault for record in reader.read() if (fault := seen(record)) is not None]
+                # Whom the kernel killed for want of memory is in the same log, and no fault of a GPU.
+                new = [
+                    fault
+                    for record in reader.read()
+                    if (fault := seen(record)) is not None
+                    and fault.fault.severity is not Severity.PROCESS_KILLED
+                ]
                 if new:
                     ids |= _with_threads(self._workers())
                     found += new
