@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from honed.runtime.errors import HonedError
-from honed.runtime.kernellog import FaultStory, Reader, Seen, Severity, group, open_reader, seen
+from honed.runtime.kernellog import FaultStory, Reader, Record, Seen, Severity, group, open_reader, seen
 from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
 
 from .blocking import in_thread
@@ -73,13 +73,7 @@ class KernelWatch:
                     async with asyncio.timeout_at(_due(found)):
                         await readable.wait()
                 readable.clear()
-                # Whom the kernel killed for want of memory is in the same log, and no fault of a GPU.
-                new = [
-                    fault
-                    for record in reader.read()
-                    if (fault := seen(record)) is not None
-                    and fault.fault.severity is not Severity.PROCESS_KILLED
-                ]
+                new = [fault for record in reader.read() if (fault := _of_gpu(record)) is not None]
                 if new:
                     ids |= _with_threads(self._workers())
                     found += new
@@ -105,6 +99,12 @@ class KernelWatch:
             f", process {fault['process']}" if fault["process"] is not None else "",
             "; ".join(" ".join(record.split()) for record in fault["records"])[:500],
         )
+
+
+def _of_gpu(record: Record) -> Seen | None:
+    """The fault a record tells of; none where the kernel killed a process for want of memory."""
+    fault = seen(record)
+    return None if fault is None or fault.fault.severity is Severity.PROCESS_KILLED else fault
 
 
 def _due(found: list[Seen]) -> float | None:
