@@ -44,6 +44,9 @@ class Worker:
             raise self.failing[probe]
         return {"device": "d", "probes": PROBES, "outputs": [{"error": 0.1 * (probe or 0)}]}
 
+    async def open(self) -> None:
+        """The driver of a device that is not there is loaded."""
+
     def kill(self, reason: str) -> None:
         raise AssertionError(reason)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import tunerprocess
+from . import installed
 from .launch import command
 from .requests import restart_delay
 from .settings import setting
@@ -72,7 +72,7 @@ class TunerChild:
         """Until cancelled; the tuner is gone when this returns."""
         if not self._settings.spawn:
             await asyncio.Event().wait()
-        if not tunerprocess.installed():
+        if not installed.compiler():
             self._text = "the tuner is not installed; install honed-tuner (apt install honed-tuner)"
             _log.info("models are not tuned: %s", self._text)
             await asyncio.Event().wait()

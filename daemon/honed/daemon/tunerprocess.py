@@ -1,24 +1,19 @@
-"""A child `python -m honed.tuner`: whether there can be one, its lines, its limits, its end."""
+"""A child `python -m honed.tuner`: its lines, its limits, its end."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 
 from honed.runtime.errors import Unavailable
 
+from . import installed
 from .launch import command
 from .supervisor import kill_group
 
 _MAX_LINE = 4 << 20  # bytes; a child that writes a longer one is ended
 _NICENESS = 10
-
-
-def installed() -> bool:
-    """Whether the compiler is on this machine; it is looked for and not imported."""
-    return importlib.util.find_spec("honed.tuner") is not None
 
 
 async def run(
@@ -33,7 +28,7 @@ async def run(
 
     Raises Unavailable without a compiler, and TimeoutError after `seconds`, with the child gone.
     """
-    if not installed():
+    if not installed.compiler():
         raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     program = [sys.executable, "-m", "honed.tuner", *arguments]
     process = await asyncio.create_subprocess_exec(

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
-from honed.daemon import tunerprocess
+from honed.daemon import installed
 from honed.daemon.launch import command
 from honed.daemon.limits import Limits
 from honed.runtime.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, ResourceExhausted
@@ -76,7 +76,7 @@ def started(arguments: Sequence[str], limits: Limits, *, seconds: float | None =
 
     Raises NotFound without the compiler.
     """
-    if not tunerprocess.installed():
+    if not installed.compiler():
         raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     program = [sys.executable, "-m", "honed.tuner", *arguments]
     with tempfile.TemporaryFile() as log:
