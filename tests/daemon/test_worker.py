@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from honed.daemon.limits import Limits
 from honed.daemon.supervisor import Supervisor, WorkerLost
-from honed.runtime.errors import NotFound
+from honed.daemon.worker import Worker
+from honed.runtime.errors import DeviceError, NotFound
 from tests.runtime.builder import add_constant
 
 from .vendors import Vendors
@@ -85,3 +88,17 @@ def test_the_driver_is_loaded_for_the_first_model(
             await asyncio.wait([running])
 
     asyncio.run(go())
+
+
+def test_another_version_of_the_driver_is_not_taken_for_the_one_that_was_found(service_cache: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        worker = Worker(theirs, service_cache, "")
+        worker._hello(models=False)
+        found = worker._found
+        assert found is not None
+        worker._found = replace(found, identity=replace(found.identity, driver_version="updated"))
+        with pytest.raises(DeviceError, match="has changed"):
+            worker._open()
+        worker._found = found
+        assert worker._open() == {}
