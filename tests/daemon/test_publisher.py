@@ -12,13 +12,14 @@ from typing import Any, cast
 
 import pytest
 
+from honed.daemon.compiled import Compiled, summarise
 from honed.daemon.latencies import Latencies
 from honed.daemon.limits import Limits
-from honed.daemon.making import read
 from honed.daemon.models import Entry, Registry
 from honed.daemon.publishing import Publisher, Trial
 from honed.daemon.store import Manifest, Store, StoredFile, describe, new_version
-from honed.daemon.versions import Duel, fingerprint, first, succeed
+from honed.daemon.versions import Duel, first, succeed
+from honed.runtime import modelfile
 from honed.runtime.protocol import PublishParams
 
 from . import spin
@@ -37,7 +38,7 @@ class Interrupted(Store):
 class Loader:
     """Whatever is loaded is twice as fast."""
 
-    async def load(self, key: str, path: str) -> object:
+    async def load(self, key: str, path: str, **_: object) -> object:
         return object()
 
     async def duel(self, old: str, new: str, rounds: int) -> Duel:
@@ -66,6 +67,11 @@ class Jobs:
         return [entry.manifest for entry in self._registry.all()]
 
 
+def read(path: Path) -> Compiled:
+    with modelfile.read(path) as file:
+        return summarise(file.model)
+
+
 def stored(store: Store, folder: Path) -> tuple[Entry, Entry]:
     """Model m at version 2, and as it was at version 1; no source, so anything of its shape succeeds it."""
     manifest: Manifest | None = None
@@ -73,7 +79,7 @@ def stored(store: Store, folder: Path) -> tuple[Entry, Entry]:
     for number, turns in ((1, 400), (2, 200)):
         file = describe(spin.write(folder / f"v{number}.honed", turns), "m.honed")
         path = folder / f"v{number}.honed"
-        schedules = fingerprint(read(path))
+        schedules = read(path).schedules
         version = new_version(file, number, schedules=schedules, why="", now=number, settled=number == 1)
         if manifest is not None:
             before = Entry(manifest=manifest, compiled=read(store.object(manifest.compiled)))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.requests import Queue, Ticket, restart_delay
+from honed.daemon.requests import Client, Queue, Ticket, restart_delay
 from honed.runtime.errors import ResourceExhausted
 
 
@@ -17,10 +17,21 @@ def anything(_: str) -> bool:
 
 
 def ticket(
-    number: int, client: int = 1, priority: int = 2, deadline: float = 100.0, model: str = "m"
+    number: int,
+    client: int = 1,
+    priority: int = 2,
+    deadline: float = 100.0,
+    model: str = "m",
+    *,
+    user: int = 0,
 ) -> Ticket:
     return Ticket(
-        number=number, client=client, model=model, priority=priority, arrived=0.0, deadline=deadline
+        number=number,
+        client=Client(user, client),
+        model=model,
+        priority=priority,
+        arrived=0.0,
+        deadline=deadline,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from .fleet import Fleet
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
-from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, Limits
+from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from .metrics import Metrics
 from .models import Registry, State
 from .peers import Policy
@@ -115,17 +115,17 @@ class Api:
         self._started = time.monotonic()
         self.stopping = False
 
-    async def answer(
+    def answer(
         self, call: Call, method: str, params: dict[str, Any]
-    ) -> dict[str, Any] | WithDescriptors:
-        """The result of a method."""
+    ) -> Coroutine[Any, Any, dict[str, Any] | WithDescriptors]:
+        """The work for a request, which gives its result; raises HonedError for wrong parameters."""
         known = METHODS.get(method)
         if known is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
         self._policy.check(call.connection.peer, known.right, method)
         if self.stopping:
             raise Unavailable("the service is stopping; call again when it runs")
-        return await self._METHODS[method](self, call, parse(known.params, params))
+        return self._METHODS[method](self, call, parse(known.params, params))
 
     async def _server_live(self, call: Call, params: Nothing) -> dict[str, Any]:
         return {"live": True}
@@ -135,7 +135,11 @@ class Api:
 
     async def _server_metadata(self, call: Call, params: Nothing) -> dict[str, Any]:
         limits = strict.to_plain(self._limits)
-        limits |= {"max_message_depth": MAX_MESSAGE_DEPTH, "max_message_values": MAX_MESSAGE_VALUES}
+        limits |= {
+            "max_message_depth": MAX_MESSAGE_DEPTH,
+            "max_message_values": MAX_MESSAGE_VALUES,
+            "max_text_bytes": MAX_TEXT_BYTES,
+        }
         return {"name": "honed", "version": own_version(), "extensions": list(EXTENSIONS), "limits": limits}
 
     async def _server_status(self, call: Call, params: Nothing) -> dict[str, Any]:
@@ -208,7 +212,7 @@ class Api:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         entry, _ = self._registry.compiled(params.name)
         with self._leasing.serving(entry.name, call.connection.peer.pid):
-            profile = await self._fleet.profile(call.connection.number, entry, runs)
+            profile = await self._fleet.profile(call.connection.client, entry, runs)
         if entry.at_home:
             self._ledger.profiled(entry.name, entry.key, profile["rows"])
         return profile
@@ -229,7 +233,7 @@ class Api:
             entry, model = self._registry.compiled(params.model_name)
             with self._leasing.serving(entry.name, call.connection.peer.pid):
                 plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
-                result = await self._fleet.infer(call.connection.number, entry, plan)
+                result = await self._fleet.infer(call.connection.client, entry, plan)
             if self._registry.find(entry.name) is not None and entry.at_home:
                 self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
             return result
@@ -297,7 +301,7 @@ class Api:
         self._leasing.forget(params.model_name)
         return {}
 
-    _METHODS: dict[str, Callable[..., Awaitable[dict[str, Any] | WithDescriptors]]] = {
+    _METHODS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any] | WithDescriptors]]] = {
         "ServerLive": _server_live,
         "ServerReady": _server_ready,
         "ServerMetadata": _server_metadata,

@@ -13,7 +13,7 @@ from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
 from honed.runtime.protocol import MissingFiles, error_from_map
 
 from . import tunerprocess
-from .supervisor import describe_exit
+from .children import describe_exit
 
 _log = logging.getLogger(__name__)
 

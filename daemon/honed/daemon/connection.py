@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -26,14 +27,23 @@ from honed.runtime.errors import (
 )
 from honed.runtime.protocol import error_to_map
 
-from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_PENDING_DESCRIPTORS, Limits
+from .limits import (
+    MAX_MESSAGE_DEPTH,
+    MAX_MESSAGE_VALUES,
+    MAX_PENDING_DESCRIPTORS,
+    MAX_TEXT_BYTES,
+    Limits,
+)
 from .peers import Peer
 from .regions import RegionTable
+from .requests import Client
+from .turns import Turns
 from .usage import Usage
 
 _CHUNK = 128 << 10  # bytes read at once
 _MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
 _LINGER_SECONDS = 2.0  # for a client to read why it is dropped
+_GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +53,13 @@ class Handler(Protocol):
     def start(
         self, connection: Connection, request: wire.Request, descriptors: list[int]
     ) -> Coroutine[Any, Any, Any]:
-        """The work for a request. The descriptors are closed by the connection when it has ended."""
+        """The work for a request; raises HonedError for one that cannot be.
+
+        The descriptors are closed by the connection when it has ended.
+        """
+
+    def overfull(self) -> None:
+        """All connections together hold too much."""
 
     def closed(self, connection: Connection) -> None:
         """The connection is gone; its requests are cancelled."""
@@ -75,6 +91,7 @@ class Connection:
         peer: Peer,
         limits: Limits,
         usage: Usage,
+        turns: Turns,
         handler: Handler,
     ) -> None:
         """Takes over the socket, in a running loop."""
@@ -85,20 +102,26 @@ class Connection:
         self._socket = connected
         self._limits = limits
         self._usage = usage
+        self._turns = turns
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._frame_limits = wire.FrameLimits(
-            max_bytes=limits.max_message_bytes, max_depth=MAX_MESSAGE_DEPTH, max_values=MAX_MESSAGE_VALUES
+            max_bytes=limits.max_message_bytes,
+            max_depth=MAX_MESSAGE_DEPTH,
+            max_values=MAX_MESSAGE_VALUES,
+            max_text=MAX_TEXT_BYTES,
         )
         self._decoder = wire.Decoder(self._frame_limits)
         self._arrivals = Arrivals()
         self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
-        self._sizes: dict[int, int] = {}  # their bytes
+        self._sizes: dict[int, int] = {}  # their bytes, as they came
         self._unsent: deque[_Frame] = deque()
         self._unsent_bytes = 0
         self._unsent_descriptors = 0
         self._held = 0  # bytes accounted to the peer's user
         self._reading = False
+        self._asked = False  # for a turn to handle what was read
+        self._half_closed = False  # the client sends no more, and may still read
         self._ending = False  # nothing is read any more; closes when all is sent
         self._at_close: list[Callable[[], object]] = []
         self.closed = False
@@ -110,6 +133,11 @@ class Connection:
     def unanswered(self) -> int:
         """Requests under way."""
         return len(self._tasks)
+
+    @property
+    def client(self) -> Client:
+        """What the queues know it by."""
+        return Client(self.peer.uid, self.number)
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification."""
@@ -185,7 +213,9 @@ class Connection:
         if not data or self._ending:
             # Data that comes after the end is read and dropped, so that the client can read why.
             close_all(descriptors)
-            if not data:
+            if not data and not self._ending and not self._gone():
+                self._half_close()
+            elif not data:
                 self.close()
             return
         self._arrivals.note(len(data), descriptors)
@@ -193,23 +223,40 @@ class Connection:
             self.end(ResourceExhausted("too many descriptors came with one message; send at most 32"))
             return
         self._decoder.feed(data)
-        self._process()
+        self._account()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Have the next message handled when it is this client's turn; nothing is read until then."""
+        if self._asked or self.closed:
+            return
+        self._asked = True
+        self._turns.ask((self.peer.uid, self.peer.pid), self._process)
+        if self._asked:
+            self._set_reading(False)
 
     def _process(self) -> None:
-        """Start every whole request in the buffer, as far as the client may have more of them."""
+        """Start the next whole request in the buffer, if the client may have one more."""
+        self._asked = False
+        if self._ending or self.closed:
+            return
+        message: wire.Message | None = None
         try:
-            while not self._ending and not self._congested():
+            if not self._congested():
                 message = self._decoder.next_message()
-                if message is None:
-                    break
-                self._frame_timer.stop()
-                self._handle(message)
+                if message is not None:
+                    self._frame_timer.stop()
+                    self._handle(message)
         except wire.PeerFault as fault:
             self.end(fault.error, fault.msgid)
         if self._ending or self.closed:
             return
+        if message is not None and self._decoder.buffered:
+            self._ask()
+        if self.closed:
+            return
         congested = self._congested()
-        self._set_reading(not congested)
+        self._set_reading(not congested and not self._asked and not self._half_closed)
         if congested or not self._decoder.buffered:
             self._frame_timer.stop()
         else:
@@ -217,6 +264,24 @@ class Connection:
         if not self._decoder.buffered:
             self._arrivals.close()  # the messages they came with are done
         self._account()
+
+    def _half_close(self) -> None:
+        """The client sends no more: answer what it has sent, and close when that is done, or it is gone."""
+        if self.closed or self._ending:
+            return
+        self._half_closed = True
+        self._set_reading(False)
+        answered = not self._tasks and not self._unsent and not self._asked
+        if answered or self._gone():
+            self.close()
+        else:
+            self._loop.call_later(_GONE_SECONDS, self._half_close)
+
+    def _gone(self) -> bool:
+        """Whether the client has closed its end for both directions, or does not exist any more."""
+        poll = select.poll()
+        poll.register(self._socket, 0)
+        return bool(poll.poll(0))
 
     def _congested(self) -> bool:
         return (
@@ -234,10 +299,13 @@ class Connection:
                     InvalidArgument(f"message number {msgid} is used by an unanswered request; use another")
                 )
             case wire.Request(msgid=msgid):
-                work = self._handler.start(self, message, descriptors)
-                self._sizes[msgid] = _size(message)
+                try:
+                    work = self._handler.start(self, message, descriptors)
+                except HonedError as error:
+                    work = _failing(error)
+                self._sizes[msgid] = self._decoder.frame_bytes
                 task = self._tasks[msgid] = self._loop.create_task(work)
-                task.add_done_callback(partial(self._finished, message, descriptors))
+                task.add_done_callback(partial(self._finished, msgid, message.method, descriptors))
             case wire.Notification(method="Cancel", params=params):
                 close_all(descriptors)
                 self.cancel(params.get("msgid"))
@@ -247,10 +315,10 @@ class Connection:
                     InvalidArgument("clients send requests and Cancel notifications only; send one of these")
                 )
 
-    def _finished(self, request: wire.Request, descriptors: list[int], task: asyncio.Task[Any]) -> None:
+    def _finished(self, msgid: int, method: str, descriptors: list[int], task: asyncio.Task[Any]) -> None:
         """Answer a request whose work has ended."""
         close_all(descriptors)
-        del self._tasks[request.msgid], self._sizes[request.msgid]
+        del self._tasks[msgid], self._sizes[msgid]
         failure = None if task.cancelled() else task.exception()
         error: HonedError | None = None
         if task.cancelled():
@@ -258,16 +326,17 @@ class Connection:
         elif isinstance(failure, HonedError):
             error = failure
         elif failure is not None:  # a bug in one method must not end the service
-            _log.error("%s failed", request.method, exc_info=failure)
-            error = Internal(f"the service failed in {request.method} ({failure!r}); its log says more")
+            _log.error("%s failed", method[:80], exc_info=failure)
+            error = Internal(f"the service failed in {method[:80]} ({failure!r:.200}); its log says more")
         done = task.result() if error is None else None
         result, attached = (
             (done.result, done.descriptors) if isinstance(done, WithDescriptors) else (done, ())
         )
         plain = None if error is None else error_to_map(error)
-        self._send(wire.Response(msgid=request.msgid, error=plain, result=result), attached)
-        if not self.closed and not self._ending:
-            self._process()
+        self._send(wire.Response(msgid=msgid, error=plain, result=result), attached)
+        self._account()
+        if self._decoder.buffered or not self._reading:
+            self._ask()
 
     def _send(self, message: wire.Message, descriptors: tuple[int, ...] = ()) -> None:
         if self.closed or self._ending:
@@ -327,8 +396,8 @@ class Connection:
     def _writable(self) -> None:
         congested = self._congested()
         self._write()
-        if congested and not self.closed and not self._ending and not self._congested():
-            self._process()
+        if congested and not self._congested():
+            self._ask()
 
     def _account(self) -> None:
         """Tell what the connection holds; a user that holds too much loses this connection."""
@@ -336,13 +405,21 @@ class Connection:
             return
         held = self._decoder.buffered + sum(self._sizes.values()) + self._unsent_bytes
         change, self._held = held - self._held, held
-        if not self._usage.change(self.peer.uid, change) and change > 0 and not self._ending:
+        within = self._usage.change(self.peer.uid, change)
+        if self._usage.overfull and change > 0:
+            self._handler.overfull()
+        if not within and change > 0 and not self._ending:
             self.end(
                 ResourceExhausted(
                     f"user {self.peer.uid} has more than {self._limits.max_user_bytes} bytes in unanswered "
                     "requests; send fewer at a time, or use shared memory"
                 )
             )
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are here: coming in, unanswered, and answers not taken yet."""
+        return self._held
 
     def _too_slow(self) -> None:
         seconds = self._frame_timer.seconds
@@ -402,9 +479,5 @@ def _last_words(error: HonedError, msgid: int | None) -> wire.Message:
     return wire.Response(msgid=msgid, error=error_to_map(error), result=None)
 
 
-def _size(request: wire.Request) -> int:
-    """Bytes of tensor data a request holds."""
-    contents = request.params.get("raw_input_contents")
-    if not isinstance(contents, list):
-        return 0
-    return sum(len(content) for content in contents if isinstance(content, bytes))
+async def _failing(error: HonedError) -> None:
+    raise error

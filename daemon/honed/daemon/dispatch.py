@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from honed.runtime.errors import (
@@ -22,9 +22,10 @@ from .inference import Plan
 from .latencies import Latencies
 from .limits import Limits
 from .loading import Loader
-from .models import MAX_CRASHES, Entry, Registry, State, launches
+from .models import MAX_CRASHES, MAX_CRASHES_AN_HOUR, Entry, Registry, State
+from .profiles import merged
 from .regions import HeldRegion
-from .requests import ATTEMPTS, Queue, Ticket
+from .requests import ATTEMPTS, Client, Queue, Ticket, full
 from .statistics import Served
 from .supervisor import Supervisor, WorkerLost
 
@@ -57,7 +58,9 @@ class _Work:
     params: Callable[[str], dict[str, Any]]  # for the key the model has when it runs
     seconds: float  # the worker may take
     regions: list[HeldRegion]
-    answer: asyncio.Future[dict[str, Any]]
+    answer: asyncio.Future[list[dict[str, Any]]]
+    runs: int = 1  # each a turn of its own
+    answers: list[dict[str, Any]] = field(default_factory=list)
     started: float = 0.0
     version: int = 0  # of the model, that ran it
 
@@ -127,21 +130,22 @@ class Dispatcher:
         """Requests that run: 0 or 1."""
         return int(self._running is not None)
 
-    async def infer(self, client: int, entry: Entry, plan: Plan, asked: Asked) -> dict[str, Any]:
+    async def infer(self, client: Client, entry: Entry, plan: Plan, asked: Asked) -> dict[str, Any]:
         """The result of ModelInfer; raises what went wrong, Moved where another device must be asked."""
         work = self._new_work("Infer", plan.for_worker, self._limits.run_seconds, plan.regions)
-        answer = await self._wait(client, entry, plan.priority, asked, work)
+        [answer] = await self._wait(client, entry, plan.priority, asked, work)
         queued = work.started - asked.arrived
         self._count(entry, answer, queued, time.monotonic() - asked.arrived)
         if entry.at_home:  # another device's times say nothing about the version
             self._latencies.note(entry.name, work.version, answer["infer_ns"] * 1e-9, time.time())
         return plan.result(answer["raw"], round(queued * 1e6), round(answer["infer_ns"] / 1000))
 
-    async def profile(self, client: int, entry: Entry, runs: int, asked: Asked) -> dict[str, Any]:
-        """The result of ModelProfile; raises as `infer`."""
-        work = self._new_work("Profile", lambda key: {"key": key, "runs": runs}, PROFILE_SECONDS, [])
-        answer = await self._wait(client, entry, 2, asked, work)
-        return {"name": entry.name, **answer}
+    async def profile(self, client: Client, entry: Entry, runs: int, asked: Asked) -> dict[str, Any]:
+        """The result of ModelProfile; raises as `infer`. Other requests run between its runs."""
+        work = self._new_work("Profile", lambda key: {"key": key}, self._limits.run_seconds, [])
+        work.runs = runs
+        answers = await self._wait(client, entry, 2, asked, work)
+        return {"name": entry.name, **merged(answers)}
 
     def drop_model(self, name: str, error: HonedError) -> None:
         """Answer everything that waits for a model with `error`."""
@@ -163,7 +167,7 @@ class Dispatcher:
         if self._supervisor.forget(number):
             self._loader.tell("Drop", {"region": number})
 
-    def forget_client(self, client: int) -> None:
+    def forget_client(self, client: Client) -> None:
         """A connection is gone; its requests are cancelled."""
         self._queue.forget_client(client)
 
@@ -192,12 +196,12 @@ class Dispatcher:
         seconds: float,
         regions: list[HeldRegion],
     ) -> _Work:
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
         return _Work(method=method, params=params, seconds=seconds, regions=regions, answer=answer)
 
     async def _wait(
-        self, client: int, entry: Entry, priority: int, asked: Asked, work: _Work
-    ) -> dict[str, Any]:
+        self, client: Client, entry: Entry, priority: int, asked: Asked, work: _Work
+    ) -> list[dict[str, Any]]:
         self._check_servable(entry)
         number = next(self._numbers)
         ticket = Ticket(
@@ -209,7 +213,9 @@ class Dispatcher:
             deadline=asked.deadline,
             attempts=asked.attempts,
         )
-        self._queue.submit(ticket)
+        victim = self._queue.submit(ticket)
+        if victim is not None:
+            self._fail(victim, full(self._limits.max_queue))
         self._work[number] = work
         for region in work.regions:
             region.hold()
@@ -261,12 +267,7 @@ class Dispatcher:
         except HonedError as error:
             _give(work.answer, error)
         else:
-            entry = self._find(ticket.model)
-            if entry is not None:
-                entry.crashes = 0
-                self.on_served(entry)
-            if not work.answer.done():
-                work.answer.set_result(answer)
+            self._worker_answered(ticket, work, answer)
         finally:
             self._running = None
             self._ended = time.monotonic()
@@ -274,14 +275,26 @@ class Dispatcher:
                 self.release(region)
             self._pump()
 
+    def _worker_answered(self, ticket: Ticket, work: _Work, answer: dict[str, Any]) -> None:
+        entry = self._find(ticket.model)
+        if entry is not None:
+            entry.crashes = 0
+        work.answers.append(answer)
+        if work.answer.done():
+            return  # nobody waits for it any more
+        if len(work.answers) < work.runs:
+            self._queue.go_on(ticket)
+            return
+        if entry is not None:
+            self.on_served(entry)
+        work.answer.set_result(work.answers)
+
     async def _on_worker(self, model: str, work: _Work) -> dict[str, Any]:
         entry = self._registry.get(model)
         key, work.version = entry.key, entry.manifest.history.current.number
         work.started = time.monotonic()
         for region in work.regions:
-            if not self._supervisor.knows(region.number):
-                params = {"region": region.number, "offset": region.offset, "byte_size": region.byte_size}
-                await self._supervisor.call("Map", params, [region.descriptor], seconds=work.seconds)
+            await self._supervisor.map(region, work.seconds)
         return await self._supervisor.call(work.method, work.params(key), seconds=work.seconds)
 
     def _worker_failed(self, ticket: Ticket, work: _Work, error: HonedError) -> None:
@@ -330,10 +343,23 @@ class Dispatcher:
         suspect, self._suspect = self._suspect, None
         if suspect is not None and not self._supervisor.ended_from_outside:
             self.on_fault(suspect, self._supervisor.reason)
+            self._count_crash(suspect)
         if self._supervisor.state == "failed":
             self.on_failed()
             for ticket in self._queue.drop_all():
                 self._fail(ticket, Unavailable(f"the worker does not start ({self._supervisor.reason})"))
+
+    def _count_crash(self, entry: Entry) -> None:
+        """A model that ends workers now and then goes, before it costs the others more."""
+        times = entry.crashed(time.monotonic())
+        if (
+            times > MAX_CRASHES_AN_HOUR
+            and self._find(entry.name) is entry
+            and entry.state is not State.UNAVAILABLE
+        ):
+            self._give_up(
+                entry, f"{times} workers ended running it within an hour; last: {self._supervisor.reason}"
+            )
 
     def _fail(self, ticket: Ticket, error: HonedError) -> None:
         _give(self._work[ticket.number].answer, error)
@@ -345,7 +371,7 @@ class Dispatcher:
             input_ns=answer["input_ns"],
             infer_ns=answer["infer_ns"],
             output_ns=answer["output_ns"],
-            launches=launches(entry.compiled) if entry.compiled else 0,
+            launches=entry.compiled.launches if entry.compiled else 0,
         )
         entry.statistics.served(served, time.monotonic(), time.time_ns() // 1_000_000)
 
@@ -355,6 +381,6 @@ def removed(name: str) -> NotFound:
     return NotFound(f"model {name!r} was removed; 'hone list' shows which there are")
 
 
-def _give(answer: asyncio.Future[dict[str, Any]], error: HonedError) -> None:
+def _give(answer: asyncio.Future[list[dict[str, Any]]], error: HonedError) -> None:
     if not answer.done():
         answer.set_exception(error)

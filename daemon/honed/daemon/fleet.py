@@ -26,6 +26,7 @@ from .lost import Losses
 from .models import Entry, Registry
 from .placement import Placement
 from .regions import HeldRegion
+from .requests import Client
 from .store import Store
 
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
@@ -94,7 +95,7 @@ class Fleet:
         """Run a lane's worker, unless it runs."""
         assert self._group is not None
         if lane.running is None or lane.running.done():
-            lane.running = self._group.create_task(lane.supervisor.run())
+            lane.running = self._group.create_task(lane.run())
 
     def add_stand_in(self, name: str) -> Lane:
         """A lane that runs only while it is needed; it does not run yet."""
@@ -170,13 +171,13 @@ class Fleet:
         self.loader(entry).unload(entry.key)
         self.dismiss(self.of(entry))
 
-    async def infer(self, client: int, entry: Entry, plan: Plan) -> dict[str, Any]:
+    async def infer(self, client: Client, entry: Entry, plan: Plan) -> dict[str, Any]:
         """The result of ModelInfer; raises what went wrong."""
         return await self._routed(
             entry, plan.timeout, lambda dispatcher, now, asked: dispatcher.infer(client, now, plan, asked)
         )
 
-    async def profile(self, client: int, entry: Entry, runs: int) -> dict[str, Any]:
+    async def profile(self, client: Client, entry: Entry, runs: int) -> dict[str, Any]:
         """The result of ModelProfile; raises what went wrong."""
         return await self._routed(
             entry,
@@ -212,7 +213,7 @@ class Fleet:
         for lane in self.lanes.values():
             lane.dispatcher.drop_region(number)
 
-    def forget_client(self, client: int) -> None:
+    def forget_client(self, client: Client) -> None:
         """A connection is gone; its requests are cancelled."""
         for lane in self.lanes.values():
             lane.dispatcher.forget_client(client)
@@ -250,7 +251,8 @@ class Fleet:
         """Processes that serve, and the last ones that did."""
         supervisors = [lane.supervisor for lane in self.lanes.values()]
         ended = {end["pid"] for supervisor in supervisors for end in supervisor.last_ends}
-        return frozenset(ended | {supervisor.pid for supervisor in supervisors}) - {0}
+        building = {pid for lane in self.lanes.values() for pid in lane.loader.builder.pids}
+        return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
 
     def plain(self) -> list[dict[str, Any]]:
         """The part `devices` of ServerStatus."""

@@ -19,11 +19,12 @@ from honed.runtime.errors import (
     InvalidArgument,
     ModelRefused,
     ResourceExhausted,
+    Unavailable,
 )
-from honed.runtime.model import CompiledModel, Launch
 from honed.runtime.protocol import LoadOptions, LoadParams, check_name
 
 from .blocking import in_thread, to_its_end
+from .compiled import Compiled
 from .dispatch import removed
 from .fleet import Fleet
 from .lane import Lane
@@ -32,7 +33,7 @@ from .loading import Loaded
 from .making import RECEIVED, Job, Made, Maker, Notify, Staged
 from .models import Entry, Registry
 from .store import Manifest, Store, StoredFile, begin, new_version, receive
-from .versions import History, fingerprint, succeed
+from .versions import History, succeed
 
 PRECISIONS = ("auto", "fp32", "fp16")
 _log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class Jobs:
             "seconds": time.monotonic() - begun,
             "notes": list(model.source.notes),
             "kernels": len(model.kernels),
-            "launches": sum(isinstance(step, Launch) for step in model.steps),
+            "launches": model.launches,
         }
 
     async def restore(self, manifest: Manifest) -> None:
@@ -173,7 +174,10 @@ class Jobs:
         """
         files = []
         for file in manifest.sources:
-            descriptor = os.open(self._store.object(file), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                descriptor = self._store.open_file(file)
+            except Unavailable as error:
+                raise ModelRefused(str(error)) from error
             try:
                 copied, path = receive(descriptor, file.name, folder / "given", self._limits.max_model_bytes)
             finally:
@@ -263,7 +267,7 @@ def _manifest(
         name=name,
         added=now if restored is None else restored.added,
         compiled=made.file,
-        history=_history(made.file, fingerprint(made.model), why, now, replaced),
+        history=_history(made.file, made.model.schedules, why, now, replaced),
         sources=tuple(source for source, _ in staged.sources),
         shapes=staged.shapes,
         precision=staged.precision,
@@ -287,7 +291,7 @@ def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: E
     return succeed(before, version, now, keep=False)
 
 
-def same_but_schedules(model: CompiledModel, replaced: Entry) -> bool:
+def same_but_schedules(model: Compiled, replaced: Entry) -> bool:
     """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
     manifest, before = replaced.manifest, replaced.compiled
     if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:

@@ -45,6 +45,13 @@ class Lane:
             return "resting"
         return self.supervisor.state
 
+    async def run(self) -> None:
+        """Keep a worker until cancelled; no process of the device is left when this returns."""
+        try:
+            await self.supervisor.run()
+        finally:
+            await self.loader.builder.kill()
+
     def worker(self) -> dict[str, Any]:
         """Its process, as ServerStatus shows it."""
         return {

@@ -16,7 +16,7 @@ from typing import Any
 
 from honed.runtime import strict
 from honed.runtime.errors import HonedError
-from honed.runtime.files import replacing
+from honed.runtime.files import put_aside, read_regular, replacing
 
 from .blocking import in_thread
 
@@ -24,6 +24,7 @@ SPAN_SECONDS = 10.0
 POINTS = 720
 _SAMPLES = 1000  # of one span that its median is taken from
 _SAVE_SECONDS = 60.0
+_MAX_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -52,12 +53,16 @@ class _Series:
     count: int = 0
     samples: list[float] = field(default_factory=list)
 
+    def all(self) -> tuple[Point, ...]:
+        """Those of the spans that have ended, and of the one that is open."""
+        if not self.count:
+            return tuple(self.points)
+        us = median(self.samples)
+        return (*self.points, Point(time=self.began, version=self.version, count=self.count, us=us))
+
     def close(self) -> None:
         """End the span that is open."""
-        if self.count:
-            us = median(self.samples)
-            self.points.append(Point(time=self.began, version=self.version, count=self.count, us=us))
-            self.points = thinned(self.points)
+        self.points = thinned(list(self.all()))
         self.count = 0
         self.samples.clear()
 
@@ -68,9 +73,11 @@ class Latencies:
     def __init__(self, kept: Curves | None = None) -> None:
         models = kept.models if kept else {}
         self._series = {name: _Series(points=list(points)) for name, points in models.items()}
+        self.noted = 0  # changes so far
 
     def note(self, model: str, version: int, seconds: float, now: float) -> None:
         """An inference took `seconds` in the worker; `now` in seconds since 1970, which may be set back."""
+        self.noted += 1
         series = self._series.setdefault(model, _Series())
         if series.count and (version != series.version or not 0 <= now - series.began < SPAN_SECONDS):
             series.close()
@@ -83,26 +90,16 @@ class Latencies:
     def of(self, model: str) -> list[dict[str, Any]]:
         """The points of a model, oldest first, with the span that is open."""
         series = self._series.get(model)
-        if series is None:
-            return []
-        points = [*series.points]
-        if series.count:
-            us = median(series.samples)
-            points.append(Point(time=series.began, version=series.version, count=series.count, us=us))
-        return [strict.to_plain(point) for point in points]
+        return [strict.to_plain(point) for point in series.all()] if series is not None else []
 
     def forget(self, model: str) -> None:
         """The model was removed."""
+        self.noted += 1
         self._series.pop(model, None)
 
     def curves(self) -> Curves:
         """Everything that is known, to be kept."""
-        return Curves(
-            models={
-                name: tuple(strict.from_plain(Point, point, where="point") for point in self.of(name))
-                for name in self._series
-            }
-        )
+        return Curves(models={name: series.all() for name, series in self._series.items()})
 
 
 def thinned(points: list[Point]) -> list[Point]:
@@ -136,7 +133,7 @@ class Keeper:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._saved: Curves | None = None
+        self._saved = 0  # inferences noted when the curves were saved last
         self.latencies = Latencies(self._read())
 
     async def keep(self) -> None:
@@ -147,15 +144,15 @@ class Keeper:
 
     async def save(self) -> None:
         """Save what is new. A disk that is full is said, and tried again."""
-        curves = self.latencies.curves()
-        if curves == self._saved:
+        noted = self.latencies.noted
+        if noted == self._saved:
             return
         try:
-            await in_thread(self._write, curves)
+            await in_thread(self._write, self.latencies.curves())
         except HonedError as error:
             _log.warning("the latency curves are not stored: %s", error)
         else:
-            self._saved = curves
+            self._saved = noted
 
     def _write(self, curves: Curves) -> None:
         with replacing(self._path) as file:
@@ -163,9 +160,11 @@ class Keeper:
 
     def _read(self) -> Curves | None:
         try:
-            return strict.from_plain(Curves, json.loads(self._path.read_bytes()), where=self._path.name)
+            data = read_regular(self._path, _MAX_BYTES)
+            return strict.from_plain(Curves, json.loads(data), where=self._path.name)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError) as error:
-            _log.warning("the latency curves begin anew, %s cannot be read: %s", self._path, error)
+        except (OSError, ValueError, RecursionError) as error:
+            aside = put_aside(self._path)
+            _log.warning("the latency curves begin anew, they cannot be read (%s); %s", error, aside)
             return None

@@ -16,7 +16,7 @@ from typing import Any
 
 from honed.runtime import strict
 from honed.runtime.errors import HonedError
-from honed.runtime.files import replacing
+from honed.runtime.files import put_aside, read_regular, replacing
 
 from .blocking import in_thread
 from .settings import setting
@@ -24,6 +24,7 @@ from .spent import Spent, away, decay, shares
 
 FORMAT = 1
 _DAY = 86_400.0
+_MAX_BYTES = 64 << 20
 _log = logging.getLogger(__name__)
 
 
@@ -174,16 +175,13 @@ class Ledger:
 
     def _read(self) -> None:
         try:
-            data = self._path.read_bytes()
-        except FileNotFoundError:
-            return
-        try:
+            data = read_regular(self._path, _MAX_BYTES)
             saved = strict.from_plain(_Saved, json.loads(data), where=self._path.name, none_omitted=True)
             _check(saved)
-        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not ours
-            aside = self._path.with_name(self._path.name + ".damaged")
-            self._path.replace(aside)
-            _log.error("how much models were used is lost (%s); the file is now %s", error, aside)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:  # no file, not JSON, not UTF-8, or not ours
+            _log.error("how much models were used is lost (%s); %s", error, put_aside(self._path))
             return
         left = decay(away(saved.saved, self._wall(), self.settings.half_life), self.settings.half_life)
         self._saved_wall = saved.saved

@@ -9,6 +9,7 @@ from .settings import setting
 
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 65_536
+MAX_TEXT_BYTES = 65_536  # of one str in a message
 MAX_PENDING_DESCRIPTORS = 64  # received with a message that is not whole yet
 
 
@@ -23,13 +24,15 @@ class Limits:
     max_user_connections: open connections of one user.
     max_unanswered: requests of one connection; it is not read further until one is answered.
     max_message_bytes: one message; larger tensors go through shared memory.
-    max_user_bytes: data of one user inside messages that were not answered yet.
+    max_user_bytes: messages of one user that were not answered yet, and answers it has not taken.
+    max_all_bytes: the same of all users; beyond it who holds most loses a connection.
     message_seconds: from the first byte of a message to its last.
     write_seconds: without progress while a client does not read its answers.
     max_regions: shared-memory regions of one connection.
     max_queue: inferences that wait.
     run_seconds: one inference on the device; beyond it the worker counts as hung.
-    load_seconds: the worker's start, or building the kernels of one model.
+    load_seconds: the worker's start, or building one kernel of a model.
+    worker_memory_mib: memory of a worker, and of the process that builds for it, MiB; 0: no limit.
     max_models: models in the store.
     max_model_bytes: a model with its external data.
     max_jobs: models being added; they are compiled one after the other.
@@ -43,12 +46,14 @@ class Limits:
     max_unanswered: int = setting(64)
     max_message_bytes: int = setting(64 << 20, unit="bytes", minimum=4096, effect="new connections")
     max_user_bytes: int = setting(256 << 20, unit="bytes", minimum=4096)
+    max_all_bytes: int = setting(1 << 30, unit="bytes", minimum=4096)
     message_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
     write_seconds: float = setting(30.0, unit="s", minimum=0.1, effect="new connections")
     max_regions: int = setting(64, effect="new connections")
     max_queue: int = setting(256)
     run_seconds: float = setting(60.0, unit="s", minimum=0.1)
     load_seconds: float = setting(300.0, unit="s", minimum=1)
+    worker_memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
     max_models: int = setting(256)
     max_model_bytes: int = setting(2 << 30, unit="bytes")
     max_jobs: int = setting(8)

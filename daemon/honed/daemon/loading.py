@@ -15,6 +15,7 @@ from typing import Any
 
 from honed.runtime.errors import HonedError, ModelRefused
 
+from .building import Builder, BuilderLost, Progress
 from .limits import Limits
 from .models import Entry, Registry, State
 from .proven import Proven
@@ -58,6 +59,7 @@ class Loader:
     ) -> None:
         """`cache_dir` remembers which files were proven."""
         self.lane = lane
+        self.builder = Builder(limits, cache_dir, supervisor)
         self._cache_dir = cache_dir
         self._limits = limits
         self._supervisor = supervisor
@@ -72,20 +74,32 @@ class Loader:
         self.on_loaded: Callable[[], None] = lambda: None
         self.on_given_up: Callable[[Entry, str], None] = lambda _, __: None
 
-    async def load(self, key: str, path: str) -> Loaded:
-        """Have the worker build a compiled file and compare its answers with its probes.
+    async def load(
+        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+    ) -> Loaded:
+        """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
-        Inferences go on meanwhile, and wait for one probe at most. Raises ModelRefused where an answer is
-        wrong, DeviceError where the device cannot build or hold the model, and WorkerLost where the worker
-        died of it.
+        A file that the device has proven before is not built apart again. Inferences go on meanwhile, and
+        wait for one probe at most. `hurried` and `progress` as in `Builder.prove`. Raises ModelRefused where
+        an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost where
+        the worker, or the process that builds, died of it.
         """
+        await self._prove_apart(key, path, hurried=hurried, progress=progress)
         return await self._load(key, path)
 
-    async def _load(self, key: str, path: str, *, restored: bool = False) -> Loaded:
-        """As `load`.
+    async def _prove_apart(
+        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+    ) -> None:
+        proven = self._proven()
+        if not proven.knows(key):
+            await self.builder.prove(key, path, hurried=hurried, progress=progress)
+            proven.note(key)
 
-        A `restored` file served before, so that requests may wait for it: it does not give way to others, and
-        the first probe is enough where the device has answered all of them rightly before.
+    async def _load(self, key: str, path: str, *, restored: bool = False) -> Loaded:
+        """Have the worker load a compiled file that this device has proven before.
+
+        Its first probe is enough. One that is `restored` served before, so that requests may wait for it: it
+        does not give way to others.
         """
         worker = self._supervisor.starts
         await self._supervisor.open()
@@ -94,7 +108,7 @@ class Loader:
         )
         outputs: list[dict[str, Any]] = []
         probes = tuple(range(built["probes"]))
-        enough = 1 if restored and self._proven().knows(key) else len(probes)
+        enough = 1 if self._proven().knows(key) else len(probes)
         try:
             for probe in probes[:enough]:
                 outputs = await self._check(key, probe, give_way=not restored)
@@ -250,6 +264,7 @@ class Loader:
             return None
         path = str(self._store.object(entry.manifest.compiled))
         try:
+            await self._prove_apart(entry.key, path)
             loaded = await self._load(entry.key, path, restored=True)
         except WorkerLost as error:
             if not self._gone(entry):
@@ -257,6 +272,10 @@ class Loader:
                 if entry.load_crashes > 1:
                     reason = f"{entry.load_crashes} workers failed loading it; last: {error}"
                     self.on_given_up(entry, reason)
+                elif isinstance(error, BuilderLost):
+                    return await self._load_entry(entry)
+            if isinstance(error, BuilderLost):
+                return None
             raise
         except HonedError as error:
             if not self._gone(entry):

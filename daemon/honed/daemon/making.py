@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import modelfile, profilefile
+from honed.runtime import profilefile
 from honed.runtime.errors import DeviceError, HonedError, ModelRefused, Unavailable
 from honed.runtime.files import replacing
-from honed.runtime.model import CompiledModel
 
 from . import compiler
 from .blocking import in_thread
+from .building import Progress
+from .compiled import Compiled
+from .inspection import inspect
 from .lane import Lane
 from .limits import Limits
 from .loading import Loaded
@@ -24,7 +26,7 @@ from .store import StoredFile, describe
 from .supervisor import WorkerLost
 
 # Shares of a whole addition, for the progress shown.
-RECEIVED, _COMPILED = 0.02, 0.9
+RECEIVED, _COMPILED, _BUILT = 0.02, 0.8, 0.98
 _ROUNDS = 7  # of runs, where devices are compared
 _log = logging.getLogger(__name__)
 Notify = Callable[[dict[str, Any]], None]
@@ -69,7 +71,7 @@ class Made:
     lane: Lane
     path: Path
     file: StoredFile
-    model: CompiledModel
+    model: Compiled
     loaded: Loaded
     measured: str = ""
 
@@ -139,11 +141,16 @@ class Maker:
         if staged.sources:
             compiled = staged.folder / f"compiled-{steps.index}.honed"
             await self._compile(steps, staged, compiled, lane)
-        model = await in_thread(read, compiled)
+        model = await inspect(compiled, self._limits.load_seconds)
         file = await in_thread(describe, compiled, f"{steps.job.name}.honed")
         steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
         held.enter_context(lane.loader.keeping(file.sha256))
-        loaded = await load(lane, file.sha256, compiled, self._limits)
+
+        def built(done: int, of: int) -> None:
+            fraction = _COMPILED + (_BUILT - _COMPILED) * done / of
+            steps.report("load", fraction, f"built {done} of {of} kernels")
+
+        loaded = await load(lane, file.sha256, compiled, self._limits, built)
         return Made(lane=lane, path=compiled, file=file, model=model, loaded=loaded)
 
     async def _compile(self, steps: _Steps, staged: Staged, output: Path, lane: Lane) -> None:
@@ -173,12 +180,14 @@ class Maker:
             await compiler.compile_model(task, report)
 
 
-async def load(lane: Lane, key: str, path: Path, limits: Limits) -> Loaded:
+async def load(
+    lane: Lane, key: str, path: Path, limits: Limits, progress: Progress = lambda _, __: None
+) -> Loaded:
     """Load and check in the lane's worker; a model of which two workers die is refused."""
     for last in (False, True):
         await lane.supervisor.wait_ready(limits.load_seconds)
         try:
-            return await lane.loader.load(key, str(path))
+            return await lane.loader.load(key, str(path), progress=progress)
         except DeviceError as error:
             raise ModelRefused("this device cannot run the model", (str(error),)) from error
         except WorkerLost as error:
@@ -189,10 +198,3 @@ async def load(lane: Lane, key: str, path: Path, limits: Limits) -> Loaded:
                     (str(error),),
                 ) from error
     raise AssertionError("the loop above returns or raises")
-
-
-def read(path: Path) -> CompiledModel:
-    """What a compiled file says, every byte of it checked; raises ModelFileError."""
-    file = modelfile.read(path)
-    file.close()
-    return file.model

@@ -8,13 +8,17 @@ from typing import Any
 
 from honed.runtime import strict
 from honed.runtime.errors import NotFound, Unavailable
-from honed.runtime.model import CompiledModel, Copy, HostCall, Launch
 
+from .compiled import Compiled
 from .inference import describe
 from .statistics import Statistics
 from .store import Manifest
 
+MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
+
+
+_HOUR = 3600.0
 
 
 class State(enum.Enum):
@@ -34,7 +38,7 @@ class Entry:
     """
 
     manifest: Manifest
-    compiled: CompiledModel | None
+    compiled: Compiled | None
     home: str = ""
     lane: str = ""
     away: str = ""
@@ -43,6 +47,7 @@ class Entry:
     checked: dict[str, Any] | None = None  # the worker's comparison on this device
     crashes: int = 0  # workers in a row that died running it
     load_crashes: int = 0  # workers that died loading it
+    crash_times: tuple[float, ...] = ()  # of the last hour, in monotonic seconds
     statistics: Statistics = field(default_factory=Statistics)
 
     @property
@@ -64,6 +69,11 @@ class Entry:
     def remark(self) -> str:
         """What users should know of its state, or ""."""
         return self.reason or self.away
+
+    def crashed(self, now: float) -> int:
+        """A worker died running it; gives how many did within an hour."""
+        self.crash_times = (*(t for t in self.crash_times if now - t < _HOUR), now)
+        return len(self.crash_times)
 
     def fail(self, reason: str) -> None:
         """The model cannot be run until the service starts again."""
@@ -104,7 +114,7 @@ class Registry:
         entry = self._entries.get(name)
         return entry.statistics if entry else self.whole
 
-    def compiled(self, name: str) -> tuple[Entry, CompiledModel]:
+    def compiled(self, name: str) -> tuple[Entry, Compiled]:
         """A model whose file is readable; raises NotFound or Unavailable."""
         entry = self.get(name)
         if entry.compiled is None:
@@ -134,18 +144,13 @@ class Registry:
         return sum(entry.key == key and entry.lane == lane for entry in self._entries.values())
 
 
-def launches(model: CompiledModel) -> int:
-    """Kernels that one inference executes."""
-    return sum(isinstance(step, Launch) for step in model.steps)
-
-
 def show(entry: Entry) -> dict[str, Any]:
     """The result of ModelShow but `placement`; raises Unavailable where the file is not readable."""
     model, manifest = entry.compiled, entry.manifest
     if model is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
-    steps = model.steps
-    source = strict.to_plain(model.source)
+    plain = strict.to_plain(model)
+    source = plain["source"]
     notes = source.pop("notes")
     return {
         "name": entry.name,
@@ -158,53 +163,21 @@ def show(entry: Entry) -> dict[str, Any]:
         "shapes": {name: list(shape) for name, shape in manifest.shapes.items()},
         "precision": manifest.precision,
         "notes": notes,
-        "compiler": dict(model.compiler),
-        "device": strict.to_plain(model.device.identity),
         "inputs": [describe(tensor) for tensor in model.inputs],
         "outputs": [describe(tensor) for tensor in model.outputs],
-        "proof": _proof(model),
         "checked": entry.checked,
-        "kernels": _kernels(model),
-        "launches": launches(model),
-        "copies": sum(isinstance(step, Copy) for step in steps),
-        "host_calls": sum(isinstance(step, HostCall) for step in steps),
-        "constant_bytes": model.constant_bytes,
-        "arena_bytes": model.arena_bytes,
+        **{key: plain[key] for key in _SHOWN},
     }
 
 
-def _kernels(model: CompiledModel) -> list[dict[str, Any]]:
-    counts = [0] * len(model.kernels)
-    for step in model.steps:
-        if isinstance(step, Launch):
-            counts[step.kernel] += 1
-    return [
-        {
-            "name": kernel.name,
-            "grid": list(kernel.grid),
-            "block": list(kernel.block),
-            "flops": kernel.flops,
-            "bytes": kernel.bytes,
-            "task": kernel.task,
-            "schedule": kernel.schedule,
-            "launches": count,
-        }
-        for kernel, count in zip(model.kernels, counts, strict=True)
-    ]
-
-
-def _proof(model: CompiledModel) -> dict[str, Any] | None:
-    proof = model.proof
-    if proof is None:
-        return None
-    outputs = []
-    for i, tensor in enumerate(model.outputs):
-        tolerance = max((probe.tolerance[i] for probe in proof.probes), default=0.0)
-        error = proof.error[i] if proof.error else None
-        outputs.append({"name": tensor.name, "tolerance": tolerance, "error": error})
-    return {
-        "reference": proof.reference,
-        "probes": len(proof.probes),
-        "device": proof.device,
-        "outputs": outputs,
-    }
+_SHOWN = (
+    "compiler",
+    "device",
+    "proof",
+    "kernels",
+    "launches",
+    "copies",
+    "host_calls",
+    "constant_bytes",
+    "arena_bytes",
+)

@@ -16,19 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from honed.runtime.errors import AlreadyExists, HonedError, InvalidArgument, ModelRefused, NotFound
-from honed.runtime.model import CompiledModel
 from honed.runtime.protocol import HistoryParams, PinParams, PublishParams, RollbackParams
 
 from .blocking import in_thread, to_its_end
+from .compiled import Compiled
 from .fleet import Fleet
+from .inspection import inspect
 from .jobs import Jobs, failure, same_but_schedules
 from .latencies import Latencies
 from .limits import Limits
-from .making import load, read
+from .making import load
 from .models import Entry, Registry, State
 from .store import Manifest, Store, StoredFile, new_version, receive
 from .supervisor import WorkerLost
-from .versions import History, Version, check_new, fingerprint, go_back, settle, succeed, trial_over
+from .versions import History, Version, check_new, go_back, settle, succeed, trial_over
 
 _DUEL_ROUNDS = 7  # runs of each version side by side
 _STRIKES = 2
@@ -109,11 +110,11 @@ class Publisher:
             file, path = await in_thread(
                 receive, descriptors[0], f"{entry.name}.honed", folder, self._limits.max_model_bytes
             )
-            model = await in_thread(read, path)
+            model = await inspect(path, self._limits.load_seconds)
             if not same_but_schedules(model, entry) and entry.manifest.sources:
                 raise ModelRefused("it is not compiled from the source of the model served; add it instead")
             _check_interface(before, model)
-            schedules = fingerprint(model)
+            schedules = model.schedules
             try:
                 check_new(entry.manifest.history, schedules)
                 return await self._compared(entry, model, file, path, schedules, params.why)
@@ -121,7 +122,7 @@ class Publisher:
                 return _kept(self._registry.find(entry.name) or entry, str(kept))
 
     async def _compared(
-        self, entry: Entry, model: CompiledModel, file: StoredFile, path: Path, schedules: str, why: str
+        self, entry: Entry, model: Compiled, file: StoredFile, path: Path, schedules: str, why: str
     ) -> dict[str, Any]:
         """Load the successor beside the present version, and let the better one serve."""
         history, loader = entry.manifest.history, self._fleet.loader(entry)
@@ -130,7 +131,7 @@ class Publisher:
         )
         with loader.keeping(file.sha256):
             try:
-                loaded = await loader.load(file.sha256, str(path))
+                loaded = await loader.load(file.sha256, str(path), hurried=False)
                 duel = await loader.duel(entry.key, file.sha256, _DUEL_ROUNDS)
             except WorkerLost as error:
                 return await self._turned_away(entry, version, f"the worker ended when it ran it: {error}")
@@ -228,7 +229,7 @@ class Publisher:
         lane = self._fleet.of(entry)
         with self._jobs.job(entry.name, True, lambda _: None), lane.loader.keeping(file.sha256):
             path = self._store.object(file)
-            model = await in_thread(read, path)
+            model = await inspect(path, self._limits.load_seconds)
             loaded = await load(lane, file.sha256, path, self._limits)
             history = go_back(entry.manifest.history, target.number, reason, quarantine, time.time())
             if pinned is not None:
@@ -306,16 +307,21 @@ class Publisher:
         if target is None:
             return False
         file = self._store.version_file(entry.manifest, target)
-        try:
-            model = read(self._store.object(file))
-        except HonedError as error:
-            _log.error("model %s: version %d cannot be gone back to: %s", entry.name, target.number, error)
-            return False
-        self._fall_back(entry, _entry(entry, model, file, entry.manifest.history), reason)
+        earlier = _entry(entry, entry.compiled, file, entry.manifest.history)
+        self._in_background(self._look_again(self._fall_back(entry, earlier, reason)))
         return True
 
-    def _fall_back(self, entry: Entry, before: Entry, story: str) -> None:
-        """Put `before` in the place of `entry` now; the store follows."""
+    async def _look_again(self, entry: Entry) -> None:
+        """Read an earlier version's file, whose place that of another took: they differ in their kernels."""
+        try:
+            entry.compiled = await inspect(
+                self._store.object(entry.manifest.compiled), self._limits.load_seconds
+            )
+        except HonedError as error:  # the worker finds so, too, and says it of the model
+            _log.error("model %s: its earlier version cannot be read: %s", entry.name, error)
+
+    def _fall_back(self, entry: Entry, before: Entry, story: str) -> Entry:
+        """Put `before` in the place of `entry` now; the store follows. Gives what is served."""
         history = entry.manifest.history
         number = next(v.number for v in reversed(history.versions) if v.sha256 == before.key and v.kept)
         changed = settle(go_back(history, number, story, story, time.time()))
@@ -332,6 +338,7 @@ class Publisher:
         self._fleet.unload(entry)
         self._fleet.loader(earlier).reload()
         self._in_background(self._store_until_done(earlier))
+        return earlier
 
     async def _store_until_done(self, entry: Entry) -> None:
         """The store must not bring a quarantined version back at the next start."""
@@ -376,7 +383,7 @@ class Publisher:
             _log.error("a change of versions was not stored: %s", task.exception())
 
 
-def _entry(entry: Entry, model: CompiledModel | None, file: StoredFile, history: History) -> Entry:
+def _entry(entry: Entry, model: Compiled | None, file: StoredFile, history: History) -> Entry:
     """The same model as another version."""
     manifest = dataclasses.replace(entry.manifest, compiled=file, history=history)
     return dataclasses.replace(
@@ -388,10 +395,11 @@ def _entry(entry: Entry, model: CompiledModel | None, file: StoredFile, history:
         checked=None,
         crashes=0,
         load_crashes=0,
+        crash_times=(),
     )
 
 
-def _check_interface(before: CompiledModel, model: CompiledModel) -> None:
+def _check_interface(before: Compiled, model: Compiled) -> None:
     for what, old, new in (
         ("inputs", before.inputs, model.inputs),
         ("outputs", before.outputs, model.outputs),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from honed.runtime.errors import ResourceExhausted
 
@@ -15,12 +16,19 @@ PRIORITIES = (1, 2, 3)  # first to last
 ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
 
 
+class Client(NamedTuple):
+    """A connection, and the user at its other end."""
+
+    user: int
+    connection: int
+
+
 @dataclass(slots=True, kw_only=True)
 class Ticket:
     """A request that wants to run."""
 
     number: int
-    client: int
+    client: Client
     model: str
     priority: int
     arrived: float
@@ -29,24 +37,52 @@ class Ticket:
 
 
 class Queue:
-    """Tickets that wait. Within a priority clients take turns; within a client the order is kept."""
+    """Tickets that wait.
+
+    Users take turns. Of one user the first priority comes first, and within it connections take turns, each
+    in its own order. A full queue makes room for who has less in it than others, so that nobody can fill it.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.longest = 0  # tickets that ever waited at once
         self._waiting: dict[int, Ticket] = {}
-        self._served: dict[int, int] = {}  # client -> when it last had its turn
+        self._served: dict[Client, int] = {}  # when it last had its turn
+        self._served_users: dict[int, int] = {}
         self._turns = 0
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def submit(self, ticket: Ticket) -> None:
-        """Let a ticket wait; raises ResourceExhausted where too many do."""
+    def submit(self, ticket: Ticket) -> Ticket | None:
+        """Let a ticket wait; gives the one that had to go for it, if any.
+
+        Raises ResourceExhausted where too many wait, and its user and connection have their share of them.
+        """
+        victim = None
         if len(self._waiting) >= self.limit:
-            raise ResourceExhausted(f"{self.limit} requests wait already; send them more slowly")
+            victim = self._victim(ticket.client)
+            if victim is None:
+                raise full(self.limit)
+            del self._waiting[victim.number]
         self._waiting[ticket.number] = ticket
         self.longest = max(self.longest, len(self._waiting))
+        return victim
+
+    def _victim(self, client: Client) -> Ticket | None:
+        """Of the user with most tickets the last one; else of the same user's connection with most."""
+        users = Counter(t.client.user for t in self._waiting.values())
+        user = max(users, key=lambda u: (users[u], u), default=client.user)
+        if users[user] < users[client.user] + 2:
+            user = client.user
+        mine = Counter(t.client for t in self._waiting.values() if t.client.user == user)
+        if not mine:
+            return None
+        largest = max(mine, key=lambda c: (mine[c], c))
+        if user == client.user and mine[largest] < mine[client] + 2:
+            return None
+        going = [t for t in self._waiting.values() if t.client == largest and not t.attempts]
+        return max(going, key=lambda t: (t.priority, t.number), default=None)
 
     def take(self, now: float, servable: Callable[[str], bool]) -> Ticket | None:
         """Remove and give the ticket whose turn it is, of those in time and with a servable model."""
@@ -55,13 +91,24 @@ class Queue:
             return None
         chosen = min(
             ready,
-            key=lambda t: (not t.attempts, t.priority, self._served.get(t.client, 0), t.number),
+            key=lambda t: (
+                not t.attempts,
+                self._served_users.get(t.client.user, 0),
+                t.priority,
+                self._served.get(t.client, 0),
+                t.number,
+            ),
         )
         del self._waiting[chosen.number]
         self._turns += 1
-        self._served[chosen.client] = self._turns
+        self._served[chosen.client] = self._served_users[chosen.client.user] = self._turns
         chosen.attempts += 1
         return chosen
+
+    def go_on(self, ticket: Ticket) -> None:
+        """Let a ticket wait again that has run well and has more to run: others come in between."""
+        ticket.attempts = 0
+        self._waiting[ticket.number] = ticket
 
     def retry(self, ticket: Ticket) -> bool:
         """Let a ticket whose worker failed wait again, first of all; False where it had its second chance."""
@@ -90,7 +137,7 @@ class Queue:
         """How many tickets wait for each model."""
         return Counter(ticket.model for ticket in self._waiting.values())
 
-    def forget_client(self, client: int) -> None:
+    def forget_client(self, client: Client) -> None:
         """Drop what is remembered of a client that went away; its tickets must be cancelled."""
         self._served.pop(client, None)
 
@@ -99,6 +146,11 @@ class Queue:
         for ticket in removed:
             del self._waiting[ticket.number]
         return removed
+
+
+def full(limit: int) -> ResourceExhausted:
+    """What a request is told that has no place in the queue."""
+    return ResourceExhausted(f"{limit} requests wait already; send them more slowly")
 
 
 def restart_delay(failures: int) -> float:

@@ -22,6 +22,7 @@ from .connection import Connection
 from .fleet import Fleet
 from .limits import Limits
 from .peers import Peer, identify
+from .turns import Turns
 from .usage import Usage
 
 _BACKLOG = 128
@@ -65,11 +66,12 @@ class Server:
         self._listening = listening
         self._limits = limits
         self._fleet = fleet
-        self._bytes = Usage(limits.max_user_bytes)
+        self._bytes = Usage(limits.max_user_bytes, limits.max_all_bytes)
         self._by_user = Usage(limits.max_user_connections)
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
+        self._turns = Turns(self._loop)
         self._accepting = False
         self.api: Api | None = None
 
@@ -81,6 +83,7 @@ class Server:
     def limits_changed(self) -> None:
         """The limits are others from now on; whoever is connected stays."""
         self._bytes.limit = self._limits.max_user_bytes
+        self._bytes.in_all = self._limits.max_all_bytes
         self._by_user.limit = self._limits.max_user_connections
 
     def start_accepting(self) -> None:
@@ -118,16 +121,26 @@ class Server:
     def start(
         self, connection: Connection, request: wire.Request, descriptors: list[int]
     ) -> Coroutine[Any, Any, Any]:
-        """The work for a request."""
+        """The work for a request; raises HonedError for one that cannot be."""
         assert self.api is not None
         call = Call(connection=connection, msgid=request.msgid, descriptors=descriptors)
         return self.api.answer(call, request.method, request.params)
+
+    def overfull(self) -> None:
+        """All connections together hold too much: the largest one of the user who holds most goes."""
+        user = self._bytes.largest
+        largest = max(
+            (c for c in self._connections.values() if c.peer.uid == user), key=lambda c: c.held, default=None
+        )
+        if largest is not None:
+            _log.warning("all messages take more than max_all_bytes; dropping a client of user %d", user)
+            largest.close()
 
     def closed(self, connection: Connection) -> None:
         """A connection is gone, and its regions with it."""
         for region in connection.regions.remove(None):
             self._fleet.release(region)
-        self._fleet.forget_client(connection.number)
+        self._fleet.forget_client(connection.client)
         self._by_user.change(connection.peer.uid, -1)
         del self._connections[connection.number]
 
@@ -159,7 +172,9 @@ class Server:
             _refuse(connected, error)
             return
         number = next(self._numbers)
-        self._connections[number] = Connection(number, connected, peer, self._limits, self._bytes, self)
+        self._connections[number] = Connection(
+            number, connected, peer, self._limits, self._bytes, self._turns, self
+        )
 
 
 def _refuse(connected: socket.socket, error: HonedError) -> None:

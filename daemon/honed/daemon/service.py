@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from honed.runtime import modelfile
-from honed.runtime.errors import HonedError, ModelFileError, NotFound
+from honed.runtime.errors import HonedError
 from honed.runtime.version import own_version
 
 from . import api, lock, server
@@ -25,6 +24,7 @@ from .blocking import in_thread
 from .config import Config, load
 from .fleet import Fleet
 from .gains import Gains
+from .inspection import inspect_all
 from .jobs import Jobs, failure
 from .kernelwatch import KernelWatch
 from .latencies import Keeper
@@ -42,6 +42,7 @@ from .tunerchild import TunerChild
 from .tunerruns import TunerRuns
 
 _MAX_DESCRIPTORS = 65_536
+_INSPECTION_SECONDS = 60.0  # of one stored file, at start
 _EXAMPLES = """examples:
   honed                                    as this user, at $XDG_RUNTIME_DIR/honed/honed.sock
   honed --device mali                      on the OpenCL device whose name holds "mali"
@@ -144,7 +145,7 @@ async def _run(
     registry = Registry()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
     fleet = Fleet(limits, places, registry, store, curves.latencies)
-    broken = await in_thread(_fill, fleet, store, models)
+    broken = await _fill(fleet, store, models, systemd)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
@@ -214,11 +215,12 @@ async def _run(
             leasing.run(),
             watch.run(),
             tuner.run(),
-            *(_restore(jobs, manifest) for manifest, _ in broken),
         ):
             task = asyncio.ensure_future(work)
             task.add_done_callback(partial(_stop_if_failed, stop))
             running.push_async_callback(_end, task)
+        for manifest, _ in broken:
+            running.push_async_callback(_end, asyncio.ensure_future(_restore(jobs, registry, manifest)))
         clients.start_accepting()
         _log.info("listening at %s with %d models", places.socket, len(models))
         systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
@@ -231,32 +233,45 @@ async def _run(
         await clients.close()
 
 
-def _fill(fleet: Fleet, store: Store, models: dict[str, Manifest]) -> list[tuple[Manifest, str]]:
-    """Enter the stored models; gives those whose compiled file is damaged, with the reason."""
+async def _fill(
+    fleet: Fleet, store: Store, models: dict[str, Manifest], systemd: Systemd
+) -> list[tuple[Manifest, str]]:
+    """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
+    paths = {manifest.name: store.object(manifest.compiled) for manifest in models.values()}
+    found = {}
+    async for path, answer in inspect_all(sorted(set(paths.values())), _INSPECTION_SECONDS):
+        found[path] = answer
+        systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * _INSPECTION_SECONDS * 1e6)}")
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
-        try:
-            file = modelfile.read(store.object(manifest.compiled))
-        except (ModelFileError, NotFound) as error:
-            store.set_aside(manifest)
-            entry = Entry(manifest=manifest, compiled=None)
-            entry.fail(f"its compiled file is damaged ({error})")
-            fleet.put(entry)
-            broken.append((manifest, str(error)))
-        else:
-            fleet.put(Entry(manifest=manifest, compiled=file.model))
-            file.close()
+        answer = found[paths[manifest.name]]
+        if not isinstance(answer, HonedError):
+            fleet.put(Entry(manifest=manifest, compiled=answer))
+            continue
+        await in_thread(store.set_aside, manifest)
+        entry = Entry(manifest=manifest, compiled=None)
+        entry.fail(f"its compiled file is damaged ({answer})")
+        fleet.put(entry)
+        broken.append((manifest, str(answer)))
     return broken
 
 
-async def _restore(jobs: Jobs, manifest: Manifest) -> None:
-    """Compile a damaged model again from its stored source."""
+async def _restore(jobs: Jobs, registry: Registry, manifest: Manifest) -> None:
+    """Compile a damaged model again from its stored source; where that fails, the trouble stays its own."""
     try:
         await jobs.restore(manifest)
     except HonedError as error:
-        _log.error("model %s could not be restored: %s", manifest.name, failure(error))
+        told = failure(error)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with one model must not end the service
+        _log.error("restoring model %s failed", manifest.name, exc_info=error)
+        told = f"the service failed in it ({error!r:.200})"
     else:
         _log.info("model %s was compiled again from its source", manifest.name)
+        return
+    _log.error("model %s could not be restored: %s", manifest.name, told)
+    entry = registry.find(manifest.name)
+    if entry is not None and entry.compiled is None:
+        entry.fail(f"{entry.reason}, and it could not be compiled again: {told}")
 
 
 async def _keep_watchdog(systemd: Systemd) -> None:

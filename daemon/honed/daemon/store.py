@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -23,12 +24,18 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 
 from honed.runtime import strict
 from honed.runtime.arrivals import close_all
-from honed.runtime.errors import HonedError, InvalidArgument, PermissionDenied, ResourceExhausted
-from honed.runtime.files import replacing, sync_folder
+from honed.runtime.errors import (
+    HonedError,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
+from honed.runtime.files import open_regular, read_regular, replacing, sync_folder
 from honed.runtime.protocol import NAME
 
 from .versions import History, Version, first
@@ -36,6 +43,10 @@ from .versions import History, Version, first
 FORMAT = 2  # of manifests; 1 are those that do not say theirs
 _CHUNK = 4 << 20  # bytes copied at once
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
+_BAD_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EILSEQ}
+_MAX_MANIFEST = 16 << 20  # bytes
+_log = logging.getLogger(__name__)
 
 
 class NewerFormat(InvalidArgument):
@@ -77,6 +88,7 @@ class Store:
         self._models = state_dir / "models"
         self._staging = state_dir / "staging"
         self._damaged = state_dir / "damaged"
+        self._unread = False  # a manifest could not be read: nobody knows what it stands for
 
     def open(self) -> tuple[dict[str, Manifest], list[str]]:
         """Make the folders, clear away what a crash left, and read every manifest.
@@ -90,7 +102,7 @@ class Store:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             models, damaged = self._read_all()
             shutil.rmtree(self._staging, ignore_errors=True)
-            self._staging.mkdir(mode=0o700)
+            self._staging.mkdir(mode=0o700, exist_ok=True)
             self._collect(models.values())
             return models, damaged
 
@@ -105,17 +117,25 @@ class Store:
     def open_files(self, manifest: Manifest) -> tuple[int, ...]:
         """Read-only descriptors of the model's compiled file and its sources, in this order; the caller's.
 
-        Raises PermissionDenied where one cannot be opened.
+        Raises Unavailable where one cannot be opened.
         """
         opened: list[int] = []
         try:
-            for file in (manifest.compiled, *manifest.sources):
-                with _explained(self.object(file)):
-                    opened.append(os.open(self.object(file), os.O_RDONLY | os.O_CLOEXEC))
+            opened.extend(self.open_file(file) for file in (manifest.compiled, *manifest.sources))
         except BaseException:
             close_all(opened)
             raise
         return tuple(opened)
+
+    def open_file(self, file: StoredFile) -> int:
+        """A read-only descriptor of a stored file, the caller's; raises Unavailable where there is none."""
+        try:
+            with open_regular(self.object(file)) as opened:
+                return os.dup(opened.fileno())
+        except OSError as error:
+            raise Unavailable(
+                f"the stored {file.name[:80]!r} cannot be read ({error.strerror}); add the model again"
+            ) from error
 
     @contextmanager
     def staging(self) -> Iterator[Path]:
@@ -135,6 +155,8 @@ class Store:
         """
         with _explained(self._objects):
             for file, path in staged:
+                if self.object(file).is_dir():
+                    self._put_aside(self.object(file))
                 os.rename(path, self.object(file))
             sync_folder(self._objects)
         with replacing(self._manifest(manifest.name)) as target:
@@ -155,43 +177,77 @@ class Store:
 
     def set_aside(self, manifest: Manifest) -> None:
         """Move a compiled file that turned out damaged out of the way; its manifest and sources stay."""
-        with suppress(OSError):
-            os.rename(self.object(manifest.compiled), self._damaged / manifest.compiled.sha256)
-            sync_folder(self._objects)
+        if os.path.lexists(self.object(manifest.compiled)):
+            self._put_aside(self.object(manifest.compiled))
 
     def _manifest(self, name: str) -> Path:
         return self._models / f"{name}.json"
 
     def _read_all(self) -> tuple[dict[str, Manifest], list[str]]:
         models: dict[str, Manifest] = {}
-        broken: list[tuple[Path, ValueError | OSError]] = []
+        broken: list[tuple[Path, Exception]] = []
         unfinished = []
         for path in sorted(self._models.iterdir()):
             if path.name.startswith("."):
                 unfinished.append(path)  # a manifest that was being written
                 continue
             try:
-                manifest = _loads(path.name.removesuffix(".json"), path.read_bytes())
-            except (ValueError, OSError) as error:
+                manifest = _loads(path.name.removesuffix(".json"), read_regular(path, _MAX_MANIFEST))
+            except (ValueError, RecursionError, OSError) as error:
                 broken.append((path, error))
             else:
                 models[manifest.name] = manifest
         for path in unfinished:
+            self._discard(path)
+        return models, [self._broken(path, error) for path, error in broken]
+
+    def _broken(self, path: Path, error: Exception) -> str:
+        """What is said of a manifest that cannot be used.
+
+        One that this disk or user cannot read now stays where it is, and with it what it may stand for.
+        """
+        name = os.fsencode(path.name).decode(errors="replace")
+        if isinstance(error, OSError) and error.errno not in _NO_FILE:
+            self._unread = True
+            return f"{name}: it cannot be read ({error.strerror}); mend that and start the service again"
+        reason = error.strerror if isinstance(error, OSError) else error
+        if self._put_aside(path):
+            return f"{name}: {reason}; it was moved to {self._damaged}, add the model again"
+        return f"{name}: {reason}; remove it and add the model again"
+
+    def _put_aside(self, path: Path) -> bool:
+        """Move what has no business where it is to a place of its own among what is damaged."""
+        try:
+            folder = self._damaged
+            if os.path.lexists(folder / path.name):
+                folder = Path(tempfile.mkdtemp(prefix=f"{path.name[:80]}-", dir=folder))
+            os.rename(path, folder / path.name)
+            sync_folder(path.parent)
+        except OSError as error:
+            _log.error("%s is not usable and cannot be moved away: %s", path, error)
+            return False
+        return True
+
+    def _discard(self, path: Path) -> None:
+        """Delete a file that is not needed; what is no file, or cannot be deleted, harms nobody."""
+        try:
             path.unlink()
-        for path, _ in broken:
-            os.rename(path, self._damaged / path.name)
-        return models, [
-            f"{path.name}: {error}; it was moved to {self._damaged}, add the model again"
-            for path, error in broken
-        ]
+        except IsADirectoryError:
+            self._put_aside(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("%s cannot be deleted: %s", path, error)
 
     def _collect(self, models: Iterable[Manifest]) -> None:
+        if self._unread:
+            return
         models = list(models)
         used = {file.sha256 for manifest in models for file in (manifest.compiled, *manifest.sources)}
         used |= {v.sha256 for manifest in models for v in manifest.history.versions if v.kept}
         for path in self._objects.iterdir():
             if path.name not in used:
-                path.unlink()
+                self._discard(path)
 
 
 def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[StoredFile, Path]:
@@ -203,12 +259,22 @@ def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[Store
     path = folder / _relative(name)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise InvalidArgument(f"{name} is not a regular file; send the model as a file or memfd")
-    with _explained(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as target:
-            sha256, nbytes = _copy(descriptor, target.fileno(), name, limit)
-            os.fsync(target.fileno())
+    with _explained(path), _make(path, name) as target:
+        sha256, nbytes = _copy(descriptor, target.fileno(), name, limit)
+        os.fsync(target.fileno())
     return StoredFile(name=name, sha256=sha256, nbytes=nbytes), path
+
+
+def _make(path: Path, name: str) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("xb")
+    except OSError as error:
+        if error.errno not in _BAD_NAME:
+            raise
+        raise InvalidArgument(
+            f"{name[:80]!r} cannot name a file beside the others ({error.strerror}); rename it"
+        ) from error
 
 
 def describe(path: Path, name: str) -> StoredFile:

@@ -5,28 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import wire
 from honed.runtime.aiolink import AsyncLink
 from honed.runtime.errors import HonedError, Unavailable
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.profilefile import from_dict
 
-from .launch import command
+from .children import describe_exit, kill_group
 from .limits import Limits
+from .regions import HeldRegion
 from .requests import restart_delay
+from .workerprocess import spawn
 
 _REMEMBERED_ENDS = 10
 _HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
+_QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
+_AT_WORK = frozenset({"Load", "Check", "Duel", "Infer", "Profile"})  # calls in which a model runs or is built
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger(__name__)
 
@@ -52,6 +52,9 @@ class Supervisor:
         self._mapped: set[int] = set()  # regions the present worker knows
         self._kill_reason = self._kill_kind = ""
         self._turned = asyncio.Event()  # set at each change of state
+        self._calls = 0  # under way
+        self._heard = 0.0  # when the worker last answered, in monotonic seconds
+        self._lost_at_work = False  # the last worker ended while it ran or built a model
         self.on_ready: Callable[[], Awaitable[None]] | None = None
         self.on_lost: Callable[[], None] | None = None
         self.expects_models: Callable[[], bool] = lambda: False
@@ -89,8 +92,14 @@ class Supervisor:
                 self._ended("not started", str(error))
             finally:
                 await self._end()
-            healthy = was_ready and time.monotonic() - begun > _HEALTHY_SECONDS
-            failures = 1 if healthy else failures + 1
+            # Who started a model's work bounds how often that may end a worker (`Dispatcher`, `Loader`), and
+            # nobody else waits for it; only what no model is to blame for is slowed down.
+            if was_ready and self._lost_at_work:
+                failures = 0
+            elif was_ready and time.monotonic() - begun > _HEALTHY_SECONDS:
+                failures = 1
+            else:
+                failures += 1
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
             self._state = "failed" if failures > 1 and not was_ready else "starting"
@@ -119,17 +128,31 @@ class Supervisor:
     async def call(
         self, method: str, params: dict[str, Any], descriptors: Sequence[int] = (), *, seconds: float
     ) -> dict[str, Any]:
-        """The worker's answer; raises its HonedError, or WorkerLost where it died or took too long."""
+        """The worker's answer; raises its HonedError, or WorkerLost where it died or took too long.
+
+        `seconds` count anew with each progress that it tells.
+        """
         link = self._link
         if link is None:
             raise WorkerLost(f"there is no worker ({self.reason or 'it is starting'}); try again")
+        self._calls += 1
         try:
-            async with asyncio.timeout(seconds):
-                result: dict[str, Any] = await link.call(method, params, descriptors)
+            async with asyncio.timeout(seconds) as deadline:
+                loop = asyncio.get_running_loop()
+                result: dict[str, Any] = await link.call(
+                    method, params, descriptors, lambda _: deadline.reschedule(loop.time() + seconds)
+                )
+                self._heard = time.monotonic()
                 return result
         except TimeoutError as error:
+            self._lost_at_work |= method in _AT_WORK
             self.kill(f"it did not finish within {seconds:g} s", kind="hung")
             raise self._lost() from error
+        except WorkerLost:
+            self._lost_at_work |= method in _AT_WORK
+            raise
+        finally:
+            self._calls -= 1
 
     def kill(self, reason: str, *, kind: str = "device") -> None:
         """End the worker at once; `run` starts another."""
@@ -154,11 +177,12 @@ class Supervisor:
             self.kill(str(error))
             raise self._lost() from error
 
-    def knows(self, region: int) -> bool:
-        """Whether the present worker has mapped a region; from now on it counts as mapped."""
-        known = region in self._mapped
-        self._mapped.add(region)
-        return known
+    async def map(self, region: HeldRegion, seconds: float) -> None:
+        """Have the worker map a region, unless it has; raises as `call`."""
+        if region.number not in self._mapped:
+            params = {"region": region.number, "offset": region.offset, "byte_size": region.byte_size}
+            await self.call("Map", params, [region.descriptor], seconds=seconds)
+            self._mapped.add(region.number)
 
     def forget(self, region: int) -> bool:
         """The region is gone; True where the worker must be told."""
@@ -172,7 +196,11 @@ class Supervisor:
     async def _live_once(self) -> bool:
         """Start a worker and wait for its end: True. Raises where it did not become ready."""
         self.starts += 1
-        process, link = await self._spawn()
+        self._kill_reason = self._kill_kind = ""
+        self._lost_at_work = False
+        process, link = await spawn(
+            self._cache_dir, self._device, self._lost, memory_mib=self._limits.worker_memory_mib
+        )
         self._process, self._link = process, link
         models = self.expects_models()
         hello = await self.call("Hello", {"models": models}, seconds=self._limits.load_seconds)
@@ -181,15 +209,26 @@ class Supervisor:
         self._state, self.reason = "ready", ""
         self._turned.set()
         _log.info("worker %d is ready on %s", process.pid, self.spec)
-        setup = asyncio.ensure_future(self.on_ready()) if self.on_ready is not None else None
+        beside = [asyncio.ensure_future(self._ask_now_and_then())]
+        if self.on_ready is not None:
+            beside.append(asyncio.ensure_future(self.on_ready()))
         try:
             status = await process.wait()
         finally:
-            if setup is not None:
-                setup.cancel()
+            for task in beside:
+                task.cancel()
         self.ended_from_outside = not self._kill_reason and -status in _FROM_OUTSIDE
         self._ended(self._kill_kind or "crashed", self._kill_reason or describe_exit(status))
         return True
+
+    async def _ask_now_and_then(self) -> None:
+        """Notice a worker that hangs while nobody asks anything of it; until it has ended or is killed."""
+        pause = min(_QUIET_SECONDS, self._limits.run_seconds)
+        with contextlib.suppress(WorkerLost):
+            while True:
+                await asyncio.sleep(pause)
+                if not self._calls and time.monotonic() - self._heard >= pause:
+                    await self.call("Ping", {}, seconds=self._limits.run_seconds)
 
     def _ended(self, kind: str, reason: str) -> None:
         self.ends[kind] += 1
@@ -198,23 +237,6 @@ class Supervisor:
         _log.log(logging.ERROR if reason != self.reason else logging.DEBUG, "the worker ended: %s", reason)
         self._state = "failed" if self._state == "failed" else "starting"
         self.reason = reason
-
-    async def _spawn(self) -> tuple[asyncio.subprocess.Process, AsyncLink]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._kill_reason = self._kill_kind = ""
-        with theirs:
-            program = [sys.executable, "-m", "honed.daemon.worker"]
-            arguments = [str(theirs.fileno()), str(self._cache_dir), self._device]
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *command([*program, *arguments]),
-                    stdin=asyncio.subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                )
-            except BaseException:
-                ours.close()
-                raise
-        return process, AsyncLink(ours, limits=wire.FrameLimits(max_bytes=1 << 30), lost=self._lost)
 
     async def _end(self) -> None:
         self._mapped.clear()
@@ -226,17 +248,3 @@ class Supervisor:
                 kill_group(self._process.pid)
             await self._process.wait()
             self._process = None
-
-
-def kill_group(pid: int) -> None:
-    """Kill a child of `launch` with its process group; one that is gone already is fine."""
-    for kill in (os.killpg, os.kill):  # the group is not there yet in a child's first moments
-        with contextlib.suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
-
-
-def describe_exit(status: int) -> str:
-    """What ended a process, from its exit status as Python gives it."""
-    if status < 0:
-        return f"it was ended by signal {signal.Signals(-status).name}"
-    return f"it ended with status {status}"

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import installed
+from .children import describe_exit, kill_group
 from .launch import command
 from .requests import restart_delay
 from .settings import setting
-from .supervisor import describe_exit, kill_group
 
 if TYPE_CHECKING:
     from .connection import Connection

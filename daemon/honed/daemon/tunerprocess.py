@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from honed.runtime.errors import Unavailable
 
 from . import installed
+from .children import kill_group
 from .launch import command
-from .supervisor import kill_group
 
 _MAX_LINE = 4 << 20  # bytes; a child that writes a longer one is ended
 _NICENESS = 10

@@ -28,6 +28,7 @@ from honed.runtime.protocol import PublishParams, TunerRunParams, error_from_map
 
 from . import tunerprocess
 from .blocking import in_thread
+from .children import describe_exit
 from .connection import WithDescriptors
 from .fleet import Fleet
 from .jobs import Jobs
@@ -36,7 +37,6 @@ from .limits import Limits
 from .models import Registry
 from .publishing import Publisher
 from .store import Store, receive
-from .supervisor import describe_exit
 
 MEASURING = ("tasks", "tune")
 RECORDS = ("history", "faults", "export", "import")

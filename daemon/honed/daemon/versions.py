@@ -7,11 +7,9 @@ No I/O and no clock: times are seconds since 1970 and passed in.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from dataclasses import dataclass
 
 from honed.runtime.errors import AlreadyExists, NotFound
-from honed.runtime.model import CompiledModel
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
 REMEMBERED = 100  # versions and stints that are listed
@@ -87,15 +85,6 @@ class History:
             if v.kept and v.settled and not v.quarantine and v.number != self.current.number
         ]
         return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
-
-
-def fingerprint(model: CompiledModel) -> str:
-    """SHA-256 over what the device runs: equal for files that differ in nothing but dates and notes."""
-    digest = hashlib.sha256()
-    for kernel in model.kernels:
-        digest.update(repr((kernel.entry, kernel.grid, kernel.block)).encode())
-        digest.update(model.sources[kernel.source].encode())
-    return digest.hexdigest()
 
 
 def first(version: Version, now: float) -> History:

@@ -65,6 +65,7 @@ class Worker:
         self._descriptors: list[int] = []
         self._sending = threading.Lock()
         self._loads: queue.SimpleQueue[wire.Request] = queue.SimpleQueue()
+        self._loading = 0  # number of the request that loads now
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
         # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
         self._builder = ThreadPoolExecutor(1, "builder", initializer=_be_nice)
@@ -90,7 +91,13 @@ class Worker:
     def _load_all(self) -> None:
         while True:
             request = self._loads.get()
+            self._loading = request.msgid
             self._answer(request, self._LOADING[request.method])
+
+    def _built(self, done: int, of: int) -> None:
+        """Tell how many kernels of the model being loaded are built."""
+        progress = {"msgid": self._loading, "done": done, "of": of}
+        self._send(wire.Notification(method="Progress", params=progress))
 
     def _answer(self, request: wire.Request, method: Callable[..., dict[str, Any]]) -> None:
         """Call a method and send what it returns or raises."""
@@ -108,7 +115,10 @@ class Worker:
             _log.exception("%s failed", request.method)
             error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
             response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
-        frame = wire.encode(response, wire.FrameLimits(max_bytes=1 << 30))
+        self._send(response)
+
+    def _send(self, message: wire.Message) -> None:
+        frame = wire.encode(message, wire.FrameLimits(max_bytes=1 << 30))
         with self._sending:
             self._socket.sendall(frame)
 
@@ -147,7 +157,9 @@ class Worker:
         if key not in self._models:
             if self._device is None:
                 raise Internal("the worker has no device yet; this is a fault of the service")
-            self._models[key] = load(path, self._device, cache_dir=self._cache_dir, builder=self._builder)
+            self._models[key] = load(
+                path, self._device, cache_dir=self._cache_dir, builder=self._builder, progress=self._built
+            )
             self._checked[key] = {}
         proof = self._models[key].model.proof
         return {"device": self._device_spec(), "probes": len(proof.probes) if proof else 0}
@@ -204,8 +216,16 @@ class Worker:
         descriptor = self._descriptors.pop(0)
         try:
             self._regions[region] = map_descriptor(descriptor, offset, byte_size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"the shared memory cannot be mapped any more ({error}); register a region anew"
+            ) from error
         finally:
             os.close(descriptor)
+        return {}
+
+    def _ping(self) -> dict[str, Any]:
+        """Tell that the serving thread is well."""
         return {}
 
     def _drop(self, region: int) -> dict[str, Any]:
@@ -241,8 +261,8 @@ class Worker:
             "output_ns": done - ended,
         }
 
-    def _profile(self, key: str, runs: int) -> dict[str, Any]:
-        return profile(self._executor(key), runs)
+    def _profile(self, key: str) -> dict[str, Any]:
+        return profile(self._executor(key))
 
     def _executor(self, key: str) -> Executor:
         executor = self._models.get(key)
@@ -268,6 +288,7 @@ class Worker:
         "Unload": _unload,
         "Map": _map,
         "Drop": _drop,
+        "Ping": _ping,
         "Infer": _infer,
         "Profile": _profile,
     }

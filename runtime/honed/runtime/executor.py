@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from .segments import Batch, Call, Command, Segment
 from .timing import InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
+Progress = Callable[[int, int], None]
 
 
 def load(
@@ -36,14 +37,22 @@ def load(
     *,
     cache_dir: str | os.PathLike[str] | None = None,
     builder: ThreadPoolExecutor | None = None,
+    progress: Progress = lambda _, __: None,
 ) -> Executor:
     """The model in a `.honed` file, ready to `run` on `device` (a Device, or what `devices.select` takes).
 
-    `cache_dir` keeps compiled programs between processes. The driver's compiler runs in `builder`, or in this
-    thread. Raises NotFound, ModelFileError or DeviceError.
+    `cache_dir` keeps compiled programs between processes. The driver's compiler runs in `builder`, or in
+    this thread; `progress` hears after each kernel how many are built, of how many. Raises NotFound,
+    ModelFileError or DeviceError.
     """
     chosen = device if isinstance(device, Device) else select(device)
-    return Executor(read(path), chosen, cache_dir=Path(cache_dir) if cache_dir else None, builder=builder)
+    return Executor(
+        read(path),
+        chosen,
+        cache_dir=Path(cache_dir) if cache_dir else None,
+        builder=builder,
+        progress=progress,
+    )
 
 
 class Executor:
@@ -60,6 +69,7 @@ class Executor:
         *,
         cache_dir: Path | None = None,
         builder: ThreadPoolExecutor | None = None,
+        progress: Progress = lambda _, __: None,
     ) -> None:
         """Build, allocate, upload and bind; raises DeviceError where the device cannot do that."""
         self.file = file
@@ -69,7 +79,7 @@ class Executor:
         self._lock = threading.Lock()
         self._unusable = ""  # why, once it is
         fit.check(file.model, device)
-        kernels = _built_kernels(file.model, device, cache_dir, builder)
+        kernels = _built_kernels(file.model, device, cache_dir, builder, progress)
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
@@ -164,7 +174,11 @@ class Executor:
 
 
 def _built_kernels(
-    model: CompiledModel, device: Device, cache_dir: Path | None, builder: ThreadPoolExecutor | None
+    model: CompiledModel,
+    device: Device,
+    cache_dir: Path | None,
+    builder: ThreadPoolExecutor | None,
+    progress: Progress,
 ) -> list[Any]:
     """For each kernel of the model, the pyopencl Program that has its entry."""
 
@@ -181,6 +195,7 @@ def _built_kernels(
         with driver_call(f"find kernel {kernel.entry!r}"):
             fit.check_built(cl.Kernel(built[kernel.source], kernel.entry), kernel, device)
         found.append(built[kernel.source])
+        progress(len(found), len(model.kernels))
     return found
 
 

@@ -1,10 +1,15 @@
-"""Files that are either whole or not there: write to a temporary name, fsync, rename, fsync the folder."""
+"""Files that are either whole or not there, and files that are no trap to read.
+
+Writing: to a temporary name, fsync, rename, fsync the folder. Reading: whatever stands in a file's place (a
+folder, a FIFO, a device) is an error at once.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,6 +41,40 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
     except OSError as error:
         raise _explained(path, error) from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raises OSError, EINVAL for what is something else, and never waits."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: Path, limit: int) -> bytes:
+    """All bytes of a regular file; raises OSError as `open_regular`, EFBIG beyond `limit` bytes."""
+    with open_regular(path) as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return data
+
+
+def put_aside(path: Path) -> str:
+    """Rename what cannot be used to `.damaged`, for people to look at; gives a few words on where it is."""
+    aside = path.with_name(path.name + ".damaged")
+    try:
+        path.replace(aside)
+    except OSError as error:
+        return f"it cannot be moved away ({error.strerror})"
+    return f"it is now {aside}"
 
 
 def sync_folder(folder: Path) -> None:

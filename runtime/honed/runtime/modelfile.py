@@ -20,7 +20,7 @@ import msgpack
 from . import strict, validate
 from .dtypes import dtype
 from .errors import InvalidArgument, ModelFileError, NotFound
-from .files import replacing
+from .files import open_regular, replacing
 from .model import CONSTANT_ALIGN, FORMAT_VERSION, CompiledModel
 
 if TYPE_CHECKING:  # the service reads files without NumPy
@@ -28,6 +28,8 @@ if TYPE_CHECKING:  # the service reads files without NumPy
 
 MAGIC = b"HONED\r\n\x1a"
 MAX_HEADER_BYTES = 32 << 20
+MAX_HEADER_VALUES = 1 << 20  # in all maps and lists of a header together: it is a file from anywhere
+_MAX_ITEMS = 1 << 18  # of one map or list, for which memory is taken before the first is read
 _PREAMBLE = struct.Struct("<8sIIQ32s32s")
 _HASH_CHUNK = 4 << 20  # bytes
 
@@ -192,7 +194,7 @@ def _packed(preamble: _Preamble) -> bytes:
 
 def _map(path: Path) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size < _PREAMBLE.size:
                 raise ModelFileError(
@@ -230,17 +232,19 @@ def _preamble(path: Path, mapped: mmap.mmap) -> _Preamble:
 
 
 def _model(path: Path, header: bytes) -> CompiledModel:
+    values = _Values()
     try:
         plain = msgpack.unpackb(
             header,
             raw=False,
             strict_map_key=True,
-            object_pairs_hook=_unique_keys,
+            object_pairs_hook=values.map,
+            list_hook=values.list,
             max_bin_len=0,
             max_ext_len=0,
             max_str_len=len(header),
-            max_array_len=len(header),
-            max_map_len=len(header),
+            max_array_len=_MAX_ITEMS,
+            max_map_len=_MAX_ITEMS,
         )
         model = strict.from_plain(CompiledModel, plain, where="model")
     except (ValueError, RecursionError) as error:  # msgpack's errors are ValueErrors, and so is Mismatch
@@ -251,11 +255,29 @@ def _model(path: Path, header: bytes) -> CompiledModel:
     return model
 
 
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a map has the same key twice")
-    return found
+class _Values:
+    """Counts the values of a header while it is read, so that few bytes cannot become much memory."""
+
+    def __init__(self) -> None:
+        self._left = MAX_HEADER_VALUES
+
+    def map(self, pairs: list[tuple[str, object]]) -> dict[str, object]:
+        """A whole map; raises ValueError where a key is there twice."""
+        self._count(2 * len(pairs))
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a map has the same key twice")
+        return found
+
+    def list(self, items: list[object]) -> list[object]:
+        """A whole list."""
+        self._count(len(items))
+        return items
+
+    def _count(self, values: int) -> None:
+        self._left -= 1 + values
+        if self._left < 0:
+            raise ValueError(f"it holds more than {MAX_HEADER_VALUES} values")
 
 
 def _sha256(mapped: mmap.mmap, start: int) -> bytes:

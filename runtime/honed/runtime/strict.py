@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import reprlib
 import types
 import typing
 from collections.abc import Mapping
@@ -85,16 +87,16 @@ def _decode(hint: Any, plain: object, where: str, none_omitted: bool) -> object:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         if plain not in args or not isinstance(plain, str):
-            raise Mismatch(f"{where} is {_shown(plain)} instead of one of {', '.join(map(str, args))}")
+            raise Mismatch(f"{where} is {shown(plain)} instead of one of {', '.join(map(str, args))}")
         return plain
     if origin is tuple:
         return _decode_tuple(args, plain, where, none_omitted)
     if origin is dict:
         if not isinstance(plain, Mapping):
-            raise Mismatch(f"{where} is {_shown(plain)} instead of a map")
+            raise Mismatch(f"{where} is {shown(plain)} instead of a map")
         return {
             _decode(args[0], key, f"a key of {where}", none_omitted): _decode(
-                args[1], item, f"{where}[{key!r}]", none_omitted
+                args[1], item, f"{where}[{shown(key)}]", none_omitted
             )
             for key, item in plain.items()
         }
@@ -112,15 +114,15 @@ def _decode_union(
     classes = _classes(hint)
     if classes:
         if not isinstance(plain, Mapping) or len(plain) != 1:
-            raise Mismatch(f"{where} is {_shown(plain)} instead of a map of one of {', '.join(classes)}")
+            raise Mismatch(f"{where} is {shown(plain)} instead of a map of one of {', '.join(classes)}")
         tag, body = next(iter(plain.items()))
         if tag not in classes:
-            raise Mismatch(f"{where} is of kind {_shown(tag)} instead of one of {', '.join(classes)}")
+            raise Mismatch(f"{where} is of kind {shown(tag)} instead of one of {', '.join(classes)}")
         return _decode_class(classes[tag], body, where, none_omitted)
     for member in others:
         if _is_exactly(member, plain):
             return _decode(member, plain, where, none_omitted)
-    raise Mismatch(f"{where} is {_shown(plain)}, a type that is not allowed there")
+    raise Mismatch(f"{where} is {shown(plain)}, a type that is not allowed there")
 
 
 def _is_exactly(member: Any, plain: object) -> bool:
@@ -131,11 +133,11 @@ def _is_exactly(member: Any, plain: object) -> bool:
 
 def _decode_class(kind: type, plain: object, where: str, none_omitted: bool) -> object:
     if not isinstance(plain, Mapping):
-        raise Mismatch(f"{where} is {_shown(plain)} instead of a map")
+        raise Mismatch(f"{where} is {shown(plain)} instead of a map")
     hints = _hints(kind)
     unknown = [key for key in plain if key not in hints]
     if unknown:
-        raise Mismatch(f"{where} has the unknown key {_shown(unknown[0])}")
+        raise Mismatch(f"{where} has the unknown key {shown(unknown[0])}")
     values: dict[str, object] = {}
     for name, hint in hints.items():
         if name not in plain:
@@ -149,7 +151,7 @@ def _decode_class(kind: type, plain: object, where: str, none_omitted: bool) -> 
 
 def _decode_tuple(args: tuple[Any, ...], plain: object, where: str, none_omitted: bool) -> tuple[object, ...]:
     if not isinstance(plain, list):
-        raise Mismatch(f"{where} is {_shown(plain)} instead of a list")
+        raise Mismatch(f"{where} is {shown(plain)} instead of a list")
     if len(args) == 2 and args[1] is Ellipsis:
         kinds: tuple[Any, ...] = (args[0],) * len(plain)
     else:
@@ -166,15 +168,41 @@ def _decode_scalar(hint: Any, plain: object, where: str) -> object:
     if hint is float and type(plain) is int:
         return float(plain)
     if type(plain) is not hint:
-        raise Mismatch(f"{where} is {_shown(plain)} instead of {_NAMES.get(hint, str(hint))}")
+        raise Mismatch(f"{where} is {shown(plain)} instead of {_NAMES.get(hint, str(hint))}")
     if hint is int and plain not in INTEGERS:
-        raise Mismatch(f"{where} is {_shown(plain)}, which is out of range")
+        raise Mismatch(f"{where} is {shown(plain)}, which is out of range")
     return plain
 
 
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
 
 
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."
+class _Short(reprlib.Repr):
+    """Looks at the first part of a value only: what is shown may be a peer's, and of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 2 * _SHOWN, 2 * _SHOWN
+        self.maxlist = self.maxtuple = self.maxdict = 20
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        """`reprlib` knows bytes only as any other object, whose whole text it makes first."""
+        return repr(value[: 2 * _SHOWN])
+
+    def repr_dict(self, value: dict[object, object], level: int) -> str:
+        """Without the sorting of `reprlib`, which looks at every key."""
+        first = list(itertools.islice(value.items(), self.maxdict))
+        text = ", ".join(
+            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in first
+        )
+        return f"{{{text}{', ...' if len(value) > len(first) else ''}}}" if level > 0 else "{...}"
+
+
+_SHOWN = 60  # letters of a value in a message
+_short = _Short()
+
+
+def shown(value: object) -> str:
+    """`value` for a message: its first letters, found in a time that does not depend on its size."""
+    text = _short.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -20,7 +20,11 @@ MAX_RANK = 32  # NumPy 1's
 MAX_GRID = 2**31 - 1  # work-groups along one axis
 CONSTANT_OFFSET_ALIGN = 64  # bytes: any dtype, and a cache line
 PRECISIONS = ("fp16", "fp32", "fp64", "mixed")
-_DECLARATION = 500  # characters between __kernel and its name: attributes and the type
+MAX_KERNEL_WORDS = 100_000  # in the sources: far more than any model has kernels
+_DECLARATION = 800  # characters from __kernel to the end of its name: attributes and the type
+_KERNEL = re.compile(r"\b(?:__kernel|kernel)\b")
+_HEAD = re.compile(rf"[^;{{}}]{{0,{_DECLARATION}}}")
+_CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(", re.ASCII)
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -146,11 +150,23 @@ def _check_kernels(model: CompiledModel) -> None:
     _require(all("\0" not in source for source in model.sources), "an OpenCL source holds a zero character")
     names = [kernel.name for kernel in model.kernels]
     _require(all(names) and len(set(names)) == len(names), "kernel names are empty or not unique")
+    words = sum(len(_KERNEL.findall(source)) for source in model.sources)
+    _require(words <= MAX_KERNEL_WORDS, f"the OpenCL sources say __kernel {words} times")
+    declared = [_declared(source) for source in model.sources]
     for kernel in model.kernels:
-        _check_kernel(model, f"kernel {kernel.name!r}", kernel)
+        _check_kernel(model, f"kernel {kernel.name!r}", kernel, declared)
 
 
-def _check_kernel(model: CompiledModel, where: str, kernel: Kernel) -> None:
+def _declared(source: str) -> frozenset[str]:
+    """Every name that can be that of a kernel in an OpenCL source."""
+    return frozenset(
+        name
+        for start in _KERNEL.finditer(source)
+        for name in _CALLED.findall(_HEAD.match(source, start.end())[0])  # type: ignore[index]
+    )
+
+
+def _check_kernel(model: CompiledModel, where: str, kernel: Kernel, declared: list[frozenset[str]]) -> None:
     limits = model.device.limits
     _require(
         0 <= kernel.source < len(model.sources), f"{where} names source {kernel.source}, which does not exist"
@@ -158,11 +174,9 @@ def _check_kernel(model: CompiledModel, where: str, kernel: Kernel) -> None:
     _require(
         bool(_IDENTIFIER.fullmatch(kernel.entry)), f"{where} has the entry {kernel.entry!r}, no C identifier"
     )
-    declared = re.search(
-        rf"\b(?:__kernel|kernel)\b[^;{{}}]{{0,{_DECLARATION}}}?\b{kernel.entry}\s*\(",
-        model.sources[kernel.source],
+    _require(
+        kernel.entry in declared[kernel.source], f"{where}: its source declares no __kernel {kernel.entry}"
     )
-    _require(declared is not None, f"{where}: its source declares no __kernel {kernel.entry}")
     _require(
         all(1 <= size <= limit for size, limit in zip(kernel.block, limits.max_work_item_sizes, strict=True))
         and math.prod(kernel.block) <= limits.max_work_group_size,

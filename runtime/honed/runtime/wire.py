@@ -28,6 +28,7 @@ class FrameLimits:
     max_bytes: int = 64 << 20
     max_depth: int = 16  # containers inside one another, the message's own array included
     max_values: int = 65_536  # in all containers together
+    max_text: int = 1 << 30  # bytes of one str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +111,13 @@ def _own_msgid(msgid: int) -> None:
 class _Family(enum.Enum):
     PLAIN = enum.auto()  # `extra` bytes of payload
     BYTES = enum.auto()  # a length of `extra` bytes, then that many bytes
+    TEXT = enum.auto()  # the same, to be read as UTF-8
     ARRAY = enum.auto()  # a count of `extra` bytes (0: it is `items`), then that many values
     MAP = enum.auto()  # a count likewise, then twice as many values
     REFUSED = enum.auto()
+
+
+_STRINGS: Final = (_Family.BYTES, _Family.TEXT)
 
 
 class _Header(NamedTuple):
@@ -146,9 +151,9 @@ _OTHER_HEADERS = {
     0xCB: _Header(_Family.PLAIN, 8),  # float64
     **{0xCC + i: _Header(_Family.PLAIN, 1 << i) for i in range(4)},  # uint8 to uint64
     **{0xD0 + i: _Header(_Family.PLAIN, 1 << i) for i in range(4)},  # int8 to int64
-    0xD9: _Header(_Family.BYTES, 1),
-    0xDA: _Header(_Family.BYTES, 2),
-    0xDB: _Header(_Family.BYTES, 4),
+    0xD9: _Header(_Family.TEXT, 1),
+    0xDA: _Header(_Family.TEXT, 2),
+    0xDB: _Header(_Family.TEXT, 4),
     0xDC: _Header(_Family.ARRAY, 2),
     0xDD: _Header(_Family.ARRAY, 4),
     0xDE: _Header(_Family.MAP, 2),
@@ -197,8 +202,10 @@ class _Scanner:
 
     def _enter(self, family: _Family, payload: int, count: int, size: int) -> bool:
         """Pass a string whole, or the header of a container; False where bytes of the string are missing."""
-        if family is _Family.BYTES:
+        if family in _STRINGS:
             self._check_size(payload + count)
+            if family is _Family.TEXT:
+                self._check_text(count)
             if payload + count > size:
                 return False
             self._position = payload + count
@@ -211,6 +218,13 @@ class _Scanner:
         self._missing[-1] -= 1
         self._missing.append(count)
         return True
+
+    def _check_text(self, nbytes: int) -> None:
+        if nbytes > self._limits.max_text:
+            raise ResourceExhausted(
+                f"the message holds a text of {nbytes} bytes and {self._limits.max_text} are allowed; "
+                "send data as bin"
+            )
 
     def _check_container(self, least_end: int) -> None:
         self._check_size(least_end)
@@ -249,6 +263,7 @@ class Decoder:
         self._limits = limits or FrameLimits()
         self._buffer = bytearray()
         self._scanner = _Scanner(self._limits)
+        self.frame_bytes = 0  # of the message that was given out last
 
     @property
     def buffered(self) -> int:
@@ -274,6 +289,7 @@ class Decoder:
         message = self._decode(end)
         del self._buffer[:end]
         self._scanner = _Scanner(self._limits)
+        self.frame_bytes = end
         return message
 
     def _decode(self, end: int) -> Message:

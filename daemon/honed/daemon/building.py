@@ -1,0 +1,168 @@
+"""Builds and proves compiled files in a process of its own, so that it endangers nothing that is served.
+
+What the driver's compiler made stays in the cache, and the serving worker loads it from there. The process is
+a worker like the serving one, on the same device; it ends when there was nothing to build for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from honed.runtime.aiolink import AsyncLink
+
+from .children import describe_exit, kill_group
+from .limits import Limits
+from .supervisor import Supervisor, WorkerLost
+from .workerprocess import spawn
+
+_KEPT_SECONDS = 20.0  # a process with nothing to do
+_NICENESS = 10  # of one that builds what nobody waits for
+_REMEMBERED = 10
+_log = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+
+
+class BuilderLost(WorkerLost):
+    """The process that builds ended or hung: nothing that is served was in it."""
+
+
+@dataclass(slots=True)
+class _Running:
+    process: asyncio.subprocess.Process
+    link: AsyncLink
+    niceness: int
+
+
+class Builder:
+    """Builds for one device, one file at a time."""
+
+    def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
+        """`supervisor` keeps the serving worker, whose device this is."""
+        self._limits = limits
+        self._cache_dir = cache_dir
+        self._supervisor = supervisor
+        self._running: _Running | None = None
+        self._busy = asyncio.Lock()
+        self._rest: asyncio.TimerHandle | None = None
+        self._resting: asyncio.Task[None] | None = None
+        self._why = ""  # the process was ended from here
+        self.pids: deque[int] = deque(maxlen=_REMEMBERED)  # of the latest processes
+
+    async def prove(
+        self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
+    ) -> None:
+        """Build a file's kernels, and compare its answers with all of its probes.
+
+        `progress` hears of kernels built and of how many there are. With `hurried` somebody waits for it.
+        Each kernel may take `load_seconds`, and each probe `run_seconds`. Raises ModelRefused where an answer
+        is wrong, DeviceError where the device cannot build or hold the model, and BuilderLost.
+        """
+        async with self._busy:
+            self._stop_resting()
+            running = await self._started(0 if hurried else _NICENESS)
+            try:
+                built = await self._call(running, "Load", {"key": key, "path": path}, progress)
+                for probe in range(built["probes"]):
+                    answer = await self._call(running, "Check", {"key": key, "probe": probe})
+                    if "spoilt" in answer:
+                        raise BuilderLost(f"the device failed: {answer['spoilt']}")
+                await self._call(running, "Unload", {"key": key})
+            except (WorkerLost, asyncio.CancelledError):
+                await self._end()
+                raise
+            except BaseException:
+                await self._call(running, "Unload", {"key": key})
+                raise
+            finally:
+                self._begin_resting()
+
+    async def kill(self) -> None:
+        """End the process now, whatever it does."""
+        self._stop_resting()
+        await self._end()
+
+    async def _rested_enough(self) -> None:
+        async with self._busy:
+            await self._end()
+
+    async def _started(self, niceness: int) -> _Running:
+        running = self._running
+        if running is not None and (running.niceness != niceness or not running.link.usable()):
+            await self._end()
+        if self._running is None:
+            self._why = ""
+            try:
+                process, link = await spawn(
+                    self._cache_dir,
+                    self._supervisor.spec,
+                    self._lost,
+                    memory_mib=self._limits.worker_memory_mib,
+                    niceness=niceness,
+                )
+            except OSError as error:
+                raise BuilderLost(f"a process to build in cannot be started: {error}") from error
+            self._running = _Running(process, link, niceness)
+            self.pids.append(process.pid)
+            await self._call(self._running, "Hello", {"models": True})
+            await self._call(self._running, "Open", {})
+        return self._running
+
+    async def _call(
+        self,
+        running: _Running,
+        method: str,
+        params: dict[str, Any],
+        progress: Progress = lambda _, __: None,
+    ) -> dict[str, Any]:
+        """The answer of the process, which may take so long anew with each progress."""
+        seconds = self._limits.run_seconds if method == "Check" else self._limits.load_seconds
+        try:
+            async with asyncio.timeout(seconds) as deadline:
+
+                def heard(params: dict[str, Any]) -> None:
+                    deadline.reschedule(asyncio.get_running_loop().time() + seconds)
+                    progress(int(params["done"]), int(params["of"]))
+
+                answer: dict[str, Any] = await running.link.call(method, params, progress=heard)
+                return answer
+        except TimeoutError as error:
+            self._why = f"{method} took longer than {seconds:g} s"
+            raise self._lost() from error
+        except BuilderLost as error:
+            if self._why:
+                raise
+            raise BuilderLost(
+                f"the process that builds ended: {describe_exit(await running.process.wait())}"
+            ) from error
+
+    def _lost(self) -> BuilderLost:
+        return BuilderLost(f"the process that builds ended ({self._why or 'it crashed'})")
+
+    async def _end(self) -> None:
+        running, self._running = self._running, None
+        if running is None:
+            return
+        self._why = self._why or "it was not needed any more"
+        running.link.fail(self._lost())
+        if running.process.returncode is None:
+            kill_group(running.process.pid)
+        await running.process.wait()
+
+    def _begin_resting(self) -> None:
+        if self._running is not None:
+            self._rest = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._rested)
+
+    def _stop_resting(self) -> None:
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _rested(self) -> None:
+        self._rest = None
+        self._resting = asyncio.ensure_future(self._rested_enough())

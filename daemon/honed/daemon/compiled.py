@@ -1,0 +1,129 @@
+"""What the service knows of a compiled file. Its constants, kernel sources and plan stay in the file."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Source, Tensor
+from honed.runtime.profile import DeviceIdentity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledKernel:
+    """A kernel without its source (see `honed.runtime.model.Kernel`), with its launches in one inference."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    flops: int
+    bytes: int
+    task: str
+    schedule: str
+    launches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProvenOutput:
+    """The largest error allowed for an output, and the largest found when it was compiled, if it ran then."""
+
+    name: str
+    tolerance: float
+    error: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledProof:
+    """What the compiled form was compared with; see `honed.runtime.model.Proof`."""
+
+    reference: str
+    probes: int
+    device: str | None
+    outputs: tuple[ProvenOutput, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A compiled file that is whole and keeps every rule of its format.
+
+    `schedules` is a SHA-256 over what the device runs: equal for files that differ in nothing but dates and
+    notes.
+    """
+
+    source: Source
+    compiler: dict[str, str]
+    device: DeviceIdentity
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    kernels: tuple[CompiledKernel, ...]
+    launches: int
+    copies: int
+    host_calls: int
+    constant_bytes: int
+    arena_bytes: int
+    proof: CompiledProof | None
+    schedules: str
+
+
+def summarise(model: CompiledModel) -> Compiled:
+    """Leave out what only a worker needs."""
+    return Compiled(
+        source=model.source,
+        compiler=model.compiler,
+        device=model.device.identity,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        kernels=_kernels(model),
+        launches=sum(isinstance(step, Launch) for step in model.steps),
+        copies=sum(isinstance(step, Copy) for step in model.steps),
+        host_calls=sum(isinstance(step, HostCall) for step in model.steps),
+        constant_bytes=model.constant_bytes,
+        arena_bytes=model.arena_bytes,
+        proof=_proof(model),
+        schedules=_schedules(model),
+    )
+
+
+def _kernels(model: CompiledModel) -> tuple[CompiledKernel, ...]:
+    counts = [0] * len(model.kernels)
+    for step in model.steps:
+        if isinstance(step, Launch):
+            counts[step.kernel] += 1
+    return tuple(
+        CompiledKernel(
+            name=kernel.name,
+            grid=kernel.grid,
+            block=kernel.block,
+            flops=kernel.flops,
+            bytes=kernel.bytes,
+            task=kernel.task,
+            schedule=kernel.schedule,
+            launches=count,
+        )
+        for kernel, count in zip(model.kernels, counts, strict=True)
+    )
+
+
+def _proof(model: CompiledModel) -> CompiledProof | None:
+    proof = model.proof
+    if proof is None:
+        return None
+    outputs = tuple(
+        ProvenOutput(
+            name=tensor.name,
+            tolerance=max((probe.tolerance[i] for probe in proof.probes), default=0.0),
+            error=proof.error[i] if proof.error else None,
+        )
+        for i, tensor in enumerate(model.outputs)
+    )
+    return CompiledProof(
+        reference=proof.reference, probes=len(proof.probes), device=proof.device, outputs=outputs
+    )
+
+
+def _schedules(model: CompiledModel) -> str:
+    digest = hashlib.sha256()
+    for kernel in model.kernels:
+        digest.update(repr((kernel.entry, kernel.grid, kernel.block)).encode())
+        digest.update(model.sources[kernel.source].encode())
+    return digest.hexdigest()

@@ -1,0 +1,100 @@
+"""Has compiled files read by a child process (see `inspector`), and survives whatever they do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from honed.runtime import strict, wire
+from honed.runtime.errors import HonedError, Internal, ModelFileError
+from honed.runtime.protocol import error_from_map
+
+from .blocking import in_thread
+from .children import describe_exit, kill_group
+from .compiled import Compiled
+from .inspector import ANSWER, MEMORY_MIB
+from .launch import command
+
+_CHUNK = 128 << 10  # bytes
+
+
+async def inspect(path: Path, seconds: float) -> Compiled:
+    """What a compiled file says, every byte of it checked; raises ModelFileError or NotFound."""
+    [(_, found)] = [answer async for answer in inspect_all([path], seconds)]
+    if isinstance(found, HonedError):
+        raise found
+    return found
+
+
+async def inspect_all(
+    paths: Sequence[Path], seconds: float
+) -> AsyncIterator[tuple[Path, Compiled | HonedError]]:
+    """The same for several files, each with what it says or what is wrong with it, in their order.
+
+    A file may take `seconds`. One that ends the child is at fault itself; the others are read in the next.
+    """
+    done = 0
+    while done < len(paths):
+        async for found in _one_child(paths[done:], seconds):
+            yield paths[done], found
+            done += 1
+
+
+async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Compiled | HonedError]:
+    """Answers for the first of `paths`, at least one."""
+    program = [sys.executable, "-m", "honed.daemon.inspector", *map(str, paths)]
+    process = await asyncio.create_subprocess_exec(
+        *command(program, memory_mib=MEMORY_MIB),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    decoder = wire.Decoder(ANSWER)
+    answered = 0
+    try:
+        while answered < len(paths):
+            try:
+                async with asyncio.timeout(seconds):
+                    message = await _next(process.stdout, decoder)
+            except TimeoutError:
+                yield ModelFileError(f"{paths[answered]} takes longer than {seconds:g} s to read")
+                return
+            if message is None:
+                kill_group(process.pid)
+                ended = describe_exit(await process.wait())
+                yield ModelFileError(
+                    f"{paths[answered]} cannot be read: the process that tried ended: {ended}"
+                )
+                return
+            yield await in_thread(_found, message)
+            answered += 1
+    finally:
+        if process.returncode is None:
+            kill_group(process.pid)
+            await process.wait()
+
+
+async def _next(stream: asyncio.StreamReader, decoder: wire.Decoder) -> wire.Message | None:
+    """The next message of a child; None where it has ended, or says what is none."""
+    with suppress(wire.PeerFault):
+        while (message := decoder.next_message()) is None:
+            data = await stream.read(_CHUNK)
+            if not data:
+                return None
+            decoder.feed(data)
+        return message
+    return None
+
+
+def _found(message: wire.Message) -> Compiled | HonedError:
+    if not isinstance(message, wire.Response):
+        return Internal("the process that reads compiled files gave no answer")
+    if message.error is not None:
+        return error_from_map(message.error)
+    try:
+        return strict.from_plain(Compiled, message.result, where="compiled")
+    except strict.Mismatch as error:
+        return Internal(f"the process that reads compiled files said what it should not: {error}")
