@@ -173,6 +173,70 @@ def test_nvidia_events_of_one_process_are_one_story() -> None:
     assert (story.cause.code, story.tgid) == (31, 7)
 
 
+def test_job_manager_gpu_fault_with_its_reset_is_the_job_managers() -> None:
+    story = only(
+        group(
+            [
+                at(1.0, f"{JM}GPU Fault 0x00000088 (UNKNOWN) at 0x0000000012345678"),
+                at(1.1, f"{JM}There were multiple GPU faults - some have not been reported"),
+                at(3.0, f"{JM}Resetting GPU (allowing up to 500 ms)"),
+                at(
+                    3.5, f"{JM}Failed to soft-reset GPU (timed out after 500 ms), now attempting a hard reset"
+                ),
+                at(3.6, f"{JM}Reset complete"),
+            ]
+        )
+    )
+    assert (story.driver, story.severity) == (Driver.KBASE_JM, Severity.RESET)
+    assert story.cause.code == 0x88
+
+
+AMD, ADRENO = "amdgpu 0000:03:00.0: amdgpu: ", "adreno 5000000.gpu: "
+
+
+def test_amdgpu_names_the_process_and_the_address_after_the_fault() -> None:
+    page_fault = f"{AMD}[gfxhub] page fault (src_id:0 ring:24 vmid:3 pasid:32771)"
+    story = only(
+        group(
+            [
+                at(1.0, page_fault),
+                at(1.0, f"{AMD} Process python3 pid 4321 thread python3 pid 4322"),
+                at(1.0, f"{AMD}  in page starting at address 0x00007fe0da65c000 from client 0x1b (UTCL2)"),
+                at(
+                    1.2,
+                    "[drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx timeout, but soft recovered",
+                ),
+                at(1.3, f"{AMD}GPU reset begin!"),
+                at(5.0, f"{AMD}GPU reset(1) succeeded!"),
+            ]
+        )
+    )
+    assert (story.tgid, story.tid, story.device) == (4321, 4322, "0000:03:00.0")
+    assert (story.severity, story.cause.text) == (Severity.RESET, page_fault)
+
+
+def test_amdgpus_are_kept_apart() -> None:
+    second = AMD.replace("03", "04")
+    assert len(group([at(1, f"{AMD}GPU reset begin!"), at(1, f"{second}GPU reset begin!")])) == 2
+
+
+def test_what_msm_says_of_its_parts_is_one_story() -> None:
+    story = only(
+        group(
+            [
+                at(1.0, f"{ADRENO}CP | opcode error | possible opcode=0x00000000"),
+                at(
+                    1.5,
+                    "msm_dpu ae01000.mdp: [drm:recover_worker [msm]] *ERROR* 67.5.20.1: hangcheck recover!",
+                ),
+                at(1.6, "platform 506a000.gmu: GMU watchdog expired"),
+                at(1.7, "*** gpu fault: iova=0000000040c0f000 flags=1 (0,0,0,0)"),
+            ]
+        )
+    )
+    assert (story.driver, story.device, story.severity) == (Driver.MSM, "5000000.gpu", Severity.RESET)
+
+
 @given(
     st.lists(
         st.tuples(

@@ -1,10 +1,9 @@
-"""What one record of the kernel log says went wrong, and how drivers' messages are described as data."""
+"""What one record of the kernel log says went wrong."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 RESOURCE_TERMINATED = 0x0F
@@ -51,7 +50,7 @@ CONSEQUENCES = frozenset({RESOURCE_TERMINATED, INHERIT_FAULT})
 
 
 class Driver(StrEnum):
-    """The part of the kernel that wrote the record.
+    """The part of the kernel that wrote the record; ROCKET and RKNPU drive Rockchip's NPU.
 
     KBASE_JM marks records that only kbase for job-manager GPUs (Midgard, Bifrost) writes; those that it
     shares with the one for command-stream GPUs, page faults among them, are KBASE.
@@ -61,6 +60,13 @@ class Driver(StrEnum):
     KBASE_JM = "kbase-jm"
     PANTHOR = "panthor"
     PANFROST = "panfrost"
+    LIMA = "lima"
+    ROCKET = "rocket"
+    RKNPU = "rknpu"
+    AMDGPU = "amdgpu"
+    I915 = "i915"
+    XE = "xe"
+    MSM = "msm"
     NVIDIA = "nvidia"
     KERNEL = "kernel"  # not a GPU driver: the kernel's out-of-memory killer
 
@@ -79,30 +85,6 @@ class Severity(StrEnum):
     def rank(self) -> int:
         """Its place among all, from 0."""
         return list(Severity).index(self)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pattern:
-    """How one record of a driver begins, and what it means.
-
-    Named groups of `start` become fields of Fault: the decimal `tgid`, `tid`, `context`, `group`, `slot`,
-    `stream`, `address_space`; the hexadecimal `code`, `status` (its low byte is the code) and `address`;
-    the texts `name` and `comm`.
-    """
-
-    start: re.Pattern[str]
-    severity: Severity
-    kind: str
-    driver: Driver | None = None  # where it is another than that of the table
-    by_code: Mapping[int, Severity] = field(default_factory=dict)  # in place of `severity`
-    hang: bool = False
-    announces: bool = False  # names the owner of the record that the driver writes next
-    consequence: bool = False
-
-
-def starts(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern for the start of a record: ASCII digits, `^` and `$` at every line."""
-    return re.compile(pattern, re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

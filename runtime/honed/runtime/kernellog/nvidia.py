@@ -1,48 +1,99 @@
-"""Records of NVIDIA's driver: Xid events. Numbers and meanings: NVIDIA's "XID Errors" documentation."""
+"""Records of NVIDIA's driver: Xid events, and a GPU that is gone or does not start.
+
+`GPU is lost, skipping ...` is written only to its own debug log and is in no row here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
-from .fault import Driver, Pattern, Severity, starts
+from .fault import Severity
+from .pattern import Pattern, in_file
+from .xids import XIDS, Xid
 
-# The program's own doing unless listed in LOST.
-XIDS: Mapping[int, str] = {
-    8: "GPU stopped processing",
-    13: "graphics engine exception",
-    31: "GPU memory page fault",
-    43: "GPU stopped processing",
-    45: "preemptive cleanup",
-    48: "double-bit ECC error",
-    64: "ECC page retirement failed",
-    79: "GPU has fallen off the bus",
-    95: "uncontained ECC error",
-    109: "context switch timeout",
-    119: "GSP remote call timeout",
-    120: "GSP error",
-}
-LOST = frozenset({48, 64, 79, 95, 119, 120})
-CLEANUP = 45  # of a channel whose process has ended or faulted before
-HANGS = frozenset({8, 109})
+_RC: Final = in_file("src/nvidia/src/kernel/gpu/rc/kernel_rc.c")
+_GPU: Final = in_file("src/nvidia/src/kernel/gpu/gpu.c")
+_OSINIT: Final = in_file("src/nvidia/arch/nvalloc/unix/src/osinit.c")
+_OSAPI: Final = in_file("src/nvidia/arch/nvalloc/unix/src/osapi.c")
+_NV: Final = in_file("kernel-open/nvidia/nv.c")
+_READ: Final = "595.45.04"
 
-_DEVICE = r"NVRM: Xid \(PCI:(?P<device>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-7])?)\): "
+OPENINGS: Final = ("NVRM: Xid (PCI:", "NVRM: GPU ", "NVRM: The NVIDIA GPU ")
+
+_PCI = r"(?P<device>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2})(?:\.[0-7])?"
+_INSTANCE = r"(?: GPU-I:\d{1,5}(?: GPU-CI:\d{1,5})?)?"  # of a GPU that is divided among several users
+_XID = rf"NVRM: Xid \(PCI:{_PCI}{_INSTANCE}\): "
 _PROCESS = r"(?:, pid='?(?:(?P<tgid>\d{1,10})|[^,\n]{0,40}?)'?(?=,|$))?(?:, name=(?P<comm>[^,\n]*))?"
 _ADDRESS = r"(?:[^\n]* faulted @ 0x(?P<address>[0-9A-Fa-f]{1,8}_?[0-9A-Fa-f]{1,8})\b)?"
+_CHANGED = r"(?P<xid>154), [^\n]{0,200}? to 0x[0-9A-Fa-f]{1,8} \((?:GPU Reset|Node Reboot) Required\)"
+_NOTICES = "|".join(str(xid.number) for xid in XIDS.values() if xid.severity is None)
 
-PATTERNS: Final = tuple(
-    Pattern(
-        start=starts(rf"{_DEVICE}(?P<xid>{numbers})\b{_PROCESS}{_ADDRESS}"),
-        severity=severity,
-        kind="xid",
-        driver=Driver.NVIDIA,
+
+def _events(severity: Severity, numbers: str, *, hang: bool = False, consequence: bool = False) -> Pattern:
+    return Pattern(
+        "NVRM: Xid (PCI:%04x:%02x:%02x): %d, pid=%s, name=%s, %s",
+        severity,
+        "xid",
+        _RC("krcReportXid_IMPL", _READ),
+        expression=rf"{_XID}(?P<xid>{numbers})\b{_PROCESS}{_ADDRESS}",
         hang=hang,
         consequence=consequence,
     )
-    for numbers, severity, hang, consequence in (
-        ("|".join(map(str, sorted(LOST))), Severity.DEVICE_LOST, False, False),
-        ("|".join(map(str, sorted(HANGS))), Severity.QUEUE, True, False),
-        (str(CLEANUP), Severity.QUEUE, False, True),
-        (r"\d{1,5}", Severity.QUEUE, False, False),
-    )
+
+
+def _like(example: Xid) -> Pattern:
+    """The row of all events that reach as far as `example`."""
+    alike = [
+        str(xid.number)
+        for xid in XIDS.values()
+        if (xid.severity, xid.hang, xid.consequence) == (example.severity, example.hang, example.consequence)
+    ]
+    severity = example.severity or Severity.QUEUE
+    return _events(severity, "|".join(alike), hang=example.hang, consequence=example.consequence)
+
+
+PATTERNS: Final = (
+    Pattern(
+        "NVRM: Xid (PCI:%04x:%02x:%02x): %d, GPU recovery action changed from 0x%x (%s) to 0x%x (%s)",
+        Severity.DEVICE_LOST,
+        "xid",
+        _GPU("_gpuRefreshRecoveryActionInLock", _READ),
+        expression=_XID + _CHANGED,
+        consequence=True,
+    ),
+    _like(XIDS[79]),
+    _like(XIDS[94]),
+    _like(XIDS[8]),
+    _like(XIDS[45]),
+    _events(Severity.QUEUE, rf"(?!(?:{_NOTICES})\b)\d{{1,5}}"),
+    Pattern(
+        "NVRM: GPU %04x:%02x:%02x.%x: GPU has fallen off the bus.",
+        Severity.DEVICE_LOST,
+        "gpu-lost",
+        _OSINIT("osHandleGpuLost", _READ),
+        expression=rf"NVRM: GPU {_PCI}: GPU has fallen off the bus",
+    ),
+    Pattern(
+        "NVRM: The NVIDIA GPU %04x:%02x:%02x.%x\nNVRM: (PCI ID: %04x:%04x) installed in this system has\n"
+        "NVRM: fallen off the bus and is not responding to commands.",
+        Severity.DEVICE_LOST,
+        "gpu-lost",
+        _OSAPI("rm_is_supported_device", _READ),
+        expression=rf"NVRM: The NVIDIA GPU {_PCI}\nNVRM: [^\n]{{0,100}}\nNVRM: fallen off the bus",
+    ),
+    Pattern(
+        "NVRM: GPU %04x:%02x:%02x.%x: RmInitAdapter failed! (0x%x:0x%x:%d)",
+        Severity.DEVICE_LOST,
+        "start-failed",
+        _OSINIT("RmInitAdapter", _READ),
+        expression=rf"NVRM: GPU {_PCI}: RmInitAdapter failed!",
+    ),
+    Pattern(
+        "NVRM: GPU %04x:%02x:%02x.%x: rm_init_adapter failed, device minor number %d",
+        Severity.DEVICE_LOST,
+        "start-failed",
+        _NV("nv_start_device", _READ),
+        expression=rf"NVRM: GPU {_PCI}: rm_init_adapter failed",
+        consequence=True,
+    ),
 )

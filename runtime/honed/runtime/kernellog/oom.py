@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Final
 
-from .fault import Driver, Pattern, Severity, starts
+from .fault import Severity
+from .pattern import Pattern, in_file
+
+_OOM_KILL: Final = in_file("mm/oom_kill.c", "Linux ")
+
+OPENINGS: Final = ("Memory cgroup out of memory: ", "Out of memory: ", "Out of memory (")
 
 PATTERNS: Final = (
     Pattern(
-        start=starts(
+        "%s: Killed process %d (%s)",
+        Severity.PROCESS_KILLED,
+        "killed",
+        _OOM_KILL("__oom_kill_process", "5.10 to 6.18"),
+        expression=(
             r"(?:Memory cgroup out of memory|Out of memory[^:\n]{0,60}): "
             r"Kill(?:ed)? process (?P<tgid>\d{1,10})(?: \((?P<comm>[^\n]*?)\))?"
         ),
-        severity=Severity.PROCESS_KILLED,
-        kind="killed",
-        driver=Driver.KERNEL,
     ),
 )

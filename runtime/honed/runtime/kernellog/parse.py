@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
-from . import kbase, kbase_jm, nvidia, oom, panfrost, panthor
-from .fault import CONSEQUENCES, EXCEPTIONS, Driver, Fault, Pattern, starts
-
-# dev_printk writes "<driver> <device>: ", to which DRM's helpers add "[drm] " or
-# "[drm:<function> [<module>]] *ERROR* ".
-_PREFIX: Final = starts(
-    rf"(?P<word>{kbase.PREFIX}|{panthor.PREFIX}|{panfrost.PREFIX}) (?P<device>\S{{1,100}}): "
-    r"(?:\[drm(?::[\w.]{1,100}(?: \[\w{1,100}\])?)?\] )?(?:\*ERROR\* )?"
-)
-_DRIVERS: Final[dict[str, tuple[Driver, tuple[Pattern, ...]]]] = {
-    kbase.PREFIX: (Driver.KBASE, (*kbase_jm.PATTERNS, *kbase.PATTERNS)),
-    panthor.PREFIX: (Driver.PANTHOR, panthor.PATTERNS),
-    panfrost.PREFIX: (Driver.PANFROST, panfrost.PATTERNS),
-}
-_UNPREFIXED: Final = (*nvidia.PATTERNS, *oom.PATTERNS)
+from . import xids
+from .fault import CONSEQUENCES, EXCEPTIONS, Driver, Fault
+from .origin import origin_of
+from .pattern import Pattern, starts
 
 # Lines inside a record, the same in all of Arm's drivers.
 _EXCEPTION: Final = starts(r"^CS_FA(?:ULT|TAL)\.EXCEPTION_TYPE: 0x([0-9A-Fa-f]{1,8})(?: \(([^)\n]*)\))?")
@@ -29,6 +19,16 @@ _THREAD: Final = starts(r"^pid: (\d{1,10})$")
 _RECORD_BYTES: Final = 8192  # longest text /dev/kmsg gives; what is beyond is not looked at
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The row of a table that a record matches."""
+
+    pattern: Pattern
+    match: re.Match[str]
+    driver: Driver
+    device: str | None
+
+
 def parse(message: str, *, device: str | None = None) -> Fault | None:
     """The fault that the record `message` (all its lines, unescaped) tells of; None for any other record.
 
@@ -36,39 +36,37 @@ def parse(message: str, *, device: str | None = None) -> Fault | None:
     begins with another device's name only quotes it and is None. Never raises, whatever the text.
     """
     message = message[:_RECORD_BYTES]
-    prefix = _PREFIX.match(message)
-    if prefix is None:
-        return _first_match(message, 0, None, None, _UNPREFIXED)
-    if device is not None and device != prefix["device"]:
+    found = find(message, device=device)
+    return None if found is None else _fault(message, found)
+
+
+def find(message: str, *, device: str | None = None) -> Found | None:
+    """The first row that matches `message`, with arguments as `parse` has them."""
+    origin = origin_of(message)
+    if origin is None or (None not in (device, origin.device) and device != origin.device):
         return None
-    driver, patterns = _DRIVERS[prefix["word"]]
-    return _first_match(message, prefix.end(), driver, prefix["device"], patterns)
-
-
-def _first_match(
-    message: str, begin: int, driver: Driver | None, device: str | None, patterns: tuple[Pattern, ...]
-) -> Fault | None:
-    for pattern in patterns:
-        match = pattern.start.match(message, begin)
+    for pattern in origin.table.patterns:
+        match = pattern.start.match(message, origin.end)
         if match is not None:
-            return _fault(message, match, pattern, pattern.driver or driver or Driver.KERNEL, device)
+            driver = pattern.driver or origin.table.driver
+            return Found(pattern=pattern, match=match, driver=driver, device=origin.device)
     return None
 
 
-def _fault(message: str, match: re.Match[str], pattern: Pattern, driver: Driver, device: str | None) -> Fault:
-    groups = match.groupdict()
+def _fault(message: str, found: Found) -> Fault:
+    pattern, driver, groups = found.pattern, found.driver, found.match.groupdict()
     code, name, meaning = _exception(message, groups)
     access, thread = _ACCESS.search(message), _THREAD.search(message)
     return Fault(
         driver=driver,
-        device=groups.get("device") or device,
+        device=groups.get("device") or found.device,
         severity=pattern.severity if code is None else pattern.by_code.get(code, pattern.severity),
         kind=pattern.kind,
         code=code,
         name=name,
         meaning=meaning,
         tgid=_decimal(groups.get("tgid")),
-        tid=_decimal(thread[1]) if thread else None,
+        tid=_decimal(thread[1] if thread else groups.get("tid")),
         comm=groups.get("comm"),
         context=_decimal(groups.get("context")),
         group=_decimal(groups.get("group")),
@@ -76,7 +74,7 @@ def _fault(message: str, match: re.Match[str], pattern: Pattern, driver: Driver,
         stream=_decimal(groups.get("stream")),
         address_space=_decimal(groups.get("address_space")),
         address=_hexadecimal(groups.get("address")),
-        access=access[1] if access else None,
+        access=access[1] if access else _upper(groups.get("access")),
         hang=pattern.hang,
         consequence=pattern.consequence or (code in CONSEQUENCES and driver is not Driver.NVIDIA),
         announces=pattern.announces,
@@ -88,7 +86,8 @@ def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None,
     """Code, the driver's name for it, and our meaning of it."""
     if groups.get("xid") is not None:
         number = _decimal(groups["xid"])
-        return number, None, None if number is None else nvidia.XIDS.get(number)
+        known = None if number is None else xids.XIDS.get(number)
+        return number, None, None if known is None else known.meaning
     code, name = _hexadecimal(groups.get("code")), groups.get("name")
     status = _hexadecimal(groups.get("status"))
     if status is not None:
@@ -97,6 +96,10 @@ def _exception(message: str, groups: dict[str, str | None]) -> tuple[int | None,
     if code is None and line is not None:
         code, name = _hexadecimal(line[1]), line[2]
     return code, name, None if code is None else EXCEPTIONS.get(code)
+
+
+def _upper(text: str | None) -> str | None:
+    return None if text is None else text.upper()
 
 
 def _decimal(text: str | None) -> int | None:

@@ -99,6 +99,11 @@ class _Draft:
     def last_s(self) -> float:
         return self.seen[-1].monotonic_s
 
+    @property
+    def device(self) -> str | None:
+        """The first that a record names."""
+        return next((s.fault.device for s in self.seen if s.fault.device is not None), None)
+
     def known(self, field: str) -> int | None:
         """What the first record that has `field` says."""
         return next((v for s in self.seen if (v := getattr(s.fault, field)) is not None), None)
@@ -109,11 +114,18 @@ class _Draft:
         return item.monotonic_s - self.last_s <= quiet and item.monotonic_s - begun <= LONGEST_S
 
     def on_device(self, fault: Fault) -> bool:
-        """Same device, or the kernel's end of the same process."""
+        """Same device, or the kernel's end of the same process.
+
+        A record that names no device may be of any of its driver's. What msm says of its GPU it says for the
+        GPU, for what powers it or for the display; there is one.
+        """
         mine = self.seen[0].fault
         if Driver.KERNEL in (mine.driver, fault.driver):
             return fault.tgid is not None and fault.tgid == self.known("tgid")
-        return mine.device == fault.device
+        device = self.device
+        if mine.driver is fault.driver and (device is None or fault.device is None):
+            return True
+        return device == fault.device or {mine.driver, fault.driver} == {Driver.MSM}
 
     def agrees(self, fault: Fault, *fields: str) -> bool:
         """Neither contradicts the other in any of `fields`."""
@@ -139,7 +151,7 @@ class _Draft:
         return FaultStory(
             seen=tuple(self.seen),
             driver=Driver.KBASE_JM if Driver.KBASE_JM in drivers else drivers[0],
-            device=next((s.fault.device for s in self.seen if s.fault.device is not None), None),
+            device=self.device,
             severity=worst,
             tgid=self.known("tgid"),
             tid=self.known("tid"),

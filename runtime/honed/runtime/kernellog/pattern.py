@@ -1,0 +1,117 @@
+"""How one record of a driver begins, and what it means: a row of its table."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from functools import cache
+from typing import Literal
+
+from .fault import Driver, Severity
+
+FieldName = Literal[
+    "tgid",
+    "tid",
+    "comm",
+    "context",
+    "group",
+    "slot",
+    "stream",
+    "address_space",
+    "code",
+    "status",
+    "address",
+    "name",
+    "access",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a driver writes a record: its file and function, and the first and last version looked into."""
+
+    file: str
+    function: str
+    versions: str
+
+
+def in_file(file: str, release: str = "") -> Callable[[str, str], tuple[Source, ...]]:
+    """Sources in `file`: what is returned takes a function and versions, of what `release` names."""
+    return lambda function, versions: (Source(file, function, release + versions),)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A record that begins as printf would write `format`, the driver's own.
+
+    `format` may leave out the end. `fields` names the fields of Fault that its conversions become, in order;
+    the status (whose low byte is the code), the code and the address are hexadecimal. `expression` stands in
+    for both where they do not tell enough; its named groups are the fields.
+    """
+
+    format: str
+    severity: Severity
+    kind: str
+    sources: tuple[Source, ...]
+    _: KW_ONLY
+    fields: tuple[FieldName | None, ...] = ()
+    expression: str | None = None
+    driver: Driver | None = None  # where it is another than that of the table
+    by_code: Mapping[int, Severity] = field(default_factory=dict)  # in place of `severity`
+    hang: bool = False
+    announces: bool = False  # names the owner of the record that the driver writes next
+    consequence: bool = False
+
+    @property
+    def start(self) -> re.Pattern[str]:
+        """Matches the start of the record, after what the driver puts before every message."""
+        return _compiled(self.format, self.fields, self.expression)
+
+
+def starts(expression: str) -> re.Pattern[str]:
+    """Compile an expression for the start of a record: ASCII digits, `^` and `$` at every line."""
+    return re.compile(expression, re.ASCII | re.MULTILINE)
+
+
+@cache  # late: of the hundreds of rows a machine needs those of its own driver
+def _compiled(written: str, fields: tuple[FieldName | None, ...], expression: str | None) -> re.Pattern[str]:
+    return starts(_expression(written, fields) if expression is None else expression)
+
+
+_CONVERSION = re.compile(r"%(%|[-+ #0]*[\d*]*(?:\.\d+)?(?:hh|h|ll|l|z)?(?:[diuxXsc]|p[A-Za-z]*))")
+_PADDED = re.compile(r"[-+ #]*[1-9]\d*[^\d.]")  # a width, with blanks
+_HEX = r"[0-9A-Fa-f]{1,16}"
+_TEXT_CHARACTERS = 100  # of a %s or %p; bounded, so that hostile text costs no more than its length
+_DECIMAL = r"-?\d{1,20}"
+
+
+def _expression(written: str, fields: tuple[FieldName | None, ...]) -> str:
+    """The regular expression for what printf writes."""
+    parts, end, names = [], 0, iter(fields)
+    for found in _CONVERSION.finditer(written):
+        parts.append(re.escape(written[end : found.start()]))
+        end = found.end()
+        parts.append(
+            "%" if found[1] == "%" else _conversion(found[1], next(names, None), end == len(written))
+        )
+    if (left := next(names, None)) is not None:
+        raise ValueError(f"{written!r} has no conversion for {left}")
+    parts.append(re.escape(written[end:]))
+    return "".join(parts) + (r"(?!\w)" if re.search(r"\w\Z", written) else "")
+
+
+def _conversion(found: str, name: FieldName | None, last: bool) -> str:
+    """The expression for one conversion, a group where it has a name."""
+    pointer = "p" in found
+    if pointer and name is not None:
+        # What a kernel hides it writes as (ptrval).
+        return rf"(?:(?:0x)?(?P<{name}>{_HEX})(?!\w)|\(\w{{1,20}}\))"
+    if pointer or found[-1] in "sc":
+        inner = rf"[^\n]{{0,{_TEXT_CHARACTERS}}}" + ("" if last else "?")
+    elif found[-1] in "xX":
+        padding = r" {0,20}" if _PADDED.match(found) else ""
+        return rf"{padding}(?:0x)?" + (rf"(?P<{name}>{_HEX})" if name is not None else _HEX)
+    else:
+        inner = _DECIMAL
+    return inner if name is None else f"(?P<{name}>{inner})"

@@ -1,0 +1,206 @@
+"""The drivers' tables: every row has its source and a sample, and costs no more than the record is long."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from honed.runtime.kernellog import Driver, Severity, parse
+from honed.runtime.kernellog.parse import find
+from honed.runtime.kernellog.pattern import Pattern, Source
+from honed.runtime.kernellog.tables import TABLES, Table
+from honed.runtime.kernellog.xids import XIDS
+
+RECORDS = [
+    json.loads(line)
+    for line in Path(__file__).with_name("test_kernellog_records.jsonl").read_text().splitlines()
+]
+ROWS = [(table, pattern) for table in TABLES for pattern in table.patterns]
+WRITTEN = [(table, pattern) for table, pattern in ROWS if pattern.expression is None]
+NVRM = "NVRM: Xid (PCI:0000:c1:00"
+# Of rows that a format alone does not describe.
+EXPRESSED = [
+    *(f"{NVRM}): {xid.number}, pid=5, name=python3, Ch 1" for xid in XIDS.values() if xid.severity),
+    f"{NVRM}): 999, pid=5, name=python3, something new",
+    f"{NVRM}): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+    "NVRM: GPU 0000:01:00.0: GPU has fallen off the bus.",
+    "NVRM: The NVIDIA GPU 0000:01:00.0\nNVRM: (PCI ID: 10de:2330) installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands.",
+    "NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x62:0xffff:2417)",
+    "NVRM: GPU 0000:01:00.0: rm_init_adapter failed, device minor number 0",
+    "Out of memory: Killed process 4321 (python3) total-vm:1kB",
+]
+
+
+def of_row(row: tuple[Table, Pattern]) -> str:
+    return f"{row[0].driver}: {row[1].format[:50]}"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=of_row)
+def test_every_row_says_where_its_driver_writes_it(row: tuple[Table, Pattern]) -> None:
+    sources = row[1].sources
+    assert sources
+    for source in sources:
+        assert re.fullmatch(r"[\w/-]+\.[ch]", source.file), source
+        assert re.fullmatch(r"\w+", source.function), source
+        assert re.search(r"\d", source.versions), source
+
+
+def test_no_row_is_written_twice() -> None:
+    for table in TABLES:
+        formats = [pattern.format for pattern in table.patterns if pattern.expression is None]
+        assert len(formats) == len(set(formats))
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record["message"][:60])
+def test_records_of_every_row(record: dict[str, Any]) -> None:
+    fault = parse(record["message"])
+    assert fault is not None
+    assert (fault.driver, fault.severity) == (record["driver"], record["severity"])
+    assert (fault.kind, fault.device) == (record["kind"], record["device"])
+    says = {name: getattr(fault, name) for name in ("tgid", "tid", "comm", *record["says"])}
+    assert says == {"tgid": None, "tid": None, "comm": None, **record["says"]}
+
+
+def test_every_row_has_a_record() -> None:
+    messages = [*(record["message"] for record in RECORDS), *EXPRESSED]
+    hit = {(found.driver, id(found.pattern)) for text in messages if (found := find(text)) is not None}
+    missed = [
+        f"{table.driver}: {pattern.format}"
+        for table, pattern in ROWS
+        if (pattern.driver or table.driver, id(pattern)) not in hit
+    ]
+    assert missed == []
+
+
+def test_every_driver_and_severity_has_a_row() -> None:
+    assert {pattern.driver or table.driver for table, pattern in ROWS} == set(Driver)
+    assert {pattern.severity for _, pattern in ROWS} == set(Severity)
+
+
+WORDS = st.text(st.sampled_from("abcdefghijklmnopqrstuvwxyzABCDEF0123456789_-."), min_size=1, max_size=15)
+_CONVERSION = re.compile(r"%([-+ #0]*[\d*]*(?:\.\d+)?)(?:hh|h|ll|l|z)?([diuxXsc]|p[A-Za-z]*)")
+HEXADECIMAL = {"code", "status", "address"}
+
+
+def as_python(found: re.Match[str]) -> str:
+    """The same conversion for Python's % operator, a pointer as its text."""
+    return "%s" if found[2][0] == "p" else f"%{found[1]}{found[2]}"
+
+
+def value(data: st.DataObject, conversion: str) -> str | int:
+    """Something for it to write."""
+    if conversion == "s":
+        return data.draw(WORDS)
+    number = data.draw(st.integers(0, 2**31 - 1))
+    return f"{number:016x}" if conversion[0] == "p" else number
+
+
+def before(table: Table) -> str:
+    """What this driver writes before a message."""
+    if table.words:
+        return f"{table.words[0]} fb000000.gpu: " + ("RKNPU: " if table.driver is Driver.RKNPU else "")
+    return ""
+
+
+@pytest.mark.parametrize("row", WRITTEN, ids=of_row)
+@given(st.data())
+@settings(max_examples=5, deadline=None)
+def test_what_a_format_writes_is_read_back(row: tuple[Table, Pattern], data: st.DataObject) -> None:
+    table, pattern = row
+    given_values = [value(data, found[2]) for found in _CONVERSION.finditer(pattern.format)]
+    message = _CONVERSION.sub(as_python, pattern.format) % tuple(given_values)
+    opening = next((text for text in table.openings if message.startswith(text)), None)
+    found = find(message if opening is not None else before(table) + message)
+    assert found is not None
+    assert found.pattern is pattern, found.pattern.format
+    for name, written in zip(pattern.fields, given_values, strict=False):
+        if name is not None:
+            read = found.match[name]
+            number = isinstance(written, int)
+            assert (int(read, 16 if name in HEXADECIMAL else 10) if number else read) == written, name
+
+
+# A program may write anything to the kernel's log, though not in the kernel's name.
+HOSTILE = ["0", "f", " ", ": ", "(", "[", "_", "%", "0x", "pid: 1\n", "\n", "exception type 0x1: ", ", pid="]
+HOSTILE_BYTES = 64 << 10
+LONGEST_S = 0.05  # of processor time; what grows with the square of the length takes ten times that
+
+
+def cost_s(work: Callable[[], object]) -> float:
+    """Processor time of `work`, the least of a few when it seems much."""
+    least = float("inf")
+    for _ in range(5):
+        begun = time.process_time()
+        work()
+        least = min(least, time.process_time() - begun)
+        if least < LONGEST_S:
+            break
+    return least
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.driver))
+def test_hostile_records_cost_little(table: Table) -> None:
+    own = [record["message"] for record in RECORDS if record["driver"] == table.driver][:40]
+    for fragment in [*HOSTILE, *(own or EXPRESSED)]:
+        text = fragment * (HOSTILE_BYTES // len(fragment))
+        for opening in (before(table), *table.openings):
+            message = opening + text
+            assert cost_s(lambda: parse(message)) < LONGEST_S, (opening, fragment)  # noqa: B023
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: str(table.driver))
+def test_no_row_backtracks(table: Table) -> None:
+    """As they are, without the limit on what is looked at: each conversion followed by what may follow it."""
+    for pattern in table.patterns:
+        literal = re.split(_CONVERSION, pattern.format)[0]
+        for fragment in (*HOSTILE, pattern.format, re.sub(_CONVERSION, "7", pattern.format)):
+            text = literal + fragment * (HOSTILE_BYTES // len(fragment))
+            assert cost_s(lambda: pattern.start.match(text)) < LONGEST_S, fragment  # noqa: B023
+
+
+@given(st.sampled_from(RECORDS), st.data())
+def test_damaged_records_never_raise(record: dict[str, Any], data: st.DataObject) -> None:
+    message = record["message"]
+    cut = data.draw(st.integers(0, len(message)))
+    insert = data.draw(st.text(max_size=10))
+    parse(message[:cut])
+    parse(message[:cut] + insert + message[cut:])
+    parse(message.replace("3", "3" * data.draw(st.integers(1, 10_000))))
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "kernel-log.md"
+DRIVERS = [driver for driver in Driver if driver is not Driver.KERNEL]
+
+
+def described(driver: Driver) -> str:
+    """The line of the page that tells what is known of `driver`."""
+    own = [pattern for table, pattern in ROWS if (pattern.driver or table.driver) is driver]
+    kinds = [
+        f"{severity}: {', '.join(sorted({pattern.kind for pattern in own if pattern.severity is severity}))}"
+        for severity in Severity
+        if any(pattern.severity is severity for pattern in own)
+    ]
+    return f"| `{driver}` | {len(own)} | {'; '.join(kinds)} |"
+
+
+def test_the_page_tells_what_the_tables_hold() -> None:
+    lines = PAGE.read_text().splitlines()
+    assert [line for line in lines if re.match(r"\| `[\w-]+` \| \d+ \|", line)] == [
+        described(driver) for driver in DRIVERS
+    ]
+
+
+def test_a_format_without_enough_conversions_is_refused() -> None:
+    source = Source("a.c", "f", "1")
+    row = Pattern("%d %%", Severity.QUEUE, "x", (source,), fields=("tgid", "tid"))
+    with pytest.raises(ValueError, match="no conversion for tid"):
+        _ = row.start
