@@ -232,7 +232,14 @@ class Api:
             check_version(params.model_version)
             entry, model = self._registry.compiled(params.model_name)
             with self._leasing.serving(entry.name, call.connection.peer.pid):
-                plan = inference.check(params, model.inputs, model.outputs, call.connection.regions)
+                plan = inference.check(
+                    params,
+                    model.inputs,
+                    model.outputs,
+                    call.connection.regions,
+                    max_bytes=self._limits.max_answer_bytes,
+                    keep=self._ledger.settings.keep_inputs,
+                )
                 result = await self._fleet.infer(call.connection.client, entry, plan)
             if self._registry.find(entry.name) is not None and entry.at_home:
                 self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)

@@ -48,6 +48,7 @@ class Task:
     device: str
     seconds: float
     memory_mib: int
+    check: bool = False  # only find out whether it can be compiled
     records: Path | None = None  # what tuning has recorded, for the best schedules known of this device
 
     @property
@@ -66,11 +67,12 @@ class Task:
             f"--memory-mib={self.memory_mib}",
             f"--name={self.shown_name}",
             *((f"--records={self.records}",) if self.records else ()),
+            *(("--check",) if self.check else ()),
         ]
 
 
 async def compile_model(task: Task, progress: Callable[[Stage], None]) -> None:
-    """Compile; the output file is there when this returns. Cancelling ends the child.
+    """Compile, or only check; a compiled file is there when this returns. Cancelling ends the child.
 
     Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached,
     Unavailable without a compiler, or another error the compiler reports.
@@ -87,7 +89,7 @@ async def compile_model(task: Task, progress: Callable[[Stage], None]) -> None:
 
     try:
         status = await tunerprocess.run(
-            task.arguments, heard, memory_mib=task.memory_mib, seconds=task.seconds
+            task.arguments, heard, memory_mib=task.memory_mib, seconds=task.seconds, niceness=0
         )
     except TimeoutError as error:
         raise ResourceExhausted(

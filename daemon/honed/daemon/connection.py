@@ -42,6 +42,7 @@ from .usage import Usage
 
 _CHUNK = 128 << 10  # bytes read at once
 _MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
+_ENVELOPE = 1 << 20  # bytes of an answer beside its tensors
 _LINGER_SECONDS = 2.0  # for a client to read why it is dropped
 _GONE_SECONDS = 0.2  # between two looks whether a client that sends no more still reads
 _log = logging.getLogger(__name__)
@@ -343,7 +344,9 @@ class Connection:
             close_all(descriptors)
             return
         try:
-            frame = wire.encode(message, wire.FrameLimits(max_bytes=2 * self._frame_limits.max_bytes))
+            frame = wire.encode(
+                message, wire.FrameLimits(max_bytes=self._limits.max_answer_bytes + _ENVELOPE)
+            )
         except (ResourceExhausted, wire.OwnFault) as error:
             close_all(descriptors)
             self._send(_instead(message, error))

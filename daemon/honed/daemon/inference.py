@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.runtime.dtypes import dtype
-from honed.runtime.errors import InvalidArgument
+from honed.runtime.errors import InvalidArgument, ResourceExhausted
 from honed.runtime.model import Tensor
 from honed.runtime.protocol import DEFAULT_TIMEOUT_US, VERSION, InferParams, InputTensor, RegionPlace
 
@@ -36,6 +36,7 @@ class Plan:
     timeout: float  # seconds
     priority: int
     finite: bool
+    keep: bool  # the worker may keep the inputs, to compare a successor on
     inputs: tuple[tuple[Tensor, Place | None], ...]
     outputs: tuple[tuple[Tensor, Place | None], ...]
     raw: tuple[bytes, ...]
@@ -59,6 +60,7 @@ class Plan:
             "outputs": [[t.name, _triple(place)] for t, place in self.outputs],
             "raw": list(self.raw),
             "finite": self.finite,
+            "keep": self.keep,
         }
 
     def result(self, raw: list[bytes], queue_us: int, compute_us: int) -> dict[str, Any]:
@@ -79,9 +81,19 @@ def describe(tensor: Tensor) -> dict[str, Any]:
 
 
 def check(
-    params: InferParams, inputs: Sequence[Tensor], outputs: Sequence[Tensor], regions: RegionTable
+    params: InferParams,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor],
+    regions: RegionTable,
+    *,
+    max_bytes: int,
+    keep: bool,
 ) -> Plan:
-    """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it."""
+    """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
+
+    ResourceExhausted where the answer would hold more than `max_bytes`. With `keep` the worker may keep the
+    inputs for comparisons.
+    """
     options = params.parameters
     timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
     priority = 2 if options is None or options.priority is None else options.priority
@@ -89,14 +101,21 @@ def check(
         raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
     if priority not in PRIORITIES:
         raise InvalidArgument(f"priority is {priority}; give 1 (first), 2 or 3 (last)")
+    asked = _outputs(params, outputs, regions)
+    answer = sum(nbytes(tensor) for tensor, place in asked if place is None)
+    if answer > max_bytes:
+        raise ResourceExhausted(
+            f"the outputs have {answer} bytes and an answer may hold {max_bytes}; place them in shared memory"
+        )
     return Plan(
         model=params.model_name,
         id=params.id or "",
         timeout=timeout / 1e6,
         priority=priority,
         finite=bool(options and options.finite),
+        keep=keep,
         inputs=_inputs(params, inputs, regions),
-        outputs=_outputs(params, outputs, regions),
+        outputs=asked,
         raw=params.raw_input_contents or (),
     )
 

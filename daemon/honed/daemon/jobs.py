@@ -36,6 +36,7 @@ from .store import Manifest, Store, StoredFile, begin, new_version, receive
 from .versions import History, succeed
 
 PRECISIONS = ("auto", "fp32", "fp16")
+MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +49,6 @@ class Jobs:
         store: Store,
         registry: Registry,
         fleet: Fleet,
-        cache_dir: Path,
         records: Path,
     ) -> None:
         """`records` is what tuning has recorded; where there is any, models are compiled with the best."""
@@ -56,7 +56,7 @@ class Jobs:
         self._store = store
         self._registry = registry
         self._fleet = fleet
-        self._maker = Maker(limits, cache_dir / "device.toml", records)
+        self._maker = Maker(limits, records)
         self.committing = asyncio.Lock()
         self.active: dict[str, Job] = {}
         self.on_changed: Callable[[str], None] = lambda _: None  # a model was removed, or replaced by hand
@@ -246,11 +246,15 @@ def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions)
         raise InvalidArgument("files names one file twice; give each once")
     if options.precision not in (None, *PRECISIONS):
         raise InvalidArgument(f"precision is {options.precision!r}; use one of {', '.join(PRECISIONS)}")
+    if len(options.shapes or {}) > MAX_SHAPES:
+        raise InvalidArgument(f"shapes are given for more than {MAX_SHAPES} inputs; give those that are open")
     for name, shape in (options.shapes or {}).items():
-        if not shape or min(shape) < 1:
+        if not shape or min(shape) < 1 or len(shape) > MAX_RANK:
             raise InvalidArgument(
-                f"the shape of {name[:80]!r} is {list(shape)[:9]}; give sizes of at least 1"
+                f"the shape of {name[:80]!r} is {list(shape)[:9]}; give 1 to {MAX_RANK} sizes of at least 1"
             )
+        if not name or "\0" in name or len(name) > MAX_INPUT_NAME:
+            raise InvalidArgument(f"shapes names an input {name[:80]!r}, which no model has; check its name")
 
 
 def _manifest(

@@ -13,11 +13,22 @@ import resource
 import sys
 from pathlib import Path
 
+from honed.runtime.errors import InvalidArgument
 from honed.runtime.offspring import die_with
+
+_MAX_ARGUMENT = 32_000  # letters, of four bytes at most; Linux allows 128 KiB for one
 
 
 def command(program: list[str], *, memory_mib: int = 0, niceness: int = 0) -> list[str]:
-    """The command line that starts `program` through here; `memory_mib` 0: memory is not limited."""
+    """The command line that starts `program` through here; `memory_mib` 0: memory is not limited.
+
+    Raises InvalidArgument where an argument, which may be a client's, is none that a process can have.
+    """
+    for argument in program:
+        if "\0" in argument or len(argument) > _MAX_ARGUMENT:
+            raise InvalidArgument(
+                f"{argument[:80]!r} is too long or holds a zero character; use another name"
+            )
     return [
         sys.executable,
         "-m",

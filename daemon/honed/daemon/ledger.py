@@ -34,10 +34,13 @@ class UsageSettings:
 
     half_life_days: after so long, time spent counts half when it is decided what to tune.
     save_seconds: between two writes of the time spent; a crash loses no more than this.
+    keep_inputs: whether workers keep, in memory, the last two inputs of each model, to compare a faster version
+    on them before it serves; without, versions are compared on the inputs that came with the model.
     """
 
     half_life_days: float = setting(3.0, unit="days", minimum=0.01)
     save_seconds: float = setting(60.0, unit="s", minimum=0.1)
+    keep_inputs: bool = setting(True)
 
     @property
     def half_life(self) -> float:

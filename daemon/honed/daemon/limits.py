@@ -61,6 +61,11 @@ class Limits:
     compile_memory_mib: int = setting(6144, unit="MiB", minimum=1024)
     stop_seconds: float = setting(20.0, unit="s", minimum=0)
 
+    @property
+    def max_answer_bytes(self) -> int:
+        """Of one answer."""
+        return 2 * self.max_message_bytes
+
     def become(self, other: Limits) -> None:
         """Take over every value of `other`."""
         for field in dataclasses.fields(self):

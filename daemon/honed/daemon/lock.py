@@ -9,13 +9,16 @@ from pathlib import Path
 from honed.runtime.errors import AlreadyExists, PermissionDenied
 
 
-def acquire(path: Path, what: str) -> int:
+def acquire(path: Path, what: str, folder_mode: int = 0o700) -> int:
     """Lock the file `path` (made if missing) and give its descriptor; the lock lasts until it is closed.
 
+    A folder that is missing is made with `folder_mode`, whatever the umask is.
     Raises AlreadyExists where another process holds it; `what` says in the message what is in use.
     """
     try:
-        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.chmod(folder_mode)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise PermissionDenied(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -93,12 +94,12 @@ class _Steps:
 class Maker:
     """Makes models, one compilation at a time."""
 
-    def __init__(self, limits: Limits, profile: Path, records: Path) -> None:
-        """`profile` is a file for the compiler; `records` what tuning has recorded, if there is any yet."""
+    def __init__(self, limits: Limits, records: Path) -> None:
+        """`records` is what tuning has recorded, if there is any yet."""
         self._limits = limits
-        self._profile = profile
         self._records = records
         self._compiling = asyncio.Lock()
+        self._checking = asyncio.Lock()
 
     async def make(self, job: Job, staged: Staged, lanes: Sequence[Lane], held: AsyncExitStack) -> Made:
         """On the one lane, or on the fastest of several; `held` keeps it in the worker.
@@ -158,26 +159,32 @@ class Maker:
             steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
 
         if self._compiling.locked():
+            # What will be refused need not wait for others to be compiled.
+            async with self._checking:
+                task = await self._task(staged, output, lane)
+                await compiler.compile_model(dataclasses.replace(task, check=True), lambda _: None)
             steps.report("check", RECEIVED, "waiting for another compilation")
         async with self._compiling:
-            await lane.supervisor.wait_ready(self._limits.load_seconds)
-            profile = lane.supervisor.profile
-            assert profile is not None
-            with replacing(self._profile) as file:
-                file.write(profilefile.dumps(profile).encode())
-            task = compiler.Task(
-                model=staged.given,
-                output=output,
-                shown_name=staged.sources[0][0].name,
-                shapes=staged.shapes,
-                precision=staged.precision,
-                profile=self._profile,
-                device=lane.supervisor.spec,
-                seconds=self._limits.compile_seconds,
-                memory_mib=self._limits.compile_memory_mib,
-                records=self._records if self._records.exists() else None,
-            )
-            await compiler.compile_model(task, report)
+            await compiler.compile_model(await self._task(staged, output, lane), report)
+
+    async def _task(self, staged: Staged, output: Path, lane: Lane) -> compiler.Task:
+        await lane.supervisor.wait_ready(self._limits.load_seconds)
+        profile = lane.supervisor.profile
+        assert profile is not None
+        with replacing(output.with_suffix(".toml")) as file:
+            file.write(profilefile.dumps(profile).encode())
+        return compiler.Task(
+            model=staged.given,
+            output=output,
+            shown_name=staged.sources[0][0].name,
+            shapes=staged.shapes,
+            precision=staged.precision,
+            profile=output.with_suffix(".toml"),
+            device=lane.supervisor.spec,
+            seconds=self._limits.compile_seconds,
+            memory_mib=self._limits.compile_memory_mib,
+            records=self._records if self._records.exists() else None,
+        )
 
 
 async def load(

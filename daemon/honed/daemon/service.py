@@ -57,6 +57,7 @@ _log = logging.getLogger("honed.daemon")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the service; gives the exit status: 0 stopped when told to, 1 failed, 2 used wrongly."""
     options = _parser().parse_args(arguments)
+    os.umask(0o077)  # what the service and its children write is for nobody else
     systemd = None
     try:
         systemd = Systemd(os.environ)
@@ -111,7 +112,7 @@ def _serve(read: Callable[[], Config], systemd: Systemd) -> None:
     try:
         if passed is None:
             socket_lock = places.socket.with_name(places.socket.name + ".lock")
-            locks.append(lock.acquire(socket_lock, f"socket {places.socket}"))
+            locks.append(lock.acquire(socket_lock, f"socket {places.socket}", 0o755))
         store = Store(places.state_dir)
         models, damaged = store.open()
         listening = passed or server.listen(places.socket)
@@ -149,7 +150,7 @@ async def _run(
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
-    jobs = Jobs(limits, store, registry, fleet, places.cache_dir, records_in(places.state_dir))
+    jobs = Jobs(limits, store, registry, fleet, records_in(places.state_dir))
     clients = server.Server(listening, limits, fleet)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
     ledger.keep_only(models)

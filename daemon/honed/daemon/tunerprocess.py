@@ -22,6 +22,7 @@ async def run(
     *,
     memory_mib: int,
     seconds: float | None,
+    niceness: int = _NICENESS,
     started: Callable[[asyncio.subprocess.Process], None] = lambda _: None,
 ) -> int:
     """Its exit status, after each line of its standard output was passed on; cancelling ends the child.
@@ -32,7 +33,7 @@ async def run(
         raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     program = [sys.executable, "-m", "honed.tuner", *arguments]
     process = await asyncio.create_subprocess_exec(
-        *command(program, memory_mib=memory_mib, niceness=_NICENESS),
+        *command(program, memory_mib=memory_mib, niceness=niceness),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         limit=_MAX_LINE,

@@ -233,7 +233,7 @@ class Worker:
         return {}
 
     def _infer(
-        self, key: str, inputs: list[Any], outputs: list[Any], raw: list[bytes], finite: bool
+        self, key: str, inputs: list[Any], outputs: list[Any], raw: list[bytes], finite: bool, keep: bool
     ) -> dict[str, Any]:
         """Run once; see `inference.Plan.for_worker` for what the lists hold."""
         start = time.monotonic_ns()
@@ -245,7 +245,10 @@ class Worker:
         begun = time.monotonic_ns()
         computed = executor.run(given)
         ended = time.monotonic_ns()
-        self._recorder.note(key, given)
+        if keep:
+            self._recorder.note(key, given)
+        else:
+            self._recorder.forget(key)
         inline = []
         for name, place in outputs:
             data = computed[name].reshape(-1).view(np.uint8)

@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("--profile", type=Path, help="compile for the device of this profile file")
     compile_.add_argument("--device", help="compile for, and compare on, this OpenCL device")
     compile_.add_argument("--records", type=Path, help="use the best schedules of this file of records")
+    compile_.add_argument("--check", action="store_true", help="find out whether it can be compiled, and end")
     compile_.add_argument("--name", help="the file's name as the user knows it")
     tuning.add_commands(commands, [limits])
     records_command.add_commands(commands, [limits])
@@ -104,7 +105,7 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
     emit({"event": "stage", "stage": "check", "fraction": 0.0, "text": "start the compiler"})
     from honed.runtime import devices, profilefile
 
-    from .compile import Request, compile_file
+    from .compile import Request, check_file, compile_file
 
     if arguments.profile and not arguments.device:
         profile, device = profilefile.load(arguments.profile), None
@@ -126,6 +127,10 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
     def report(stage: str, fraction: float, text: str) -> None:
         emit({"event": "stage", "stage": stage, "fraction": round(fraction, 4), "text": text})
 
+    if arguments.check:
+        check_file(request, report)
+        emit({"event": "done"})
+        return
     model = compile_file(request, report)
     proof = model.proof
     assert proof is not None

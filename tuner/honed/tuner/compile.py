@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import tvm
 
 from honed.runtime import modelfile, proof
 from honed.runtime.devices import Device
@@ -88,6 +89,13 @@ def compile_file(request: Request, report: Report) -> CompiledModel:
     return model
 
 
+def check_file(request: Request, report: Report) -> None:
+    """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
+    stage = _Stages(report)
+    stage("check", 0.0, f"read {request.filename}")
+    _import(frontend.load(request.path), request.profile, request.shapes, request.precision, stage)
+
+
 def run_model(
     model: onnx.ModelProto,
     inputs: Mapping[str, np.ndarray],
@@ -130,6 +138,21 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _import(
+    model: onnx.ModelProto,
+    profile: DeviceProfile,
+    shapes: Mapping[str, tuple[int, ...]],
+    precision: Precision,
+    stage: _Stages,
+) -> tuple[Normalised, tvm.IRModule]:
+    stage("normalise", 0.0, "normalise the graph and fold constants")
+    normalised = frontend.normalise(
+        model, shapes=shapes, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
+    )
+    stage("import", 0.0, "import into the compiler")
+    return normalised, frontend.import_relax(normalised)
+
+
 def _lower(
     model: onnx.ModelProto,
     profile: DeviceProfile,
@@ -138,12 +161,7 @@ def _lower(
     stage: _Stages,
     choose: Choose,
 ) -> tuple[Normalised, LoweredModel]:
-    stage("normalise", 0.0, "normalise the graph and fold constants")
-    normalised = frontend.normalise(
-        model, shapes=shapes, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
-    )
-    stage("import", 0.0, "import into the compiler")
-    module = frontend.import_relax(normalised)
+    normalised, module = _import(model, profile, shapes, precision, stage)
     return normalised, lower_module(module, profile, lambda done, text: stage("lower", done, text), choose)
 
 

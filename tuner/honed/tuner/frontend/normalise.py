@@ -12,12 +12,13 @@ from honed.runtime.errors import ModelRefused
 
 from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
+from .expansion import check_expansion
 from .load import FrontendLimits
 from .precision import Precision, convert
 from .reasons import Reasons
 from .signature import TensorSpec, bind_inputs, carried
 from .values import Item, Refuse, Unknown, Value
-from .walk import Scope, Walker
+from .walk import MAX_STEPS, Scope, Walker
 
 __all__ = ["Normalised", "normalise", "rules"]
 
@@ -57,6 +58,7 @@ def normalise(
     met by the model or the device.
     """
     limits = limits or FrontendLimits()
+    check_expansion(model, MAX_STEPS)
     found = Reasons()
     specs, notes, refused = bind_inputs(model, shapes or {}, found)
     reserved = [i.name for i in model.graph.input] + [o.name for o in model.graph.output]
