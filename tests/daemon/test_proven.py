@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from honed.daemon.building import BuilderLost
 from honed.daemon.limits import Limits
 from honed.daemon.loading import Loader
 from honed.daemon.models import Entry, Registry, State
@@ -65,7 +66,20 @@ def entry() -> Entry:
     return Entry(manifest=manifest, compiled=None)
 
 
-def start(cache: Path, worker: Worker) -> tuple[Entry, list[str]]:
+class Builder:
+    """In the place of the process that builds: what it proved, and with what it fails."""
+
+    def __init__(self, failing: HonedError | None = None) -> None:
+        self.proved: list[str] = []
+        self._failing = failing
+
+    async def prove(self, key: str, path: str, **_: object) -> None:
+        self.proved.append(key)
+        if self._failing is not None:
+            raise self._failing
+
+
+def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[Entry, list[str]]:
     """A service's start with one model, to the end of all its work; why it was given up."""
     given_up: list[str] = []
 
@@ -74,6 +88,7 @@ def start(cache: Path, worker: Worker) -> tuple[Entry, list[str]]:
         worker.entry = model = entry()
         registry.put(model)
         loader = Loader("", Limits(), cast(Supervisor, worker), registry, Store(cache / "state"), cache)
+        loader.builder = cast(Any, builder or Builder())
         loader.on_given_up = lambda given, why: (given.fail(why), given_up.append(why))[1]
         await loader.load_all()
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -83,14 +98,16 @@ def start(cache: Path, worker: Worker) -> tuple[Entry, list[str]]:
     return asyncio.run(go()), given_up
 
 
-def test_one_probe_comes_before_serving_and_the_others_follow(tmp_path: Path) -> None:
-    first = Worker()
-    start(tmp_path, first)
-    assert first.asked == ["Load", "Check 0", "Check 1", "Check 2"]
+def test_all_probes_are_proven_apart_once_and_one_before_serving(tmp_path: Path) -> None:
+    first, builder = Worker(), Builder()
+    start(tmp_path, first, builder)
+    assert builder.proved == [KEY]
+    assert first.asked == ["Load", "Check 0"]
     assert set(first.states) == {State.LOADING}
-    again = Worker()
-    model, _ = start(tmp_path, again)
-    assert again.asked == first.asked
+    again, builder = Worker(), Builder()
+    model, _ = start(tmp_path, again, builder)
+    assert builder.proved == []
+    assert again.asked == ["Load", "Check 0", "Check 1", "Check 2"]
     assert again.states == [State.LOADING] * 2 + [State.READY] * 2
     assert model.checked == {"device": "d", "outputs": [{"error": 0.2}]}
 
@@ -102,10 +119,18 @@ def test_a_wrong_answer_that_shows_late_ends_serving_and_is_remembered(tmp_path:
     model, given_up = start(tmp_path, wrong)
     assert (model.state, given_up) == (State.UNAVAILABLE, ["it is wrong"])
     assert wrong.asked[-1] == "Unload"
-    next_time = Worker()
-    next_time.failing = wrong.failing
-    model, _ = start(tmp_path, next_time)
-    assert (model.state, set(next_time.states)) == (State.UNAVAILABLE, {State.LOADING, State.UNAVAILABLE})
+    next_time, builder = Worker(), Builder(ModelRefused("it is wrong", ()))
+    model, given_up = start(tmp_path, next_time, builder)
+    assert builder.proved == [KEY]
+    assert (model.state, given_up, next_time.asked) == (State.UNAVAILABLE, ["it is wrong"], [])
+
+
+def test_a_model_that_ends_the_process_that_builds_is_given_up_and_no_worker_sees_it(tmp_path: Path) -> None:
+    worker, builder = Worker(), Builder(BuilderLost("it died"))
+    model, given_up = start(tmp_path, worker, builder)
+    assert builder.proved == [KEY, KEY]
+    assert (model.state, worker.asked) == (State.UNAVAILABLE, [])
+    assert "it died" in given_up[0]
 
 
 def test_a_worker_lost_meanwhile_means_proving_all_before_serving(tmp_path: Path) -> None:
@@ -114,9 +139,9 @@ def test_a_worker_lost_meanwhile_means_proving_all_before_serving(tmp_path: Path
     dying.failing = {1: WorkerLost("it died")}
     model, given_up = start(tmp_path, dying)
     assert (model.state, given_up) == (State.READY, [])  # the next worker's turn
-    fresh = Worker()
-    start(tmp_path, fresh)
-    assert set(fresh.states) == {State.LOADING}
+    fresh, builder = Worker(), Builder()
+    start(tmp_path, fresh, builder)
+    assert builder.proved == [KEY]
 
 
 def test_another_driver_is_another_device(tmp_path: Path) -> None:

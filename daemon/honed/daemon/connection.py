@@ -10,7 +10,7 @@ import logging
 import select
 import socket
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -112,7 +112,7 @@ class Connection:
             max_values=MAX_MESSAGE_VALUES,
             max_text=MAX_TEXT_BYTES,
         )
-        self._decoder = wire.Decoder(self._frame_limits)
+        self._decoder = wire.Decoder(self._frame_limits, large=wire.APART)
         self._arrivals = Arrivals()
         self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
         self._sizes: dict[int, int] = {}  # their bytes, as they came
@@ -169,7 +169,7 @@ class Connection:
         self._loop.call_later(_LINGER_SECONDS, self.close)
         if error is not None:
             _log.info("dropping a client of user %d: %s", self.peer.uid, error)
-            self._queue(wire.encode(_last_words(error, None if msgid in self._tasks else msgid)))
+            self._queue([wire.encode(_last_words(error, None if msgid in self._tasks else msgid))])
         elif not self._unsent:
             self._shut_down()
 
@@ -303,7 +303,9 @@ class Connection:
                 try:
                     work = self._handler.start(self, message, descriptors)
                 except HonedError as error:
-                    work = _failing(error)
+                    close_all(descriptors)
+                    self._send(wire.Response(msgid=msgid, error=error_to_map(error), result=None))
+                    return
                 self._sizes[msgid] = self._decoder.frame_bytes
                 task = self._tasks[msgid] = self._loop.create_task(work)
                 task.add_done_callback(partial(self._finished, msgid, message.method, descriptors))
@@ -344,19 +346,21 @@ class Connection:
             close_all(descriptors)
             return
         try:
-            frame = wire.encode(
+            parts = wire.encode_parts(
                 message, wire.FrameLimits(max_bytes=self._limits.max_answer_bytes + _ENVELOPE)
             )
         except (ResourceExhausted, wire.OwnFault) as error:
             close_all(descriptors)
             self._send(_instead(message, error))
             return
-        self._queue(frame, descriptors)
+        self._queue(parts, descriptors)
 
-    def _queue(self, frame: bytes, descriptors: tuple[int, ...] = ()) -> None:
-        self._unsent.append(_Frame(memoryview(frame), descriptors))
-        self._unsent_bytes += len(frame)
-        self._unsent_descriptors += len(descriptors)
+    def _queue(self, parts: Sequence[bytes | memoryview], descriptors: tuple[int, ...] = ()) -> None:
+        for part in parts:
+            self._unsent.append(_Frame(memoryview(part), descriptors))
+            self._unsent_bytes += len(part)
+            self._unsent_descriptors += len(descriptors)
+            descriptors = ()
         self._write()
 
     def _write(self) -> None:
@@ -480,7 +484,3 @@ def _last_words(error: HonedError, msgid: int | None) -> wire.Message:
     if msgid is None:
         return wire.Notification(method="Error", params=error_to_map(error))
     return wire.Response(msgid=msgid, error=error_to_map(error), result=None)
-
-
-async def _failing(error: HonedError) -> None:
-    raise error

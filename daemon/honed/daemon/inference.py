@@ -10,7 +10,7 @@ from typing import Any
 from honed.runtime.dtypes import dtype
 from honed.runtime.errors import InvalidArgument, ResourceExhausted
 from honed.runtime.model import Tensor
-from honed.runtime.protocol import DEFAULT_TIMEOUT_US, VERSION, InferParams, InputTensor, RegionPlace
+from honed.runtime.protocol import DEFAULT_TIMEOUT_US, VERSION, Data, InferParams, InputTensor, RegionPlace
 
 from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
@@ -39,7 +39,7 @@ class Plan:
     keep: bool  # the worker may keep the inputs, to compare a successor on
     inputs: tuple[tuple[Tensor, Place | None], ...]
     outputs: tuple[tuple[Tensor, Place | None], ...]
-    raw: tuple[bytes, ...]
+    raw: tuple[Data, ...]
 
     @property
     def regions(self) -> list[HeldRegion]:
@@ -63,7 +63,7 @@ class Plan:
             "keep": self.keep,
         }
 
-    def result(self, raw: list[bytes], queue_us: int, compute_us: int) -> dict[str, Any]:
+    def result(self, raw: list[Data], queue_us: int, compute_us: int) -> dict[str, Any]:
         """The result of ModelInfer for the worker's outputs."""
         return {
             "model_name": self.model,
@@ -184,17 +184,13 @@ def _check_input(entry: InputTensor, tensor: Tensor) -> None:
         )
 
 
-def _check_content(tensor: Tensor, content: bytes | None) -> None:
+def _check_content(tensor: Tensor, content: Data | None) -> None:
     if content is None:
         raise InvalidArgument(f"raw_input_contents has no data for input {tensor.name!r}; append it")
     if len(content) != nbytes(tensor):
         raise InvalidArgument(
             f"the data of input {tensor.name!r} has {len(content)} bytes and should have {nbytes(tensor)}; "
             "send the whole tensor, row-major"
-        )
-    if tensor.dtype == "bool" and content.translate(None, b"\0\1"):
-        raise InvalidArgument(
-            f"the data of input {tensor.name!r} must hold the bytes 0 and 1 only; it is BOOL"
         )
 
 

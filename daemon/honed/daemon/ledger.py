@@ -34,8 +34,8 @@ class UsageSettings:
 
     half_life_days: after so long, time spent counts half when it is decided what to tune.
     save_seconds: between two writes of the time spent; a crash loses no more than this.
-    keep_inputs: whether workers keep, in memory, the last two inputs of each model, to compare a faster version
-    on them before it serves; without, versions are compared on the inputs that came with the model.
+    keep_inputs: whether workers keep, in memory, two of the last inputs of each model, to compare a faster
+    version on them before it serves; without, versions are compared on inputs that came with the model.
     """
 
     half_life_days: float = setting(3.0, unit="days", minimum=0.01)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from .settings import setting
 
 MAX_MESSAGE_DEPTH = 16
-MAX_MESSAGE_VALUES = 65_536
-MAX_TEXT_BYTES = 65_536  # of one str in a message
+MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
+MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
 MAX_PENDING_DESCRIPTORS = 64  # received with a message that is not whole yet
 
 

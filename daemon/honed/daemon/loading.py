@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import statistics
 import time
@@ -89,11 +90,14 @@ class Loader:
 
     async def _prove_apart(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
-    ) -> None:
+    ) -> bool:
+        """False where that was not needed."""
         proven = self._proven()
-        if not proven.knows(key):
-            await self.builder.prove(key, path, hurried=hurried, progress=progress)
-            proven.note(key)
+        if proven.knows(key):
+            return False
+        await self.builder.prove(key, path, hurried=hurried, progress=progress)
+        proven.note(key)
+        return True
 
     async def _load(self, key: str, path: str, *, restored: bool = False) -> Loaded:
         """Have the worker load a compiled file that this device has proven before.
@@ -264,8 +268,10 @@ class Loader:
             return None
         path = str(self._store.object(entry.manifest.compiled))
         try:
-            await self._prove_apart(entry.key, path)
+            proven_now = await self._prove_apart(entry.key, path)
             loaded = await self._load(entry.key, path, restored=True)
+            if proven_now:
+                loaded = dataclasses.replace(loaded, left=())
         except WorkerLost as error:
             if not self._gone(entry):
                 entry.load_crashes += 1

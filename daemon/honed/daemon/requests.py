@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from honed.runtime.errors import ResourceExhausted
 
+HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
 PRIORITIES = (1, 2, 3)  # first to last
 ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
 
@@ -151,6 +152,32 @@ class Queue:
 def full(limit: int) -> ResourceExhausted:
     """What a request is told that has no place in the queue."""
     return ResourceExhausted(f"{limit} requests wait already; send them more slowly")
+
+
+class Restarts:
+    """How long to wait before a worker that ended is started again. No clock: times are passed in, in seconds.
+
+    One that ended while it ran or built a model is replaced at once: how often a model may end workers is
+    bounded model by model, and others must not wait for it. Only what no model is to blame for is slowed down.
+    """
+
+    def __init__(self) -> None:
+        self._failures = 0  # in a row
+
+    def ended(self, *, ready: bool, at_work: bool, lived: float) -> float:
+        """The delay after a worker that lived so long; `ready`: it found its device."""
+        if ready and at_work:
+            self._failures = 0
+        elif ready and lived > HEALTHY_SECONDS:
+            self._failures = 1
+        else:
+            self._failures += 1
+        return restart_delay(self._failures)
+
+    @property
+    def failing(self) -> bool:
+        """Whether more than one failed in a row."""
+        return self._failures > 1
 
 
 def restart_delay(failures: int) -> float:

@@ -20,11 +20,10 @@ from honed.runtime.profilefile import from_dict
 from .children import describe_exit, kill_group
 from .limits import Limits
 from .regions import HeldRegion
-from .requests import restart_delay
+from .requests import Restarts
 from .workerprocess import spawn
 
 _REMEMBERED_ENDS = 10
-_HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
 _QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
 _AT_WORK = frozenset({"Load", "Check", "Duel", "Infer", "Profile"})  # calls in which a model runs or is built
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -81,7 +80,7 @@ class Supervisor:
 
     async def run(self) -> None:
         """Keep a worker running until cancelled; the worker is gone when this returns."""
-        failures = 0  # in a row
+        restarts = Restarts()
         self._state = "starting"
         while True:
             begun = time.monotonic()
@@ -92,21 +91,15 @@ class Supervisor:
                 self._ended("not started", str(error))
             finally:
                 await self._end()
-            # Who started a model's work bounds how often that may end a worker (`Dispatcher`, `Loader`), and
-            # nobody else waits for it; only what no model is to blame for is slowed down.
-            if was_ready and self._lost_at_work:
-                failures = 0
-            elif was_ready and time.monotonic() - begun > _HEALTHY_SECONDS:
-                failures = 1
-            else:
-                failures += 1
+            lived = time.monotonic() - begun
+            delay = restarts.ended(ready=was_ready, at_work=self._lost_at_work, lived=lived)
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
-            self._state = "failed" if failures > 1 and not was_ready else "starting"
+            self._state = "failed" if restarts.failing and not was_ready else "starting"
             self._turned.set()
             if self.on_lost is not None:
                 self.on_lost()
-            await asyncio.sleep(restart_delay(failures))
+            await asyncio.sleep(delay)
 
     async def settled(self) -> None:
         """Return once there is a worker with a device, or none could be started."""

@@ -239,7 +239,9 @@ class Worker:
         start = time.monotonic_ns()
         executor = self._executor(key)
         contents = iter(raw)
-        given = {name: self._tensor(kind, shape, place, contents) for name, kind, shape, place in inputs}
+        given = {
+            name: self._tensor(name, kind, shape, place, contents) for name, kind, shape, place in inputs
+        }
         if finite:
             _check_finite(given)
         begun = time.monotonic_ns()
@@ -273,11 +275,19 @@ class Worker:
             raise NotFound("the model is not loaded in the worker; this is a fault of the service")
         return executor
 
-    def _tensor(self, kind: str, shape: list[int], place: list[int] | None, contents: Any) -> Array:
+    def _tensor(
+        self, name: str, kind: str, shape: list[int], place: list[int] | None, contents: Any
+    ) -> Array:
         data = next(contents) if place is None else self._place(place)
         array = np.frombuffer(data, dtype(kind).numpy).reshape(shape)
-        if kind == "bool" and place is not None:
-            return np.not_equal(array.view(np.uint8), 0)  # the client can write any byte at any time
+        if kind == "bool":
+            values = array.view(np.uint8)
+            if place is not None:
+                return np.not_equal(values, 0)  # the client can write any byte at any time
+            if np.any(values > 1):
+                raise InvalidArgument(
+                    f"the data of input {name!r} must hold the bytes 0 and 1 only; it is BOOL"
+                )
         return array
 
     def _place(self, place: list[int]) -> Array:

@@ -40,4 +40,4 @@ async def spawn(
         except BaseException:
             ours.close()
             raise
-    return process, AsyncLink(ours, limits=FRAMES, lost=lost)
+    return process, AsyncLink(ours, limits=FRAMES, large=wire.APART, lost=lost)

@@ -26,14 +26,18 @@ class AsyncLink:
         connected: sockets.socket,
         *,
         limits: wire.FrameLimits | None = None,
+        large: int | None = None,
         lost: Callable[[], HonedError] = endpoint.connection_lost,
     ) -> None:
-        """Takes over a connected socket, in a running loop. `lost` makes the error for calls cut short."""
+        """Takes over a connected socket, in a running loop.
+
+        `large` is that of `wire.Decoder`; `lost` makes the error for calls cut short.
+        """
         connected.setblocking(False)
         self._socket = connected
         self._limits = limits or wire.FrameLimits(max_bytes=1 << 30)
         self._lost = lost
-        self._decoder = wire.Decoder(self._limits)
+        self._decoder = wire.Decoder(self._limits, large=large)
         self._arrivals = Arrivals()
         self._sending = asyncio.Lock()
         self._waiting: dict[int, asyncio.Future[tuple[Any, list[int]]]] = {}
@@ -79,13 +83,13 @@ class AsyncLink:
     ) -> tuple[Any, list[int]]:
         """As `call`, with the descriptors that came along, which are the caller's."""
         self._next_msgid = msgid = (self._next_msgid + 1) & wire.MAX_MSGID
-        frame = wire.encode(wire.Request(msgid=msgid, method=method, params=params), self._limits)
+        parts = wire.encode_parts(wire.Request(msgid=msgid, method=method, params=params), self._limits)
         answer: asyncio.Future[tuple[Any, list[int]]] = asyncio.get_running_loop().create_future()
         self._waiting[msgid] = answer
         if progress is not None:
             self._progress[msgid] = progress
         try:
-            await self._send(frame, descriptors)
+            await self._send(parts, descriptors)
             return await answer
         except asyncio.CancelledError:
             if answer.done() and not answer.cancelled() and answer.exception() is None:
@@ -123,21 +127,23 @@ class AsyncLink:
             if not answer.done():
                 answer.set_exception(error)
 
-    async def _send(self, frame: bytes, descriptors: Sequence[int]) -> None:
-        left = memoryview(frame)
+    async def _send(self, parts: Sequence[bytes | memoryview], descriptors: Sequence[int]) -> None:
+        begun = False
         async with self._sending:
             try:
-                while left:
-                    if self.broken is not None:
-                        raise self.broken
-                    sent = await self._send_some(left, descriptors)
-                    descriptors = descriptors if sent == 0 else ()
-                    left = left[sent:]
+                for part in parts:
+                    left = memoryview(part)
+                    while left:
+                        if self.broken is not None:
+                            raise self.broken
+                        sent = await self._send_some(left, descriptors)
+                        descriptors, begun = (descriptors, begun) if sent == 0 else ((), True)
+                        left = left[sent:]
             except OSError as error:
                 self.fail(self._lost())
                 raise self._lost() from error
             except asyncio.CancelledError:
-                if len(left) < len(frame):
+                if begun:
                     self.fail(self._lost())  # part of the frame is out: nothing can follow it
                 raise
 

@@ -35,3 +35,9 @@ def check(descriptor: int, offset: int, byte_size: int) -> None:
             f"the memfd has {size} bytes and the region would end at byte {offset + byte_size}; "
             "size the memfd before registering it"
         )
+    try:
+        mmap.mmap(descriptor, byte_size, offset=offset).close()
+    except (OSError, ValueError, OverflowError) as error:  # huge pages, more than there are addresses
+        raise InvalidArgument(
+            f"the memfd cannot be mapped ({error}); use an ordinary one, or less of it"
+        ) from error

@@ -22,6 +22,9 @@ DEFAULT_TIMEOUT_US: Final = 60_000_000
 MAX_DESCRIPTORS: Final = 32  # with one message
 
 
+Data = bytes | memoryview  # of a tensor, row-major
+
+
 class MissingFiles(ModelRefused):
     """The model keeps data in files beside it that were not sent; `files` are their relative names."""
 
@@ -97,7 +100,7 @@ class InferParams:
     parameters: InferOptions | None
     inputs: tuple[InputTensor, ...]
     outputs: tuple[OutputTensor, ...] | None
-    raw_input_contents: tuple[bytes, ...] | None
+    raw_input_contents: tuple[Data, ...] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

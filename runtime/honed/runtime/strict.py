@@ -153,6 +153,8 @@ def _decode_tuple(args: tuple[Any, ...], plain: object, where: str, none_omitted
     if not isinstance(plain, list):
         raise Mismatch(f"{where} is {shown(plain)} instead of a list")
     if len(args) == 2 and args[1] is Ellipsis:
+        if _all_plain(args[0], plain):
+            return tuple(plain)
         kinds: tuple[Any, ...] = (args[0],) * len(plain)
     else:
         kinds = args
@@ -162,6 +164,17 @@ def _decode_tuple(args: tuple[Any, ...], plain: object, where: str, none_omitted
         _decode(kind, item, f"{where}[{i}]", none_omitted)
         for i, (kind, item) in enumerate(zip(kinds, plain, strict=True))
     )
+
+
+_PLAIN = frozenset({int, str, bytes, memoryview})
+
+
+def _all_plain(kind: Any, items: list[Any]) -> bool:
+    """Whether these need no decoding one by one: long lists of numbers and data are common."""
+    kinds = _members(kind)
+    if not _PLAIN.issuperset(kinds) or not all(type(item) in kinds for item in items):
+        return False
+    return kind is not int or not items or (min(items) in INTEGERS and max(items) in INTEGERS)
 
 
 def _decode_scalar(hint: Any, plain: object, where: str) -> object:

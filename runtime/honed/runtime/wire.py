@@ -8,6 +8,8 @@ What the peer did wrong is a PeerFault; what this side did wrong is an OwnFault.
 from __future__ import annotations
 
 import enum
+import mmap
+import secrets
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,6 +17,8 @@ import msgpack
 
 from .errors import HonedError, InvalidArgument, ResourceExhausted
 
+LARGE: Final = 1 << 20  # bytes of data that are sent from where they are
+APART: Final = 4096  # bytes of data that a service keeps out of the buffer it decodes
 MAX_MSGID: Final = 2**32 - 1
 REQUEST: Final = 0
 RESPONSE: Final = 1
@@ -28,7 +32,7 @@ class FrameLimits:
     max_bytes: int = 64 << 20
     max_depth: int = 16  # containers inside one another, the message's own array included
     max_values: int = 65_536  # in all containers together
-    max_text: int = 1 << 30  # bytes of one str
+    max_text: int = 1 << 30  # bytes of str in all, those below 32 not counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,54 @@ class PeerFault(Exception):
         self.msgid = msgid
 
 
+def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[bytes | memoryview]:
+    """The bytes of one message, in parts to be sent one after the other; raises as `encode`.
+
+    Large memoryviews in a list that is a value of the params or the result are parts themselves: no copy is
+    made of them.
+    """
+    limits = limits or FrameLimits()
+    body = message.result if isinstance(message, Response) else message.params
+    apart: dict[bytes, memoryview] = {}
+    if isinstance(body, dict):
+        body = {key: _set_apart(value, apart) for key, value in body.items()}
+    if not apart:
+        return [encode(message, limits)]
+    match message:
+        case Request(msgid=msgid, method=method):
+            short: Message = Request(msgid=msgid, method=method, params=body)
+        case Response(msgid=msgid, error=error):
+            short = Response(msgid=msgid, error=error, result=body)
+        case Notification(method=method):
+            short = Notification(method=method, params=body)
+    frame = encode(short, limits)
+    parts: list[bytes | memoryview] = []
+    for marker, data in apart.items():  # in the order in which they stand in the frame
+        before, frame = frame.split(_MARKED + marker, 1)
+        parts += [before + b"\xc6" + len(data).to_bytes(4, "big"), data]
+    parts.append(frame)
+    _check_bytes(sum(map(len, parts)), limits)
+    return parts
+
+
+_MARKED: Final = b"\xc4\x10"  # bin of 16 bytes
+
+
+def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
+    """A list with markers, noted with what they stand for, in the place of its large memoryviews."""
+    if type(value) is not list or not any(type(item) is memoryview and len(item) >= LARGE for item in value):
+        return value
+    marked = []
+    for item in value:
+        if type(item) is memoryview and len(item) >= LARGE:
+            marker = secrets.token_bytes(16)
+            apart[marker] = item
+            marked.append(marker)
+        else:
+            marked.append(item)
+    return marked
+
+
 def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
     """The bytes of one message; raises OwnFault where it is none, ResourceExhausted where it is too large."""
     limits = limits or FrameLimits()
@@ -83,12 +135,16 @@ def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
         frame: bytes = msgpack.packb(_as_list(message), use_bin_type=True)
     except (TypeError, ValueError, OverflowError) as error:
         raise OwnFault(f"a message holds a value that cannot be sent: {error}") from error
-    if len(frame) > limits.max_bytes:
+    _check_bytes(len(frame), limits)
+    return frame
+
+
+def _check_bytes(nbytes: int, limits: FrameLimits) -> None:
+    if nbytes > limits.max_bytes:
         raise ResourceExhausted(
-            f"the message has {len(frame)} bytes and {limits.max_bytes} are allowed; "
+            f"the message has {nbytes} bytes and {limits.max_bytes} are allowed; "
             "pass large tensors in shared memory"
         )
-    return frame
 
 
 def _as_list(message: Message) -> list[Any]:
@@ -168,9 +224,13 @@ class _Scanner:
     Stateful: each byte is looked at once, however small the pieces are in which they come.
     """
 
-    def __init__(self, limits: FrameLimits) -> None:
+    def __init__(self, limits: FrameLimits, large: int | None) -> None:
         self._limits = limits
+        self._large = large
+        self.large: tuple[int, int, int] | None = None  # where such data and its header start, and its bytes
+        self._apart = 0  # bytes of the message that are not in the buffer any more
         self._position = 0
+        self._texts = 0  # bytes so far
         self._values = 0  # announced so far
         self._missing = [1]  # values still to come, per open container; the message itself first
 
@@ -193,12 +253,27 @@ class _Scanner:
                 return None
             else:
                 count = int.from_bytes(buffer[self._position + 1 : payload], "big") if extra else items
+                if family is _Family.BYTES and self._large is not None and count >= self._large:
+                    self._check_size(payload + count)
+                    self.large = (self._position, payload, count)
+                    return None
                 if not self._enter(family, payload, count, size):
                     return None
             while missing and not missing[-1]:
                 missing.pop()
         self._check_size(self._position)
         return self._position
+
+    def pass_large(self, placeholder: int) -> None:
+        """What `large` tells of was taken out of the buffer, and so many bytes stand there in its place."""
+        assert self.large is not None
+        start, payload, count = self.large
+        self._apart += payload + count - start - placeholder
+        self._position = start + placeholder
+        self._missing[-1] -= 1
+        while self._missing and not self._missing[-1]:
+            self._missing.pop()
+        self.large = None
 
     def _enter(self, family: _Family, payload: int, count: int, size: int) -> bool:
         """Pass a string whole, or the header of a container; False where bytes of the string are missing."""
@@ -208,6 +283,7 @@ class _Scanner:
                 self._check_text(count)
             if payload + count > size:
                 return False
+            self._texts += count if family is _Family.TEXT else 0
             self._position = payload + count
             self._missing[-1] -= 1
             return True
@@ -220,10 +296,9 @@ class _Scanner:
         return True
 
     def _check_text(self, nbytes: int) -> None:
-        if nbytes > self._limits.max_text:
+        if self._texts + nbytes > self._limits.max_text:
             raise ResourceExhausted(
-                f"the message holds a text of {nbytes} bytes and {self._limits.max_text} are allowed; "
-                "send data as bin"
+                f"the message holds more than {self._limits.max_text} bytes of text; send data as bin"
             )
 
     def _check_container(self, least_end: int) -> None:
@@ -239,10 +314,10 @@ class _Scanner:
             )
 
     def _check_size(self, end: int) -> None:
-        if end > self._limits.max_bytes:
+        if end + self._apart > self._limits.max_bytes:
             raise ResourceExhausted(
-                f"the message has at least {end} bytes and {self._limits.max_bytes} are allowed; "
-                "pass large tensors in shared memory"
+                f"the message has at least {end + self._apart} bytes and {self._limits.max_bytes} are "
+                "allowed; pass large tensors in shared memory"
             )
 
 
@@ -253,26 +328,58 @@ def _no_value(first: int) -> InvalidArgument:
     )
 
 
+_APART: Final = b"\xd6\x01"  # an extension type of 4 bytes, which no peer may send
+
+
 class Decoder:
     """Bytes in with `feed`, messages out with `next_message`, for one direction of one connection.
 
     After it raised PeerFault the stream has no known boundary: drop the connection.
     """
 
-    def __init__(self, limits: FrameLimits | None = None) -> None:
+    def __init__(self, limits: FrameLimits | None = None, *, large: int | None = None) -> None:
+        """Data of at least `large` bytes is given out as memoryviews, and copied once, as it comes."""
         self._limits = limits or FrameLimits()
+        self._large = large
         self._buffer = bytearray()
-        self._scanner = _Scanner(self._limits)
+        self._scanner = _Scanner(self._limits, large)
+        self._apart: list[memoryview] = []  # data of the present message
+        self._missing = 0  # bytes of the last of these
+        self._apart_bytes = 0  # of the present message that came, and are not in the buffer
         self.frame_bytes = 0  # of the message that was given out last
 
     @property
     def buffered(self) -> int:
         """Bytes held that are not yet part of a message given out."""
-        return len(self._buffer)
+        return len(self._buffer) + self._apart_bytes
 
     def feed(self, data: bytes | memoryview) -> None:
         """Take bytes as they came."""
+        if self._missing:
+            taken = min(self._missing, len(data))
+            self._fill(memoryview(data)[:taken])
+            data = data[taken:]
         self._buffer += data
+
+    def _fill(self, data: memoryview) -> None:
+        """Add to the data that is coming."""
+        target = self._apart[-1]
+        at = len(target) - self._missing
+        target[at : at + len(data)] = data
+        self._missing -= len(data)
+        self._apart_bytes += len(data)
+
+    def _take_large(self, start: int, payload: int, count: int) -> None:
+        """Move data that begins in the buffer to memory of its own, which is not touched before it comes."""
+        self._apart.append(memoryview(mmap.mmap(-1, count) if count >= LARGE else bytearray(count)))
+        self._missing = count
+        here = min(count, len(self._buffer) - payload)
+        with memoryview(self._buffer) as whole, whole[payload : payload + here] as data:
+            self._fill(data)
+        placeholder = _APART + (len(self._apart) - 1).to_bytes(4, "big")
+        self._apart_bytes += payload - start - len(placeholder)
+        self._buffer[start : payload + here] = placeholder
+        self._scanner.pass_large(len(placeholder))
 
     def next_message(self) -> Message | None:
         """The next whole message, or None where more bytes are needed; raises PeerFault."""
@@ -281,21 +388,27 @@ class Decoder:
         if self._buffer[0] not in (0x93, 0x94):
             raise PeerFault(InvalidArgument("this is no MessagePack-RPC message; send arrays of 3 or 4"))
         try:
-            end = self._scanner.end(self._buffer)
+            end = None if self._missing else self._scanner.end(self._buffer)
+            while self._scanner.large is not None and not self._missing:
+                self._take_large(*self._scanner.large)
+                end = None if self._missing else self._scanner.end(self._buffer)
         except HonedError as error:
             raise PeerFault(error, self._msgid()) from error
         if end is None:
             return None
         message = self._decode(end)
         del self._buffer[:end]
-        self._scanner = _Scanner(self._limits)
-        self.frame_bytes = end
+        self._scanner = _Scanner(self._limits, self._large)
+        self.frame_bytes = end + self._apart_bytes
+        self._apart, self._apart_bytes = [], 0
         return message
 
     def _decode(self, end: int) -> Message:
         with memoryview(self._buffer) as whole, whole[:end] as frame:
             try:
-                value = msgpack.unpackb(frame, raw=False, strict_map_key=True, use_list=True)
+                value = msgpack.unpackb(
+                    frame, raw=False, strict_map_key=True, use_list=True, ext_hook=self._placed
+                )
             except UnicodeDecodeError as error:
                 raise self._malformed("the message holds text that is not UTF-8; send UTF-8") from error
             except ValueError as error:
@@ -309,6 +422,10 @@ class Decoder:
                 "[2, method, [params]]; send one of these, with a map as params"
             )
         return message
+
+    def _placed(self, _code: int, index: bytes) -> memoryview:
+        """The data that a placeholder stands for; extension types of a peer never come here."""
+        return self._apart[int.from_bytes(index, "big")]
 
     def _malformed(self, sentence: str) -> PeerFault:
         return PeerFault(InvalidArgument(sentence), self._msgid())
