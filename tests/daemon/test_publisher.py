@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from honed.daemon.compiled import Compiled, summarise
+from honed.daemon.inspection import Inspector
 from honed.daemon.latencies import Latencies
 from honed.daemon.limits import Limits
 from honed.daemon.models import Entry, Registry
@@ -57,6 +58,7 @@ class Jobs:
 
     def __init__(self, registry: Registry) -> None:
         self.committing = asyncio.Lock()
+        self.inspector = Inspector()
         self._registry = registry
 
     @contextmanager

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from honed.daemon.limits import Limits
+from honed.daemon.tunerchild import TunerSettings
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("honed.service", "honed-tuner.service")
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
@@ -64,6 +67,13 @@ def test_what_debhelper_and_systemd_would_make_of_the_units() -> None:
 def test_systemd_and_not_the_service_starts_the_tuner() -> None:
     settings = tomllib.loads((ROOT / "packaging/systemd/10-systemd.toml").read_text())
     assert settings == {"tuner": {"spawn": False}}
+
+
+def test_memory_max_is_above_what_the_limits_add_up_to() -> None:
+    allowed = int(dict(directives("honed.service"))["MemoryMax"].removesuffix("G")) << 10
+    added_up = Limits().memory_mib(devices=1, tuner_mib=TunerSettings().memory_mib)
+    assert added_up <= allowed <= 1.1 * added_up
+    assert f"{added_up:,} MiB" in (ROOT / "docs/security.md").read_text()
 
 
 def test_the_package_has_the_version_of_the_program() -> None:

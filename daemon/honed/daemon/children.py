@@ -6,6 +6,9 @@ import contextlib
 import os
 import signal
 
+# What ends a process that somebody else ends, or that memory runs out for.
+FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+
 
 def kill_group(pid: int) -> None:
     """Kill a child of `launch` with its process group; one that is gone already is fine."""

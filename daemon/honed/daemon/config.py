@@ -31,7 +31,8 @@ from .settings import RESTART, Setting, of_table
 from .tomllines import lines_of
 from .tunerchild import TunerSettings
 
-MAX_FILE_BYTES = 1 << 20
+MAX_FILE_BYTES = 256 << 10
+MAX_LINE = 4000  # letters: what TOML's parser takes for a long key grows with its square
 DEFAULT_ORIGIN: Final = "default"
 _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
 
@@ -216,6 +217,9 @@ def _parse(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
         raise InvalidArgument(f"configuration file {file} is larger than {MAX_FILE_BYTES} bytes; shorten it")
     try:
         text = data.decode()
+        for number, line in enumerate(text.split("\n"), 1):
+            if len(line) > MAX_LINE:
+                raise InvalidArgument(f"{file}:{number}: it is longer than {MAX_LINE} letters; break it")
         return tomllib.loads(text), lines_of(text)
     except (ValueError, RecursionError) as error:  # UTF-8's and TOML's; nested without end
         raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error

@@ -272,11 +272,16 @@ class Connection:
             return
         self._half_closed = True
         self._set_reading(False)
-        answered = not self._tasks and not self._unsent and not self._asked
-        if answered or self._gone():
+        if self._gone():
             self.close()
-        else:
+        self._close_if_answered()
+        if not self.closed:
             self._loop.call_later(_GONE_SECONDS, self._half_close)
+
+    def _close_if_answered(self) -> None:
+        """A client that sends no more has nothing to wait for when its last answer is sent."""
+        if self._half_closed and not self._tasks and not self._unsent and not self._asked:
+            self.close()
 
     def _gone(self) -> bool:
         """Whether the client has closed its end for both directions, or does not exist any more."""
@@ -398,6 +403,8 @@ class Connection:
             self._loop.remove_writer(self._socket)
             if self._ending:
                 self._shut_down()
+            elif self._half_closed:
+                self._loop.call_soon(self._close_if_answered)
         self._account()
 
     def _writable(self) -> None:

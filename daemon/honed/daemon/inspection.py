@@ -9,45 +9,59 @@ from contextlib import suppress
 from pathlib import Path
 
 from honed.runtime import strict, wire
-from honed.runtime.errors import HonedError, Internal, ModelFileError
+from honed.runtime.errors import HonedError, Internal, ModelFileError, Unavailable
 from honed.runtime.protocol import error_from_map
 
 from .blocking import in_thread
-from .children import describe_exit, kill_group
+from .children import FROM_OUTSIDE, describe_exit, kill_group
 from .compiled import Compiled
-from .inspector import ANSWER, MEMORY_MIB
+from .inspector import ANSWER
 from .launch import command
+from .limits import INSPECTION_MIB, INSPECTIONS
 
+SECONDS = 120.0  # 2 GiB, from a slow card
 _CHUNK = 128 << 10  # bytes
+_ATTEMPTS = 2  # where somebody ends the process
 
 
-async def inspect(path: Path, seconds: float) -> Compiled:
-    """What a compiled file says, every byte of it checked; raises ModelFileError or NotFound."""
-    [(_, found)] = [answer async for answer in inspect_all([path], seconds)]
-    if isinstance(found, HonedError):
-        raise found
-    return found
+class Inspector:
+    """Reads so many files at a time."""
+
+    def __init__(self) -> None:
+        self._places = asyncio.Semaphore(INSPECTIONS)
+
+    async def inspect(self, path: Path) -> Compiled:
+        """What a compiled file says, every byte of it checked; raises ModelFileError or NotFound."""
+        async with self._places:
+            [(_, found)] = [answer async for answer in inspect_all([path])]
+        if isinstance(found, HonedError):
+            raise found
+        return found
 
 
 async def inspect_all(
-    paths: Sequence[Path], seconds: float
+    paths: Sequence[Path], seconds: float = SECONDS
 ) -> AsyncIterator[tuple[Path, Compiled | HonedError]]:
-    """The same for several files, each with what it says or what is wrong with it, in their order.
+    """Several files one after the other, each with what it says or what is wrong with it.
 
-    A file may take `seconds`. One that ends the child is at fault itself; the others are read in the next.
+    A file may take `seconds`. One that ends the child is at fault itself, unless somebody else ended it; the
+    others are read in the next child.
     """
-    done = 0
+    done, interrupted = 0, 0
     while done < len(paths):
         async for found in _one_child(paths[done:], seconds):
+            if isinstance(found, Unavailable) and interrupted < _ATTEMPTS:
+                interrupted += 1
+                break
             yield paths[done], found
-            done += 1
+            done, interrupted = done + 1, 0
 
 
 async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Compiled | HonedError]:
     """Answers for the first of `paths`, at least one."""
     program = [sys.executable, "-m", "honed.daemon.inspector", *map(str, paths)]
     process = await asyncio.create_subprocess_exec(
-        *command(program, memory_mib=MEMORY_MIB),
+        *command(program, memory_mib=INSPECTION_MIB),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -64,10 +78,9 @@ async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Com
                 return
             if message is None:
                 kill_group(process.pid)
-                ended = describe_exit(await process.wait())
-                yield ModelFileError(
-                    f"{paths[answered]} cannot be read: the process that tried ended: {ended}"
-                )
+                status = await process.wait()
+                ended = f"{paths[answered]} cannot be read, the process that tried: {describe_exit(status)}"
+                yield Unavailable(ended) if -status in FROM_OUTSIDE else ModelFileError(ended)
                 return
             yield await in_thread(_found, message)
             answered += 1

@@ -19,8 +19,8 @@ from honed.runtime.errors import HonedError, ModelFileError
 from honed.runtime.protocol import error_to_map
 
 from .compiled import summarise
+from .limits import INSPECTION_MIB
 
-MEMORY_MIB = 1024
 # 2 MiB and 200,000 values are some 20,000 kernels; reading more would hold up the service.
 ANSWER = wire.FrameLimits(max_bytes=2 << 20, max_values=200_000, max_depth=8, max_text=1 << 16)
 _REASON = 1000  # letters
@@ -41,7 +41,7 @@ def _answer(number: int, path: str) -> bytes:
     except wire.PeerFault as fault:
         error = ModelFileError(f"{path} says too much of itself: {fault.error}")
     except MemoryError:
-        error = ModelFileError(f"{path} takes more than {MEMORY_MIB} MiB to read")
+        error = ModelFileError(f"{path} takes more than {INSPECTION_MIB} MiB to read")
     except OSError as raised:
         error = ModelFileError(f"{path} cannot be read: {raised.strerror or raised}")
     plain = error_to_map(error)

@@ -57,6 +57,7 @@ class Jobs:
         self._registry = registry
         self._fleet = fleet
         self._maker = Maker(limits, records)
+        self.inspector = self._maker.inspector
         self.committing = asyncio.Lock()
         self.active: dict[str, Job] = {}
         self.on_changed: Callable[[str], None] = lambda _: None  # a model was removed, or replaced by hand
@@ -108,16 +109,19 @@ class Jobs:
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound."""
         self._check_idle(self._registry.get(name).name)
-        entry = self._registry.pop(name)
+        await to_its_end(self._remove(name))
+        _log.info("removed model %s", name)
+
+    async def _remove(self, name: str) -> None:
+        """From the store first: where that fails the model is served as before."""
+        async with self.committing:
+            self._registry.get(name)
+            remaining = [manifest for manifest in self.manifests() if manifest.name != name]
+            await in_thread(self._store.remove, name, remaining)
+            entry = self._registry.pop(name)
         self._fleet.drop_model(entry, removed(name))
         self._fleet.unload(entry)
         self.on_changed(name)
-        await to_its_end(self._delete(name))
-        _log.info("removed model %s", name)
-
-    async def _delete(self, name: str) -> None:
-        async with self.committing:
-            await in_thread(self._store.remove, name, self.manifests())
 
     @contextmanager
     def job(self, name: str, replace: bool, notify: Notify) -> Iterator[Job]:

@@ -10,6 +10,12 @@ from .settings import setting
 MAX_MESSAGE_DEPTH = 16
 MAX_MESSAGE_VALUES = 8_192  # few enough that no message keeps the event loop for long
 MAX_TEXT_BYTES = 262_144  # of all str in a message, likewise
+# Children, and the memory of each; with the settings below this is what `memory_mib` adds up.
+INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
+CHECKING_MIB = 2048  # a model that is checked while another is compiled
+RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
+TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
+DAEMON_MIB = 128  # the daemon itself, without messages
 MAX_PENDING_DESCRIPTORS = 64  # received with a message that is not whole yet
 
 
@@ -65,6 +71,20 @@ class Limits:
     def max_answer_bytes(self) -> int:
         """Of one answer."""
         return 2 * self.max_message_bytes
+
+    def memory_mib(self, *, devices: int, tuner_mib: int) -> int:
+        """What the service and all of its children take at most, in MiB; `tuner_mib` is tuner.memory_mib."""
+        messages = self.max_all_bytes + devices * self.max_answer_bytes
+        return (
+            DAEMON_MIB
+            + (messages >> 20)
+            + INSPECTIONS * INSPECTION_MIB
+            + 2 * devices * self.worker_memory_mib  # a worker, and a process that builds for it
+            + self.compile_memory_mib
+            + CHECKING_MIB
+            + TUNING_PROCESSES * tuner_mib
+            + RECORDS_COMMANDS * RECORDS_MIB
+        )
 
     def become(self, other: Limits) -> None:
         """Take over every value of `other`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 from pathlib import Path
 
 from honed.runtime.errors import AlreadyExists, PermissionDenied
@@ -19,12 +20,16 @@ def acquire(path: Path, what: str, folder_mode: int = 0o700) -> int:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.parent.chmod(folder_mode)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(path, flags, 0o600)
     except OSError as error:
         raise PermissionDenied(
             f"{path} cannot be opened ({error.strerror}); run as the user that owns {path.parent}, "
             "or choose other places with --socket and --state-dir"
         ) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise AlreadyExists(f"{path} is there and is no regular file; remove it")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:

@@ -19,9 +19,9 @@ from . import compiler
 from .blocking import in_thread
 from .building import Progress
 from .compiled import Compiled
-from .inspection import inspect
+from .inspection import Inspector
 from .lane import Lane
-from .limits import Limits
+from .limits import CHECKING_MIB, Limits
 from .loading import Loaded
 from .store import StoredFile, describe
 from .supervisor import WorkerLost
@@ -98,6 +98,7 @@ class Maker:
         """`records` is what tuning has recorded, if there is any yet."""
         self._limits = limits
         self._records = records
+        self.inspector = Inspector()
         self._compiling = asyncio.Lock()
         self._checking = asyncio.Lock()
 
@@ -142,7 +143,7 @@ class Maker:
         if staged.sources:
             compiled = staged.folder / f"compiled-{steps.index}.honed"
             await self._compile(steps, staged, compiled, lane)
-        model = await inspect(compiled, self._limits.load_seconds)
+        model = await self.inspector.inspect(compiled)
         file = await in_thread(describe, compiled, f"{steps.job.name}.honed")
         steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
         held.enter_context(lane.loader.keeping(file.sha256))
@@ -162,7 +163,8 @@ class Maker:
             # What will be refused need not wait for others to be compiled.
             async with self._checking:
                 task = await self._task(staged, output, lane)
-                await compiler.compile_model(dataclasses.replace(task, check=True), lambda _: None)
+                checked = dataclasses.replace(task, check=True, memory_mib=min(CHECKING_MIB, task.memory_mib))
+                await compiler.compile_model(checked, lambda _: None)
             steps.report("check", RECEIVED, "waiting for another compilation")
         async with self._compiling:
             await compiler.compile_model(await self._task(staged, output, lane), report)

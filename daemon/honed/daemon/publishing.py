@@ -21,7 +21,6 @@ from honed.runtime.protocol import HistoryParams, PinParams, PublishParams, Roll
 from .blocking import in_thread, to_its_end
 from .compiled import Compiled
 from .fleet import Fleet
-from .inspection import inspect
 from .jobs import Jobs, failure, same_but_schedules
 from .latencies import Latencies
 from .limits import Limits
@@ -110,7 +109,7 @@ class Publisher:
             file, path = await in_thread(
                 receive, descriptors[0], f"{entry.name}.honed", folder, self._limits.max_model_bytes
             )
-            model = await inspect(path, self._limits.load_seconds)
+            model = await self._jobs.inspector.inspect(path)
             if not same_but_schedules(model, entry) and entry.manifest.sources:
                 raise ModelRefused("it is not compiled from the source of the model served; add it instead")
             _check_interface(before, model)
@@ -229,7 +228,7 @@ class Publisher:
         lane = self._fleet.of(entry)
         with self._jobs.job(entry.name, True, lambda _: None), lane.loader.keeping(file.sha256):
             path = self._store.object(file)
-            model = await inspect(path, self._limits.load_seconds)
+            model = await self._jobs.inspector.inspect(path)
             loaded = await load(lane, file.sha256, path, self._limits)
             history = go_back(entry.manifest.history, target.number, reason, quarantine, time.time())
             if pinned is not None:
@@ -314,9 +313,7 @@ class Publisher:
     async def _look_again(self, entry: Entry) -> None:
         """Read an earlier version's file, whose place that of another took: they differ in their kernels."""
         try:
-            entry.compiled = await inspect(
-                self._store.object(entry.manifest.compiled), self._limits.load_seconds
-            )
+            entry.compiled = await self._jobs.inspector.inspect(self._store.object(entry.manifest.compiled))
         except HonedError as error:  # the worker finds so, too, and says it of the model
             _log.error("model %s: its earlier version cannot be read: %s", entry.name, error)
 

@@ -155,10 +155,10 @@ def full(limit: int) -> ResourceExhausted:
 
 
 class Restarts:
-    """How long to wait before a worker that ended is started again. No clock: times are passed in, in seconds.
+    """How long to wait before a worker that ended is started again. No clock: times come in, in seconds.
 
     One that ended while it ran or built a model is replaced at once: how often a model may end workers is
-    bounded model by model, and others must not wait for it. Only what no model is to blame for is slowed down.
+    bounded model by model, and others must not wait for it. What no model is to blame for is slowed down.
     """
 
     def __init__(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import logging
@@ -45,8 +46,11 @@ def listen(path: Path) -> socket.socket:
                     f"{path} is there and is no socket; remove it, or choose another --socket"
                 )
             path.unlink()
-        listening.bind(str(path))
-        path.chmod(0o666)
+        mask = os.umask(0o111)  # so that there is no moment in which it refuses some
+        try:
+            listening.bind(str(path))
+        finally:
+            os.umask(mask)
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
@@ -178,6 +182,6 @@ class Server:
 
 
 def _refuse(connected: socket.socket, error: HonedError) -> None:
-    with connected:
+    with connected, contextlib.suppress(OSError):  # who is gone needs no reason
         connected.setblocking(False)
         connected.send(wire.encode(wire.Notification(method="Error", params=error_to_map(error))))

@@ -24,7 +24,7 @@ from .blocking import in_thread
 from .config import Config, load
 from .fleet import Fleet
 from .gains import Gains
-from .inspection import inspect_all
+from .inspection import SECONDS, inspect_all
 from .jobs import Jobs, failure
 from .kernelwatch import KernelWatch
 from .latencies import Keeper
@@ -42,7 +42,6 @@ from .tunerchild import TunerChild
 from .tunerruns import TunerRuns
 
 _MAX_DESCRIPTORS = 65_536
-_INSPECTION_SECONDS = 60.0  # of one stored file, at start
 _EXAMPLES = """examples:
   honed                                    as this user, at $XDG_RUNTIME_DIR/honed/honed.sock
   honed --device mali                      on the OpenCL device whose name holds "mali"
@@ -200,6 +199,7 @@ async def _run(
             publisher=publisher,
             records=records_in(places.state_dir),
             cache_dir=places.cache_dir,
+            tuner_mib=config.tuner.memory_mib,
         ),
         reloader=reloader,
         connections=lambda: clients.connections,
@@ -240,9 +240,9 @@ async def _fill(
     """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
     paths = {manifest.name: store.object(manifest.compiled) for manifest in models.values()}
     found = {}
-    async for path, answer in inspect_all(sorted(set(paths.values())), _INSPECTION_SECONDS):
+    async for path, answer in inspect_all(sorted(set(paths.values()))):
         found[path] = answer
-        systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * _INSPECTION_SECONDS * 1e6)}")
+        systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * SECONDS * 1e6)}")
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
         answer = found[paths[manifest.name]]

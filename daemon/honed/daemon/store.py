@@ -98,6 +98,8 @@ class Store:
         newer honed wrote to it.
         """
         with _explained(self._objects.parent):
+            if not self._staging.is_dir() and os.path.lexists(self._staging):
+                self._staging.unlink()
             for folder in (self._objects, self._models, self._staging, self._damaged):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             models, damaged = self._read_all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,7 +16,7 @@ from honed.runtime.errors import HonedError, Unavailable
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.profilefile import from_dict
 
-from .children import describe_exit, kill_group
+from .children import FROM_OUTSIDE, describe_exit, kill_group
 from .limits import Limits
 from .regions import HeldRegion
 from .requests import Restarts
@@ -26,7 +25,6 @@ from .workerprocess import spawn
 _REMEMBERED_ENDS = 10
 _QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
 _AT_WORK = frozenset({"Load", "Check", "Duel", "Infer", "Profile"})  # calls in which a model runs or is built
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _log = logging.getLogger(__name__)
 
 
@@ -51,7 +49,7 @@ class Supervisor:
         self._mapped: set[int] = set()  # regions the present worker knows
         self._kill_reason = self._kill_kind = ""
         self._turned = asyncio.Event()  # set at each change of state
-        self._calls = 0  # under way
+        self._calls: list[str] = []  # methods under way
         self._heard = 0.0  # when the worker last answered, in monotonic seconds
         self._lost_at_work = False  # the last worker ended while it ran or built a model
         self.on_ready: Callable[[], Awaitable[None]] | None = None
@@ -92,7 +90,8 @@ class Supervisor:
             finally:
                 await self._end()
             lived = time.monotonic() - begun
-            delay = restarts.ended(ready=was_ready, at_work=self._lost_at_work, lived=lived)
+            at_work = self._lost_at_work or not _AT_WORK.isdisjoint(self._calls)
+            delay = restarts.ended(ready=was_ready, at_work=at_work, lived=lived)
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
             self._state = "failed" if restarts.failing and not was_ready else "starting"
@@ -128,7 +127,7 @@ class Supervisor:
         link = self._link
         if link is None:
             raise WorkerLost(f"there is no worker ({self.reason or 'it is starting'}); try again")
-        self._calls += 1
+        self._calls.append(method)
         try:
             async with asyncio.timeout(seconds) as deadline:
                 loop = asyncio.get_running_loop()
@@ -145,7 +144,7 @@ class Supervisor:
             self._lost_at_work |= method in _AT_WORK
             raise
         finally:
-            self._calls -= 1
+            self._calls.remove(method)
 
     def kill(self, reason: str, *, kind: str = "device") -> None:
         """End the worker at once; `run` starts another."""
@@ -210,7 +209,7 @@ class Supervisor:
         finally:
             for task in beside:
                 task.cancel()
-        self.ended_from_outside = not self._kill_reason and -status in _FROM_OUTSIDE
+        self.ended_from_outside = not self._kill_reason and -status in FROM_OUTSIDE
         self._ended(self._kill_kind or "crashed", self._kill_reason or describe_exit(status))
         return True
 

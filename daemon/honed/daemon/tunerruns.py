@@ -33,7 +33,7 @@ from .connection import WithDescriptors
 from .fleet import Fleet
 from .jobs import Jobs
 from .kernelfaults import kernel_log
-from .limits import Limits
+from .limits import RECORDS_COMMANDS, RECORDS_MIB, Limits
 from .models import Registry
 from .publishing import Publisher
 from .store import Store, receive
@@ -73,7 +73,7 @@ class _Measuring:
 
 
 class TunerRuns:
-    """Runs `python -m honed.tuner` for clients: one that measures at a time, and as many others as jobs."""
+    """Runs `python -m honed.tuner` for clients: one that measures at a time, and a few on the records."""
 
     def __init__(
         self,
@@ -86,8 +86,11 @@ class TunerRuns:
         publisher: Publisher,
         records: Path,
         cache_dir: Path,
+        tuner_mib: int,
     ) -> None:
+        """`tuner_mib` is the memory of each process of a search, 0 for no limit."""
         self._limits = limits
+        self._tuner_mib = tuner_mib
         self._store = store
         self._registry = registry
         self._fleet = fleet
@@ -105,7 +108,7 @@ class TunerRuns:
         _check(params, descriptors)
         if params.command in MEASURING:
             return await self._measure(params, notify)
-        if self._others >= self._limits.max_jobs:
+        if self._others >= RECORDS_COMMANDS:
             raise ResourceExhausted(f"{self._others} commands work on the records already; wait for one")
         self._others += 1
         try:
@@ -221,7 +224,7 @@ class TunerRuns:
             status = await tunerprocess.run(
                 arguments,
                 heard,
-                memory_mib=self._limits.compile_memory_mib,
+                memory_mib=self._tuner_mib if run is not None else RECORDS_MIB,
                 seconds=seconds,
                 started=run.begin if run is not None else lambda _: None,
             )

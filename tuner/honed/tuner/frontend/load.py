@@ -18,6 +18,7 @@ from .external import check_data, load_external, tensors
 from .reasons import shown
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
+_MAX_VERSION = 2**31 - 1  # of operators
 _PROTOBUF_LIMIT = (1 << 31) - 1  # bytes of one message
 
 
@@ -94,6 +95,10 @@ def _check_operators(file: Path, model: onnx.ModelProto) -> None:
     """Name every operator ONNX does not define; its own checker stops at the first."""
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import}
     opset = opsets.get("", 1)
+    for domain, version in opsets.items():
+        if not 0 <= version <= _MAX_VERSION:
+            named = shown(domain or "ai.onnx", 80)
+            raise ModelRefused(f"{file.name} uses {named} opset {version}, which cannot be; export it again")
     if opset > MAX_OPSET:
         raise ModelRefused(f"{file.name} uses ONNX opset {opset}; export it with opset {MAX_OPSET} or older")
     local = {(f.domain, f.name) for f in model.functions}

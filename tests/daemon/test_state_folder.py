@@ -1,0 +1,193 @@
+"""Whatever is wrong with one model's files makes that model unavailable, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from honed.daemon.store import Store
+from honed.runtime.errors import Unavailable
+from tests.runtime.builder import add_constant, chain
+
+from .conftest import SIZE
+from .running import Service, wait_for
+
+pytestmark = [pytest.mark.service, pytest.mark.opencl]
+Starter = Callable[..., Service]
+X = np.arange(SIZE, dtype=np.float32)
+GOOD, BAD = "good", "bad"
+
+
+def remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def folder(path: Path) -> None:
+    remove(path)
+    path.mkdir()
+    (path / "within").write_text("something")
+
+
+def fifo(path: Path) -> None:
+    remove(path)
+    os.mkfifo(path)
+
+
+def link_to_itself(path: Path) -> None:
+    remove(path)
+    path.symlink_to(path)
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(os.urandom(4000))
+
+
+def nested(path: Path) -> None:
+    path.write_text("[" * 200_000)
+
+
+@pytest.mark.parametrize("spoil", [remove, folder, fifo, link_to_itself, garbage])
+def test_a_model_without_its_files_is_unavailable_alone(
+    start_service: Starter, small_model: Path, tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    service = start_service()
+    with service.client() as client:
+        client.add(small_model, name=GOOD)
+        client.add(chain(2, SIZE).write(tmp_path / "bad.honed"), name=BAD)
+        spoilt = service.state / "objects" / client.show(BAD)["sha256"]
+    service.process.terminate()
+    service.process.wait(60)
+    spoil(spoilt)
+    service.restart()
+    service.wait_listening()
+    with service.client() as client:
+        wait_for(lambda: "could not be compiled again" in states(service)[BAD][1], "the reason", service)
+        np.testing.assert_array_equal(client.infer(GOOD, {"x": X})["y"], 2 * X + 1)
+        with pytest.raises(Unavailable, match="its compiled file is damaged"):
+            client.infer(BAD, {"x": X})
+        # It can be added again under its name.
+        client.add(chain(2, SIZE).write(tmp_path / "bad.honed"), name=BAD, replace=True)
+        np.testing.assert_array_equal(client.infer(BAD, {"x": X})["y"], X + 2)
+    assert "Traceback" not in service.log
+
+
+def states(service: Service) -> dict[str, tuple[str, str]]:
+    with service.client() as client:
+        return {model["name"]: (model["state"], model["reason"]) for model in client.models()}
+
+
+def test_a_compiled_file_and_its_source_that_are_both_gone(
+    start_service: Starter, small_model: Path, tmp_path: Path
+) -> None:
+    from .stubs import StubTuner
+
+    stub, source = StubTuner(tmp_path), tmp_path / "bad.onnx"
+    source.write_bytes(b"a source")
+    stub.knows(source, chain(2, SIZE))
+    service = start_service(environment=stub.environment)
+    with service.client() as client:
+        client.add(small_model, name=GOOD)
+        client.add(source, name=BAD)
+    service.process.terminate()
+    service.process.wait(60)
+    manifest = Store(service.state).open()[0][BAD]
+    for file in (manifest.compiled, *manifest.sources):
+        (service.state / "objects" / file.sha256).unlink()
+    service.restart()
+    service.wait_listening()
+    with service.client() as client:
+        np.testing.assert_array_equal(client.infer(GOOD, {"x": X})["y"], 2 * X + 1)
+        wait_for(lambda: "could not be compiled again" in states(service)[BAD][1], "the reason", service)
+        assert states(service)[BAD][0] == "UNAVAILABLE"
+    assert "Traceback" not in service.log
+
+
+def test_what_has_no_business_in_the_state_folder_stops_nothing(
+    start_service: Starter, small_model: Path
+) -> None:
+    service = start_service()
+    with service.client() as client:
+        client.add(small_model, name=GOOD)
+    service.process.terminate()
+    service.process.wait(60)
+    state = service.state
+    folder_in(state / "objects" / "a folder")
+    os.mkfifo(state / "objects" / "a fifo")
+    os.mkfifo(state / "models" / "fifo.json")
+    folder_in(state / "models" / "folder.json")
+    folder_in(state / "models" / ".unfinished")
+    nested(state / "models" / "nested.json")
+    for name in ("usage.json", "latencies.json"):
+        (state / name).unlink(missing_ok=True)
+    folder_in(state / "usage.json")
+    os.mkfifo(state / "latencies.json")
+    (state / os.fsdecode(b"\xff")).write_text("no UTF-8")
+    (state / "models" / os.fsdecode(b"\xff.json")).write_text("no UTF-8")
+    service.restart()
+    service.wait_listening()
+    service.wait_ready()
+    with service.client() as client:
+        np.testing.assert_array_equal(client.infer(GOOD, {"x": X})["y"], 2 * X + 1)
+        damaged = " ".join(client.status()["damaged"])
+        assert "fifo.json" in damaged
+        assert "folder.json" in damaged
+        assert "nested.json" in damaged
+    assert "Traceback" not in service.log
+    assert service.process.poll() is None
+
+
+def folder_in(path: Path) -> None:
+    path.mkdir()
+    (path / "within").write_text("something")
+
+
+def test_a_usage_file_of_another_kind_is_put_aside(tmp_path: Path) -> None:
+    from honed.daemon.latencies import Keeper
+
+    for spoil in (nested, garbage, lambda path: path.write_text(json.dumps({"models": {"m": 1}}))):
+        path = tmp_path / "latencies.json"
+        path.touch()
+        spoil(path)
+        assert Keeper(path).latencies.of("m") == []
+        assert not path.exists()
+
+
+def test_a_manifest_that_cannot_be_read_now_keeps_what_it_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    from honed.daemon import store as module
+    from honed.daemon.store import Manifest, begin, describe
+
+    store = Store(tmp_path / "state")
+    store.open()
+    path = add_constant(SIZE).write(tmp_path / "m.honed")
+    file = describe(path, "m.honed")
+    history = begin(file, schedules="", why="added", now=0.0)
+    store.commit(
+        Manifest(
+            name="m", added=0.0, compiled=file, history=history, sources=(), shapes={}, precision="auto"
+        ),
+        [(file, path)],
+    )
+
+    def failing_disk(path: Path, limit: int) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "read_regular", failing_disk)
+        models, damaged = Store(tmp_path / "state").open()
+    assert models == {}
+    assert "Input/output error" in damaged[0]
+    assert set(Store(tmp_path / "state").open()[0]) == {"m"}
+    assert store.object(file).exists()
