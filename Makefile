@@ -1,4 +1,4 @@
-.PHONY: help run test lint setup nodetests deb clean
+.PHONY: help run test test-all attack lint setup nodetests deb deb-check clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -6,8 +6,15 @@ help: ## list what can be made
 run: setup ## show the main job: daemon, LightGlue, inference, check, profile
 	@packaging/dev/demo
 
-test: setup ## run all tests that this machine can run
+test: setup ## run the tests: 5 minutes on two quiet cores
+	@.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: setup ## run these and the slow ones: real searches, large models, packages
 	@.venv/bin/python -m pytest -n 2 --dist worksteal
+
+MINUTES ?= 5
+attack: setup ## send made-up clients and files at a service for MINUTES (5); SEED=N repeats a run
+	@.venv/bin/python -m tests.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 lint: setup ## check style and types
 	@.venv/bin/ruff check .

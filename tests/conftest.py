@@ -1,9 +1,12 @@
-"""Fixtures for every part: the OpenCL devices there are."""
+"""Fixtures for every part: the OpenCL devices there are, their peaks, and what all tests of a run share."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +14,7 @@ from hypothesis import settings
 
 if TYPE_CHECKING:
     from honed.runtime.devices import Device
+    from honed.runtime.profile import DeviceProfile
 
 
 # How long an example takes says more of the machine's load than of the code.
@@ -42,6 +46,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.opencl)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Makes something for all tests of a run, whichever of its processes asks first: `made_once(name, make)`.
+
+    `make(path)` makes a file or folder at the path; the others wait for it.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if base.name.startswith("popen-") else base) / "shared"
+    shared.mkdir(exist_ok=True)
+
+    def made(name: str, make: Callable[[Path], object]) -> Path:
+        path, done = shared / name, shared / f"{name}.done"
+        with (shared / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                make(path)
+                done.touch()
+        return path
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def cache_dir(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
+    """One cache for all daemons, tuners and tests, in which the peaks of this machine's devices are."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        for device in _devices():
+            from honed.runtime import peaks
+
+            peaks.measured(device, folder)
+
+    return made_once("cache", make)
+
+
+@pytest.fixture(scope="session")
+def profile(device: Device, cache_dir: Path) -> DeviceProfile:
+    """The device's profile with its peaks."""
+    from honed.runtime import peaks
+
+    return peaks.measured(device, cache_dir)
 
 
 def _devices() -> list[Device]:

@@ -28,7 +28,7 @@ from honed.runtime import Client, modelfile
 from honed.runtime.errors import HonedError
 from honed.runtime.leaseclient import LeaseHolder
 from honed.tuner.demo import lightglue
-from tests import models as shared
+from tests import models as trained
 
 from .bench_lease import CONFIG
 from .running import Service, start, wait_for
@@ -181,7 +181,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     service = start(folder / "state", cache, config=CONFIG)
     try:
         lightglue.write(folder / "lightglue.onnx", 64)
-        files = {"lightglue": folder / "lightglue.onnx"} | {name: shared.path(name) for name in TRAINED}
+        files = {"lightglue": folder / "lightglue.onnx"} | {name: trained.path(name) for name in TRAINED}
         with service.client() as client:
             for name, path in files.items():
                 print(f"add {name}", file=sys.stderr)

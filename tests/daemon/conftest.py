@@ -16,28 +16,18 @@ SIZE = 8  # elements of the small model's input
 
 
 @pytest.fixture(scope="session")
-def service_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all daemons, so that a device's peaks are measured once."""
-    base = tmp_path_factory.getbasetemp()
-    shared = base.parent if base.name.startswith("popen-") else base
-    folder = shared / "service-cache"
-    folder.mkdir(exist_ok=True)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A compiled file: y = (x + [0, 1, 2, ...]) + 1."""
     return add_constant(SIZE).write(tmp_path_factory.mktemp("models") / "small.honed")
 
 
 @pytest.fixture
-def start_service(tmp_path: Path, service_cache: Path) -> Iterator[Callable[..., Service]]:
+def start_service(tmp_path: Path, cache_dir: Path) -> Iterator[Callable[..., Service]]:
     """Starts daemons; those still running are stopped after the test."""
     started: list[Service] = []
 
     def starter(state: Path | None = None, **options: object) -> Service:
-        service = start(state or tmp_path / "state", service_cache, **options)  # type: ignore[arg-type]
+        service = start(state or tmp_path / "state", cache_dir, **options)  # type: ignore[arg-type]
         started.append(service)
         return service
 
@@ -48,10 +38,10 @@ def start_service(tmp_path: Path, service_cache: Path) -> Iterator[Callable[...,
 
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, service_cache: Path, small_model: Path
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
 ) -> Iterator[Service]:
     """A daemon for a whole module, serving the small model as "small"."""
-    running = start(tmp_path_factory.mktemp("state"), service_cache)
+    running = start(tmp_path_factory.mktemp("state"), cache_dir)
     try:
         with running.client() as client:
             client.add(small_model, name="small")

@@ -115,12 +115,12 @@ def _difference(expected: np.ndarray, found: np.ndarray) -> float:
 def models(folder: Path) -> dict[str, tuple[Path, dict[str, tuple[int, ...]]]]:
     """Name, file and shapes of each model: LightGlue for 64 keypoints, and two of the trained ones."""
     from honed.tuner.demo import lightglue
-    from tests import models as shared
+    from tests import models as trained
 
     lightglue.write(folder / "lightglue.onnx", 64)
     return {
         "lightglue": (folder / "lightglue.onnx", {}),
-        "mobilenet": (shared.path("mobilenet_v2_035_128"), {}),
+        "mobilenet": (trained.path("mobilenet_v2_035_128"), {}),
     }
 
 

@@ -45,8 +45,8 @@ def dense(path: Path, *, external: str = "", operator: str = "Relu", rows: int |
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, service_cache: Path) -> Iterator[Service]:
-    running = start(tmp_path_factory.mktemp("state"), service_cache)
+def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    running = start(tmp_path_factory.mktemp("state"), cache_dir)
     yield running
     running.stop()
 

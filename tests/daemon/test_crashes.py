@@ -248,7 +248,7 @@ def test_stopping_answers_what_does_not_finish(start_service: Starter, small_mod
     assert all(isinstance(o, Unavailable) and "stopping" in str(o) for o in outcomes), outcomes
 
 
-def test_a_second_daemon_is_refused(start_service: Starter, service_cache: Path, tmp_path: Path) -> None:
+def test_a_second_daemon_is_refused(start_service: Starter, cache_dir: Path, tmp_path: Path) -> None:
     first = start_service()
     same_state = start_service(first.state, wait=False)
     assert same_state.process.wait(DEADLINE) == 1

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.arange(SIZE, dtype=np.float32)
 
 
+@pytest.mark.slow
 def test_ten_thousand_inferences_leave_memory_where_it_was(service: Service) -> None:
     worker = service.worker
     assert worker is not None

@@ -46,10 +46,10 @@ max_regions = 4
 
 @pytest.fixture(scope="module")
 def service(
-    tmp_path_factory: pytest.TempPathFactory, service_cache: Path, small_model: Path
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
 ) -> Iterator[Service]:
     """A daemon with tight limits."""
-    running = start(tmp_path_factory.mktemp("state"), service_cache, config=CONFIG)
+    running = start(tmp_path_factory.mktemp("state"), cache_dir, config=CONFIG)
     try:
         with running.client() as client:
             client.add(small_model, name="small")

@@ -43,6 +43,7 @@ def trials(client: Client) -> int:
     return sum(tuning["trials"].values()) if tuning else 0
 
 
+@pytest.mark.slow
 def test_a_model_gets_faster_with_no_command_given(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:

@@ -151,6 +151,14 @@ def test_counters_never_go_down(
         except Exception as error:  # noqa: BLE001 - shown by the assertion below
             failed.append(error)
 
+    def kill_while_it_runs_a_request() -> None:
+        """Stopped first, so that a request is sent to it for certain and must be run again."""
+        worker = service.worker
+        assert worker is not None
+        worker.suspend()
+        wait_for(lambda: client.status()["queue"]["running"] == 1, "a request to be running", service)
+        worker.kill()
+
     with service.client() as client:
         client.add(small_model, name="kept")
         client.add(small_model, name="gone")
@@ -163,7 +171,7 @@ def test_counters_never_go_down(
                 lambda: client.add(small_model, name="kept", replace=True),
                 lambda: client.add(other, name="other"),
                 lambda: client.remove("gone"),
-                service.worker.kill,  # type: ignore[union-attr]
+                kill_while_it_runs_a_request,
                 service.wait_ready,
             ):
                 seen.append(counters(client.openmetrics()))

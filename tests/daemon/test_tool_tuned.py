@@ -47,10 +47,10 @@ def write_model(path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, service_cache: Path) -> Iterator[Service]:
+def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
     """A daemon that serves the model as "mlp", with the shape of x given when it was added."""
     path = write_model(tmp_path_factory.mktemp("model") / "mlp.onnx")
-    running = start(tmp_path_factory.mktemp("state"), service_cache)
+    running = start(tmp_path_factory.mktemp("state"), cache_dir)
     try:
         with running.client() as client:
             client.add(path, shapes={"x": (ROWS, INNER)})
@@ -113,6 +113,7 @@ def test_tunes_and_remembers(served: Service, tmp_path: Path) -> None:
     assert {row["task"] for row in rows} == {row["task"] for row in told["tasks"]}
 
 
+@pytest.mark.slow
 def test_ctrl_c_uses_what_was_found(served: Service) -> None:
     """After the first batch at the latest: the answers are right whichever version is served then."""
     with hone(served, "tune", "mlp", "--json") as process:
@@ -140,6 +141,7 @@ def test_a_model_added_later_has_the_schedules_that_are_recorded(served: Service
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_an_admin_who_is_not_the_services_user(served: Service, tmp_path: Path) -> None:
     """Everything on the records is done by the service, whose folder it is."""

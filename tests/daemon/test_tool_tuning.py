@@ -105,13 +105,13 @@ def at_once() -> Builder:
 def tuning_service(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
-    service_cache: Path,
+    cache_dir: Path,
     stub: StubTuner,
 ) -> Iterator[Service]:
     """Of another user, the service tunes; of ours, we do."""
     if request.param != "ours" and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
-    running = start(tmp_path_factory.mktemp("state"), service_cache, environment=stub.environment)
+    running = start(tmp_path_factory.mktemp("state"), cache_dir, environment=stub.environment)
     if request.param != "ours":
         os.chown(running.state, 4711, 4711)
     try:

@@ -21,12 +21,12 @@ pytestmark = [pytest.mark.service, pytest.mark.opencl]
 SECONDS = 60.0  # that an answer may take
 
 
-def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, service_cache: Path) -> None:
+def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir: Path) -> None:
     """Models are removed while others are published."""
     paths = {name: add_constant(8).write(tmp_path / f"{name}.honed") for name in ("old", "new", "other")}
 
     async def go() -> None:
-        worker = Supervisor(Limits(), service_cache, "")
+        worker = Supervisor(Limits(), cache_dir, "")
 
         async def duel(turn: int) -> str:
             answer = await worker.call("Duel", {"old": "old", "new": "new", "turn": turn}, seconds=SECONDS)
@@ -52,7 +52,7 @@ def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, service_c
 
 
 def test_the_driver_is_loaded_for_the_first_model(
-    tmp_path: Path, service_cache: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without one it is not, and may be exchanged meanwhile: the next worker finds what there is then."""
     vendors = Vendors(tmp_path)
@@ -61,7 +61,7 @@ def test_the_driver_is_loaded_for_the_first_model(
         monkeypatch.setenv(name, value)
 
     async def go() -> None:
-        worker = Supervisor(Limits(), service_cache, "")
+        worker = Supervisor(Limits(), cache_dir, "")
 
         def driver_is_loaded() -> bool:
             return str(tmp_path) in Path(f"/proc/{worker.pid}/maps").read_text()
@@ -90,10 +90,10 @@ def test_the_driver_is_loaded_for_the_first_model(
     asyncio.run(go())
 
 
-def test_another_version_of_the_driver_is_not_taken_for_the_one_that_was_found(service_cache: Path) -> None:
+def test_another_version_of_the_driver_is_not_taken_for_the_one_that_was_found(cache_dir: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        worker = Worker(theirs, service_cache, "")
+        worker = Worker(theirs, cache_dir, "")
         worker._hello(models=False)
         found = worker._found
         assert found is not None

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from honed.daemon.tool import parser
-from tests.daemon.conftest import service, service_cache, small_model
+from tests.daemon.conftest import service, small_model
 from tests.daemon.running import DEADLINE, Service
 
 from .commands import all_commands
 
-__all__ = ["service", "service_cache", "small_model"]  # fixtures
+__all__ = ["service", "small_model"]  # fixtures
 
 COMPLETION = Path(__file__).parents[2] / "packaging" / "completion" / "hone"
 TOOLS = str(Path(sys.executable).parent)

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 import honed.runtime
-from tests.daemon.conftest import SIZE, service, service_cache, small_model, start_service
+from tests.daemon.conftest import SIZE, service, small_model, start_service
 from tests.daemon.running import DEADLINE, Service, start
 
-__all__ = ["service", "service_cache", "small_model", "start_service"]  # fixtures
+__all__ = ["service", "small_model", "start_service"]  # fixtures
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 X = np.arange(SIZE, dtype=np.float32) * 1.5
@@ -162,7 +162,7 @@ def test_python_uses_shared_memory(service: Service) -> None:
 
 
 def test_python_lasts_while_the_service_is_killed_and_started_again(
-    start_service: Callable[..., Service], small_model: Path, service_cache: Path
+    start_service: Callable[..., Service], small_model: Path, cache_dir: Path
 ) -> None:
     running = start_service()
     with running.client() as client:
@@ -173,7 +173,7 @@ def test_python_lasts_while_the_service_is_killed_and_started_again(
         assert patient.stdout is not None
         printed = [patient.stdout.readline().rstrip()]
         running.kill()
-        again = start(running.state, service_cache, socket=running.socket, wait=False)
+        again = start(running.state, cache_dir, socket=running.socket, wait=False)
         try:
             printed += patient.stdout.read().splitlines()
             assert patient.wait(DEADLINE) == 0

@@ -1,25 +1,17 @@
-"""The real models with trained weights that lie beside the repository, and pictures to show them.
-
-The models are test data and no part of the package: a test that needs one calls `path`, which skips it and
-says so where the file is not there.
-"""
+"""Real models with trained weights (README.md says whose), and pictures to show them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
-import pytest
 
-SHARED = Path(__file__).resolve().parents[3] / "shared" / "models"
+FOLDER = Path(__file__).parent
 
 
 def path(name: str) -> Path:
-    """The file of a model by its name without `.onnx`; skips the test where it is not there."""
-    file = SHARED / f"{name}.onnx"
-    if not file.is_file():
-        pytest.skip(f"{file} is not there; the models are handed out beside the repository")
-    return file
+    """The file of a model by its name without `.onnx`."""
+    return FOLDER / f"{name}.onnx"
 
 
 def picture(height: int, width: int, seed: int) -> np.ndarray:

@@ -13,10 +13,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ("git", "dh", "dh_python3", "dpkg-buildpackage", "dpkg-deb", "fakeroot")
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, TOOLS)) or not (ROOT / ".git").exists(),
-    reason="needs a clone, and the Debian packages debhelper, dh-python, dpkg-dev and fakeroot",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(shutil.which, TOOLS)) or not (ROOT / ".git").exists(),
+        reason="needs a clone, and the Debian packages debhelper, dh-python, dpkg-dev and fakeroot",
+    ),
+]
 
 
 def build(folder: Path, umask: int, timezone: str) -> dict[str, Path]:

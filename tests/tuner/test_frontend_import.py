@@ -126,9 +126,9 @@ def test_one_hot_is_off_where_the_index_is_out_of_range() -> None:
     ("mode", "padding"),
     [
         ("linear", "zeros"),
-        ("linear", "border"),
-        ("linear", "reflection"),
-        ("nearest", "zeros"),
+        pytest.param("linear", "border", marks=pytest.mark.slow),
+        pytest.param("linear", "reflection", marks=pytest.mark.slow),
+        pytest.param("nearest", "zeros", marks=pytest.mark.slow),
         ("cubic", "border"),
     ],
 )

@@ -126,6 +126,7 @@ def test_example_inputs_are_written_as_files(tmp_path: Path) -> None:
         assert files[name] == tmp_path / "new" / f"{name}.npy"
 
 
+@pytest.mark.slow
 def test_symbolic_points_can_be_bound_to_any_number(tmp_path: Path) -> None:
     model = onnx.load(lightglue.write(tmp_path / "n.onnx", symbolic=True))
     assert _shapes(model)["scores"] == (1, "N", "N")

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from honed.runtime import peaks
 from honed.runtime.devices import Device
 from honed.runtime.kernellog import Record
 from honed.runtime.kernellog.kmsg import KmsgReader
@@ -28,18 +27,13 @@ from honed.tuner.measure.process import COMMAND
 from .liars import compiler_abort, honest, kinds
 
 N = 4096
-LIMITS = Limits(run_seconds=1.0, build_seconds=10.0)
+LIMITS = Limits(run_seconds=1.0, build_seconds=10.0, timing_seconds=0.02, warm_seconds=0.0)
 NONE = Checks(**{field.name: False for field in dataclasses.fields(Checks)})
 Judge = Callable[..., Verdict]
 
 
 def only(*checks: str) -> Checks:
     return replace(NONE, **dict.fromkeys(checks, True))
-
-
-@pytest.fixture(scope="module")
-def profile(device: Device, tmp_path_factory: pytest.TempPathFactory) -> DeviceProfile:
-    return peaks.measured(device, tmp_path_factory.mktemp("peaks"))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime import peaks
 from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.runtime.profile import DeviceProfile
@@ -27,11 +26,6 @@ from .liars import compiler_abort, honest, kinds, leaky
 
 N = 4096
 LIMITS = Limits(run_seconds=1.0, build_seconds=5.0)
-
-
-@pytest.fixture(scope="module")
-def profile(device: Device, tmp_path_factory: pytest.TempPathFactory) -> DeviceProfile:
-    return peaks.measured(device, tmp_path_factory.mktemp("peaks"))
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +144,7 @@ def test_a_child_that_hangs_is_killed(measurer: Measurer, workload: Workload) ->
     assert measurer.measure(scale(workload)).outcome is Outcome.RIGHT
 
 
+@pytest.mark.slow
 def test_a_child_that_has_grown_is_replaced(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
@@ -204,7 +199,7 @@ def test_what_is_prepared_is_built_beside_and_blamed_alone(
 
 
 def test_the_child_dies_with_its_parent(
-    device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
+    device: Device, profile: DeviceProfile, workload: Workload, cache_dir: Path, tmp_path: Path
 ) -> None:
     """Killed outright, while the child hangs in the driver and cannot notice by itself."""
     script = tmp_path / "parent.py"
@@ -216,7 +211,7 @@ def test_the_child_dies_with_its_parent(
         "from tests.tuner.liars import honest, kinds\n"
         "task = honest.scale(pathlib.Path(sys.argv[1]))\n"
         "device = devices.select(sys.argv[2])\n"
-        "profile = peaks.measured(device, sys.argv[1])\n"
+        "profile = peaks.measured(device, sys.argv[3])\n"
         "with Measurer(device.spec, profile, Limits(run_seconds=60)) as measurer:\n"
         "    measurer.load(task)\n"
         "    print(measurer.pid, flush=True)\n"
@@ -224,7 +219,7 @@ def test_the_child_dies_with_its_parent(
     )
     root = Path(__file__).parents[2]
     parent = subprocess.Popen(
-        [sys.executable, script, tmp_path / "task", device.spec],
+        [sys.executable, script, tmp_path / "task", device.spec, cache_dir],
         stdout=subprocess.PIPE,
         text=True,
         env=os.environ | {"PYTHONPATH": str(root)},

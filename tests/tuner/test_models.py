@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from honed.tuner.prove.reference import Reference, evaluate
 from tests import models
 
 pytestmark = pytest.mark.tvm
+Compiled = Callable[[Path], tuple[Path, dict[str, Any]]]
 
 
 def _compile(file: Path, output: Path, *options: str) -> dict[str, Any]:
@@ -42,15 +44,36 @@ def _onnxruntime(file: Path, given: list[dict[str, np.ndarray]]) -> tuple[dict[s
     return result.outputs
 
 
+@pytest.fixture
+def compiled(made_once: Callable[[str, Callable[[Path], object]], Path], device: Device) -> Compiled:
+    """A model compiled once for all tests of a run: the compiled file, and the compiler's last event."""
+
+    def made(file: Path) -> tuple[Path, dict[str, Any]]:
+        def make(folder: Path) -> None:
+            folder.mkdir()
+            event = _compile(file, folder / "model.honed", "--device", device.spec)
+            (folder / "event.json").write_text(json.dumps(event))
+
+        name = hashlib.sha256(device.spec.encode() + file.read_bytes()).hexdigest()[:16]
+        folder = made_once(f"{file.stem}-{name}", make)
+        return folder / "model.honed", json.loads((folder / "event.json").read_text())
+
+    return made
+
+
 def _check(
-    file: Path, folder: Path, device: Device, given: list[dict[str, np.ndarray]], tolerance: float
+    file: Path,
+    compiled: Compiled,
+    device: Device,
+    given: list[dict[str, np.ndarray]],
+    tolerance: float,
 ) -> list[dict[str, np.ndarray]]:
     """Compile, run on the inputs and compare every output with ONNX Runtime; returns what came out."""
-    event = _compile(file, folder / "model.honed", "--device", device.spec)
+    output, event = compiled(file)
     assert event["event"] == "done", event
     assert event["proof"]["reference"].startswith("onnxruntime ")
     assert event["proof"]["device"] == device.profile.identity.name
-    with load(folder / "model.honed", device.spec) as executor:
+    with load(output, device.spec) as executor:
         found = [executor.run(values) for values in given]
     for expected, outputs in zip(_onnxruntime(file, given), found, strict=True):
         assert list(expected) == list(outputs)
@@ -81,10 +104,10 @@ def _half(image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "side", "prepare", "tolerance"),
     [
-        ("mobilenet_v2_035_128", 128, _classifier, 1e-3),
-        ("yolox_nano", 416, _raw, 1e-3),
         ("super_resolution", 224, _luma, 1e-3),
-        ("squeezenet_fp16", 224, _half, 2e-2),
+        pytest.param("mobilenet_v2_035_128", 128, _classifier, 1e-3, marks=pytest.mark.slow),
+        pytest.param("yolox_nano", 416, _raw, 1e-3, marks=pytest.mark.slow),
+        pytest.param("squeezenet_fp16", 224, _half, 2e-2, marks=pytest.mark.slow),
     ],
 )
 def test_answers_are_right(
@@ -93,25 +116,26 @@ def test_answers_are_right(
     prepare: Callable[[np.ndarray], np.ndarray],
     tolerance: float,
     device: Device,
-    tmp_path: Path,
+    compiled: Compiled,
 ) -> None:
     file = models.path(name)
     graph = onnx.load(file).graph
     weights = {t.name for t in graph.initializer}
     given = next(v.name for v in graph.input if v.name not in weights)
     pictures = [{given: prepare(models.picture(side, side, seed))} for seed in range(2)]
-    first, second = _check(file, tmp_path, device, pictures, tolerance)
+    first, second = _check(file, compiled, device, pictures, tolerance)
     for output, other in zip(first.values(), second.values(), strict=True):
         assert np.isfinite(output).all()
         assert not np.array_equal(output, other)
 
 
-def test_half_computed_in_single_says_so(device: Device, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_half_computed_in_single_says_so(device: Device, compiled: Compiled) -> None:
     if device.profile.limits.fp16:
         pytest.skip("the device has fp16 arithmetic")
-    event = _compile(models.path("squeezenet_fp16"), tmp_path / "m.honed", "--device", device.spec)
+    output, event = compiled(models.path("squeezenet_fp16"))
     assert any("float16" in note and "float32" in note for note in event["notes"])
-    assert modelfile.read(tmp_path / "m.honed").model.source.precision == "fp32"
+    assert modelfile.read(output).model.source.precision == "fp32"
 
 
 @pytest.mark.parametrize(("name", "operators"), [("silero_vad", ("LSTM", "If")), ("gtcrn_simple", ("GRU",))])
@@ -127,15 +151,19 @@ def test_what_cannot_be_compiled_is_refused_by_operator(
     assert not (tmp_path / "m.honed").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("points", [64, 192])
-def test_lightglue_matches_what_it_is_shown(points: int, device: Device, tmp_path: Path) -> None:
+def test_lightglue_matches_what_it_is_shown(
+    points: int, device: Device, compiled: Compiled, tmp_path: Path
+) -> None:
     file = lightglue.write(tmp_path / "lightglue.onnx", points)
     given = [lightglue.example_inputs(points)]
-    (outputs,) = _check(file, tmp_path, device, given, 1e-3)
+    (outputs,) = _check(file, compiled, device, given, 1e-3)
     matched = outputs["scores"][0].argmax(axis=1) == lightglue.partners(points)
     assert matched.mean() > 0.95
 
 
+@pytest.mark.slow
 def test_symbolic_lightglue_is_bound_by_shapes(device: Device, tmp_path: Path) -> None:
     file = lightglue.write(tmp_path / "n.onnx", symbolic=True)
     points = 16

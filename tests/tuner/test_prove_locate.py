@@ -69,6 +69,7 @@ def test_the_first_of_several_is_named() -> None:
     assert found.node == "a"
 
 
+@pytest.mark.slow
 def test_a_large_model_takes_few_variants() -> None:
     model = lightglue.build(8)
     wrong = "layers.4/self1/ffn/gelu/erf"

@@ -57,6 +57,7 @@ def test_types_scalars_and_empty_tensors(evaluator: str) -> None:
             np.testing.assert_array_equal(outputs[name], value, strict=True)
 
 
+@pytest.mark.slow
 def test_both_evaluators_agree_on_lightglue() -> None:
     model = lightglue.build(24)
     given = [lightglue.example_inputs(24), *inputs.generate(model, 2)]

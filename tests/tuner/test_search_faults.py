@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from honed.runtime import peaks
 from honed.runtime.devices import Device
+from honed.runtime.profile import DeviceProfile
 
 from .nvidia import faults
 
-pytestmark = pytest.mark.tvm
+pytestmark = [pytest.mark.tvm, pytest.mark.slow]
 
 
 def test_writers_out_of_bounds_end_in_quarantine_and_the_session_goes_on(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    device: Device, profile: DeviceProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "SHAPE", (16, 64, 32))
-    story = faults.run(device.spec, peaks.measured(device, tmp_path), tmp_path, None)
+    story = faults.run(device.spec, profile, tmp_path, None)
     assert [trial["outcome"] for trial in story["trials"]][::3] == ["right", "right"]
     assert sorted(story["quarantine"]) == ['["far"]', '["near"]']
     outcomes = {row["trace"]: row["outcome"] for row in story["records"]}

@@ -30,11 +30,23 @@ from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
 pytestmark = pytest.mark.tvm
 
 LIMITS = Limits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
+QUICK = (  # the others are slow
+    "dense with bias",
+    "convolution 3x3",
+    "depthwise convolution",
+    "softmax",
+    "layer norm with gelu",
+    "transpose",
+    "product of two",
+)
 SPACES = 3  # of a function that are drawn from: the first, one in the middle and the last
 LOCAL = re.compile(r"__local (?:uint|int|float|long)(\d*) \w+\[(\d+)\]")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(f, marks=() if f == "mali" else pytest.mark.slow) for f in FAMILIES],
+)
 def profile(request: pytest.FixtureRequest, device: Device) -> DeviceProfile:
     return profile_of(request.param, device.profile)
 
@@ -69,7 +81,9 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Extracted], 
     return made
 
 
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in GRAPHS]
+)
 def test_draws_are_right_and_replay(
     name: str,
     profile: DeviceProfile,

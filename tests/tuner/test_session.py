@@ -37,11 +37,6 @@ SLOW = honest.SCALE.replace("{\n", "{\n  for (volatile int n = 0; n < 400; ++n) 
 
 
 @pytest.fixture(scope="module")
-def profile(device: Device, tmp_path_factory: pytest.TempPathFactory) -> DeviceProfile:
-    return peaks.measured(device, tmp_path_factory.mktemp("peaks"))
-
-
-@pytest.fixture(scope="module")
 def workload(tmp_path_factory: pytest.TempPathFactory) -> Workload:
     return honest.scale(tmp_path_factory.mktemp("tasks") / "scale", N)
 

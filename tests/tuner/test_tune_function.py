@@ -24,19 +24,14 @@ from .running import ROOT
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-def tuned(func: tirx.PrimFunc, device: Device, cache: Path, folder: Path) -> honed.tuner.TunedFunction:
+def tuned(func: tirx.PrimFunc, device: Device, cache_dir: Path, folder: Path) -> honed.tuner.TunedFunction:
     events: list[dict[str, Any]] = []
     found = honed.tuner.tune_function(
         func,
         device=device.spec,
         trials=4,
         records=folder / "records.sqlite",
-        cache_dir=cache,
+        cache_dir=cache_dir,
         emit=events.append,
     )
     assert [e for e in events if e["event"] in ("broke", "condemned")] == []
@@ -45,25 +40,31 @@ def tuned(func: tirx.PrimFunc, device: Device, cache: Path, folder: Path) -> hon
     return found
 
 
-def test_a_convolution_that_was_measured_impossibly_fast(device: Device, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_convolution_that_was_measured_impossibly_fast(
+    device: Device, cache_dir: Path, tmp_path: Path
+) -> None:
     """Case 2: 1x1, 348 to 2084 channels, 12x12, with bias and x sigmoid(x)."""
-    found = tuned(searched.pointwise_convolution(), device, cache, tmp_path)
+    found = tuned(searched.pointwise_convolution(), device, cache_dir, tmp_path)
     assert found.trials == 4
     assert found.best_s <= found.default_s
     assert (found.trace is None) == (found.scheduled is None) == (found.best_s == found.default_s)
 
 
-def test_a_reduction_of_two_elements_that_ended_a_run(device: Device, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_reduction_of_two_elements_that_ended_a_run(
+    device: Device, cache_dir: Path, tmp_path: Path
+) -> None:
     """Case 4: the sum of the products of two vectors of two elements."""
-    found = tuned(searched.product_of_two(), device, cache, tmp_path)
+    found = tuned(searched.product_of_two(), device, cache_dir, tmp_path)
     assert found.best_s <= found.default_s
 
 
-def test_another_call_goes_on_from_the_records(device: Device, cache: Path, tmp_path: Path) -> None:
+def test_another_call_goes_on_from_the_records(device: Device, cache_dir: Path, tmp_path: Path) -> None:
     func = searched.functions()["softmax"]
-    first = tuned(func, device, cache, tmp_path)
+    first = tuned(func, device, cache_dir, tmp_path)
     again = honed.tuner.tune_function(
-        func, device=device.spec, trials=0, records=tmp_path / "records.sqlite", cache_dir=cache
+        func, device=device.spec, trials=0, records=tmp_path / "records.sqlite", cache_dir=cache_dir
     )
     assert again.trials == 0
     if first.trace is not None and again.trace is not None:
@@ -76,10 +77,11 @@ def test_a_function_that_is_no_task_is_refused() -> None:
         honed.tuner.tune_function(func, outputs=4)
 
 
-def test_the_documented_example_runs(cache: Path) -> None:
+@pytest.mark.slow
+def test_the_documented_example_runs(cache_dir: Path) -> None:
     text = (ROOT / "docs" / "library.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    short = example.replace("trials=64", f"trials=3, cache_dir=Path({str(cache)!r})")
+    short = example.replace("trials=64", f"trials=3, cache_dir=Path({str(cache_dir)!r})")
     assert short != example
     done = subprocess.run(
         [sys.executable, "-c", f"from pathlib import Path\n{short}"],

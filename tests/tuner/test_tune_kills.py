@@ -11,7 +11,7 @@ from honed.runtime import devices
 
 from .bench_kill import VICTIMS, kill_often
 
-pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
+pytestmark = [pytest.mark.tvm, pytest.mark.opencl, pytest.mark.slow]
 
 
 def test_random_kills_lose_nothing(tmp_path: Path) -> None:

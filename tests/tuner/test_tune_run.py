@@ -33,13 +33,6 @@ def _device() -> None:
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cache")
-    survey(None, folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return running.write_model(tmp_path_factory.mktemp("model") / "m.onnx")
 
@@ -63,10 +56,10 @@ def check_answers(path: Path) -> None:
 
 
 def test_a_tuned_model_is_faster_and_answers_as_before(
-    model: Path, records: Path, cache: Path, tmp_path: Path
+    model: Path, records: Path, cache_dir: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "tuned.honed"
-    with Tuning(model, records, cache, "--trials=6", f"--output={output}") as run:
+    with Tuning(model, records, cache_dir, "--trials=6", f"--output={output}") as run:
         done = run.finish()
     assert run.process.returncode == 0
     assert done["event"] == "done"
@@ -85,9 +78,12 @@ def test_a_tuned_model_is_faster_and_answers_as_before(
     assert all(ratio > 0 for _, outcome, ratio in kept if outcome == "right")
 
 
-def test_killed_children_cost_a_candidate_and_not_the_run(model: Path, records: Path, cache: Path) -> None:
+@pytest.mark.slow
+def test_killed_children_cost_a_candidate_and_not_the_run(
+    model: Path, records: Path, cache_dir: Path
+) -> None:
     """Both children are killed in mid-run; the reasons are recorded, and another run goes on from there."""
-    with Tuning(model, records, cache, "--trials=10") as run:
+    with Tuning(model, records, cache_dir, "--trials=10") as run:
         trials = 0
         for event in run.told():
             trials += event["event"] == "trial"
@@ -104,16 +100,19 @@ def test_killed_children_cost_a_candidate_and_not_the_run(model: Path, records: 
     (dead,) = rows(records, "SELECT id, trace, reason, finished_s FROM candidates WHERE outcome = 'not-run'")
     assert "SIGKILL" in dead[2]
 
-    with Tuning(model, records, cache, "--trials=3") as run:
+    with Tuning(model, records, cache_dir, "--trials=3") as run:
         assert run.finish()["trials"] == 3
     query = "SELECT id, trace, reason, finished_s FROM candidates WHERE outcome = 'not-run'"
     assert rows(records, query) == [dead]
     assert rows(records, "SELECT COUNT(*) FROM candidates") == [(13,)]
 
 
-def test_an_interrupt_keeps_what_was_found(model: Path, records: Path, cache: Path, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_interrupt_keeps_what_was_found(
+    model: Path, records: Path, cache_dir: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "tuned.honed"
-    with Tuning(model, records, cache, f"--output={output}") as run:
+    with Tuning(model, records, cache_dir, f"--output={output}") as run:
         for event in run.told():
             if event["event"] == "trial" and event["outcome"] == "right":
                 run.process.send_signal(signal.SIGINT)
@@ -128,11 +127,12 @@ def test_an_interrupt_keeps_what_was_found(model: Path, records: Path, cache: Pa
         check_answers(output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dies", "hangs", "raises"])
 def test_a_task_that_breaks_the_compiler_is_lost_alone(
-    model: Path, records: Path, cache: Path, how: str
+    model: Path, records: Path, cache_dir: Path, how: str
 ) -> None:
-    found = survey(None, cache)
+    found = survey(None, cache_dir)
     events: list[dict[str, Any]] = []
     deadlines = Deadlines(propose=20.0 if how != "hangs" else 4.0)
     command = broken_searcher.command(how, "matmul")

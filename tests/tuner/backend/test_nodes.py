@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,6 @@ from . import cases
 from .run import RIGHT_LIST, Worker
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
-PER_OPERATOR = 2
 LEAST_RIGHT = 1300  # of 1,653; the list may not shrink unnoticed
 
 
@@ -22,8 +22,11 @@ def listed() -> list[str]:
     return RIGHT_LIST.read_text().split()
 
 
-def sample() -> list[str]:
-    """For each operator the first and the last of its own tests, and every seventh expanded function."""
+def sample() -> list[Any]:
+    """For each operator the first and the last of its own tests, and every seventh expanded function.
+
+    All but the first of each operator and every 28th expanded function are slow: it is their number.
+    """
     known = cases.all_cases()
     own: dict[str, list[str]] = collections.defaultdict(list)
     expanded: list[str] = []
@@ -31,8 +34,9 @@ def sample() -> list[str]:
         if name in known:
             names = cases.operators(known[name])
             (own[names[0]] if len(names) == 1 else expanded).append(name)
-    chosen = {name for names in own.values() for name in (names[0], names[-1])[:PER_OPERATOR]}
-    return sorted(chosen | set(expanded[::7]))
+    quick = {names[0] for names in own.values()} | set(expanded[::28])
+    chosen = quick | {names[-1] for names in own.values()} | set(expanded[::7])
+    return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in sorted(chosen)]
 
 
 @pytest.fixture(scope="module")

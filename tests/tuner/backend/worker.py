@@ -27,6 +27,7 @@ STAGES = ("load", "import", "compile", "compare")
 def run_case(case: cases.Case, device: Any) -> dict[str, Any]:
     """The outcome of one case: right, wrong, refused (with a reason) or error."""
     stage = "load"
+    checked = onnx.ModelProto()
     try:
         model = case.model()
         for folder in case.sets() or [case.folder]:
@@ -38,10 +39,7 @@ def run_case(case: cases.Case, device: Any) -> dict[str, Any]:
             frozen, left = cases.freeze(model, inputs)
             stage = "load"
             checked = _through_file(frozen)
-            stage = "import"
-            limits = device.profile.limits
-            frontend.import_relax(frontend.normalise(checked, fp16=limits.fp16, fp64=limits.fp64))
-            stage = "compile"
+            stage = "import"  # until it failed and `_entered` finds that it came further
             outputs = run_model(checked, left, device)
             stage = "compare"
             for info, expected in zip(model.graph.output, wanted, strict=True):
@@ -52,14 +50,28 @@ def run_case(case: cases.Case, device: Any) -> dict[str, Any]:
                     return {"outcome": "wrong", "stage": stage, "text": f"{info.name}: {text}"}
     except ModelRefused as refusal:
         reasons = list(refusal.reasons) or [str(refusal)]
+        stage = _entered(stage, checked, device)
         return {"outcome": "refused", "stage": stage, "text": reasons[0], "reasons": reasons}
     except HonedError as error:
+        stage = _entered(stage, checked, device)
         return {"outcome": "refused", "stage": stage, "text": str(error), "reasons": [str(error)]}
     except Exception as error:  # noqa: BLE001 - whatever escapes the product is what this test looks for
         where = traceback.extract_tb(error.__traceback__)[-1]
         text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({where.name}:{where.lineno})"
-        return {"outcome": "error", "stage": stage, "text": text}
+        return {"outcome": "error", "stage": _entered(stage, checked, device), "text": text}
     return {"outcome": "right", "stage": stage, "text": ""}
+
+
+def _entered(stage: str, model: onnx.ModelProto, device: Any) -> str:
+    """The stage in which a case failed: importing is told from compiling by doing it once more."""
+    if stage != "import":
+        return stage
+    limits = device.profile.limits
+    try:
+        frontend.import_relax(frontend.normalise(model, fp16=limits.fp16, fp64=limits.fp64))
+    except Exception:  # noqa: BLE001 - it has been told what it is
+        return "import"
+    return "compile"
 
 
 def _through_file(model: onnx.ModelProto) -> onnx.ModelProto:
