@@ -1,4 +1,4 @@
-.PHONY: help run test test-all attack lint setup nodetests deb deb-check clean
+.PHONY: help run test test-slow test-all attack lint setup nodetests deb deb-check clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -9,8 +9,10 @@ run: setup ## show the main job: daemon, LightGlue, inference, check, profile
 test: setup ## run the tests: 5 minutes on two quiet cores
 	@.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-all: setup ## run these and the slow ones: real searches, large models, packages
-	@.venv/bin/python -m pytest -n 2 --dist worksteal
+test-slow: setup ## run the slow ones: real searches, large models, packages
+	@.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
+
+test-all: test test-slow ## run all tests
 
 MINUTES ?= 5
 attack: setup ## send made-up clients and files at a service for MINUTES (5); SEED=N repeats a run

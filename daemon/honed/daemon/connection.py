@@ -104,6 +104,7 @@ class Connection:
         self._limits = limits
         self._usage = usage
         self._turns = turns
+        self._owner = (peer.uid, peer.pid)
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._frame_limits = wire.FrameLimits(
@@ -214,10 +215,9 @@ class Connection:
         if not data or self._ending:
             # Data that comes after the end is read and dropped, so that the client can read why.
             close_all(descriptors)
-            if not data and not self._ending and not self._gone():
-                self._half_close()
-            elif not data:
-                self.close()
+            if not data:
+                self._set_reading(False)
+                self._turns.ask(self._owner, self._ended)
             return
         self._arrivals.note(len(data), descriptors)
         if flags & socket.MSG_CTRUNC or len(self._arrivals) > MAX_PENDING_DESCRIPTORS:
@@ -232,7 +232,7 @@ class Connection:
         if self._asked or self.closed:
             return
         self._asked = True
-        self._turns.ask((self.peer.uid, self.peer.pid), self._process)
+        self._turns.ask(self._owner, self._process)
         if self._asked:
             self._set_reading(False)
 
@@ -265,6 +265,13 @@ class Connection:
         if not self._decoder.buffered:
             self._arrivals.close()  # the messages they came with are done
         self._account()
+
+    def _ended(self) -> None:
+        """The client has closed its end, or will send no more."""
+        if self._ending or self._gone():
+            self.close()
+        else:
+            self._half_close()
 
     def _half_close(self) -> None:
         """The client sends no more: answer what it has sent, and close when that is done, or it is gone."""
