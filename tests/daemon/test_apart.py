@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
-from honed.runtime.errors import HonedError, ModelRefused, Unavailable
+from honed.daemon import inspection
+from honed.daemon.compiled import Compiled
+from honed.runtime.errors import HonedError, ModelFileError, ModelRefused, Unavailable
 from tests.runtime.builder import Builder, chain
 
 from .conftest import SIZE
@@ -164,3 +168,42 @@ def test_what_is_refused_does_not_wait_for_what_is_compiled(start_service: Start
     go.touch()
     adding.join()
     assert adding.error is None
+
+
+def test_a_reader_that_somebody_kills_is_not_the_files_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspection.command
+    kills = 0
+
+    def command(program: list[str], **options: Any) -> list[str]:
+        nonlocal kills
+        kills -= 1
+        return ["/bin/sh", "-c", "kill -9 $$"] if kills >= 0 else real(program, **options)
+
+    monkeypatch.setattr(inspection, "command", command)
+    kills = 2
+    assert asyncio.run(inspection.Inspector().inspect(path)).launches == 1
+    kills = 99
+    with pytest.raises(Unavailable, match="SIGKILL"):
+        asyncio.run(inspection.Inspector().inspect(path))
+
+
+def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = chain(1, SIZE).write(tmp_path / "good.honed"), tmp_path / "bad.honed"
+    bad.write_bytes(b"whatever")
+    real = inspection.command
+
+    def command(program: list[str], **options: Any) -> list[str]:
+        return ["/bin/sh", "-c", "kill -BUS $$"] if program[3] == str(bad) else real(program, **options)
+
+    async def go() -> list[object]:
+        return [found async for _, found in inspection.inspect_all([good, bad, good])]
+
+    monkeypatch.setattr(inspection, "command", command)
+    first, second, third = asyncio.run(go())
+    assert isinstance(first, Compiled)
+    assert isinstance(second, ModelFileError)
+    assert first == third

@@ -195,3 +195,10 @@ def test_any_text_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, t
         assert read(file).limits
     except InvalidArgument as error:
         assert str(file) in str(error)  # noqa: PT017 - both ends are allowed
+
+
+def test_a_line_that_would_take_the_parser_for_ever_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "honed.toml"
+    file.write_text("[limits]\n" + "a." * 100_000 + "a = 1\n")
+    with pytest.raises(InvalidArgument, match=r"honed\.toml:2"):
+        load(environ={"XDG_RUNTIME_DIR": "/run/u", "HOME": "/h"}, uid=1, config=file)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.daemon import server
 from honed.runtime import Client, modelfile
 from honed.runtime.errors import InvalidArgument, ResourceExhausted
 from tests.runtime.builder import Builder, add_constant, chain
@@ -302,3 +303,29 @@ def test_clients_side_by_side_get_their_own(service: Service) -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_who_is_refused_and_gone_already_needs_no_reason(start_service: Starter) -> None:
+    service = start_service(config="[limits]\nmax_user_connections = 2\n")
+    held = [Raw(service.socket) for _ in range(2)]
+    for _ in range(300):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connecting:
+            connecting.connect(str(service.socket))
+    assert held[0].call("ServerLive", {})[2] is None
+    for raw in held:
+        raw.socket.close()
+    wait_for(service.answers, "room for others", service)
+    assert "Traceback" not in service.log
+
+
+def test_the_socket_is_open_to_all_from_its_first_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everybody may connect: who may do what is decided by request."""
+    monkeypatch.setattr(Path, "chmod", None)
+    before = os.umask(0o077)
+    try:
+        with server.listen(tmp_path / "s"):
+            assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o666
+    finally:
+        assert os.umask(before) == 0o077

@@ -145,6 +145,59 @@ def test_what_has_no_business_in_the_state_folder_stops_nothing(
     assert service.process.poll() is None
 
 
+def test_a_lock_that_leads_elsewhere_is_told_in_a_sentence(tmp_path: Path) -> None:
+    from honed.daemon import lock
+    from honed.runtime.errors import HonedError
+
+    (tmp_path / "lock").symlink_to("/dev/zero")
+    with pytest.raises(HonedError, match="lock"):
+        lock.acquire(tmp_path / "lock", "it")
+    (tmp_path / "lock").unlink()
+    os.mkfifo(tmp_path / "lock")
+    with pytest.raises(HonedError, match="no regular file"):
+        lock.acquire(tmp_path / "lock", "it")
+
+
+def test_a_file_in_the_place_of_the_staging_folder_goes(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    Store(state).open()
+    (state / "staging").rmdir()
+    (state / "staging").write_text("a file")
+    store = Store(state)
+    store.open()
+    with store.staging() as folder:
+        assert folder.is_dir()
+
+
+def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import asyncio
+    from types import SimpleNamespace
+    from typing import Any, cast
+
+    from honed.daemon.jobs import Jobs
+    from honed.daemon.limits import Limits
+    from honed.daemon.models import Registry
+    from honed.runtime.errors import PermissionDenied
+
+    from .test_proven import entry
+
+    def refused(*_: object) -> None:
+        raise PermissionDenied("the disk is read-only")
+
+    async def go() -> None:
+        registry = Registry()
+        registry.put(entry())
+        fleet = cast(Any, SimpleNamespace(drop_model=None, unload=None))
+        jobs = Jobs(Limits(), cast(Any, SimpleNamespace(remove=refused)), registry, fleet, tmp_path)
+        with pytest.raises(PermissionDenied):
+            await jobs.remove("m")
+        assert registry.find("m") is not None
+
+    asyncio.run(go())
+
+
 def folder_in(path: Path) -> None:
     path.mkdir()
     (path / "within").write_text("something")
