@@ -8,14 +8,13 @@ a TVM runtime, and asserting them, would come after it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import tvm
 from tvm import ir, s_tir, tirx
 from tvm.ir import IRModule
-from tvm.s_tir.pipeline import finalize_device_passes
 from tvm.target import Target
 from tvm_ffi import structural_walk
 
@@ -24,10 +23,12 @@ from honed.runtime.profile import DeviceProfile
 
 from . import intrinsics
 from .barriers import divergent_barriers
-from .broadcasts import shorten_broadcasts
 from .cost import executed_operations
+from .printer import print_kernels
 from .program import KernelLaunch, Value
 
+# Kernels by entry name, out of which host code was split, to one source.
+Printer = Callable[[dict[str, tirx.PrimFunc]], str]
 _AXES = ("x", "y", "z")
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
 intrinsics.register()
@@ -47,13 +48,22 @@ class Lowered:
     launches: tuple[KernelLaunch, ...]
 
 
-def lower_function(func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile) -> Lowered:
-    """Generate OpenCL C for a scheduled function; raises LoweringFailed where it must not be run."""
+def lower_function(
+    func: tirx.PrimFunc,
+    name: str,
+    target: Target,
+    profile: DeviceProfile,
+    printer: Printer = print_kernels,
+) -> Lowered:
+    """Generate OpenCL C for a scheduled function; raises LoweringFailed where it must not be run.
+
+    Only tests give another printer: TVM's own, to compare with.
+    """
     module = IRModule({name: func.with_attr("global_symbol", name)})
     try:
         split = _passes(target)(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
-        source = _generate(kernels, target)
+        source = printer(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
@@ -103,12 +113,6 @@ def _passes(target: Target) -> tvm.transform.Pass:
 
 def _is_kernel(func: tirx.PrimFunc) -> bool:
     return int(func.attrs.get("calling_conv", 0)) == _KERNEL_LAUNCH
-
-
-def _generate(kernels: dict[str, tirx.PrimFunc], target: Target) -> str:
-    device = finalize_device_passes()(IRModule(kernels))
-    module = tvm.get_global_func("target.build.opencl")(device, target)
-    return shorten_broadcasts(str(module.inspect_source("cl")))
 
 
 def last_line(error: BaseException) -> str:

@@ -1,0 +1,25 @@
+"""Lowered TIR as OpenCL C, written so that a plain compiler makes good code of it.
+
+TVM's own printer rebuilds every address at every access, reads vectors as if they were not aligned, and
+keeps accumulators in arrays. A compiler that does not clean up behind it, as those for Mali do not, makes
+code of it that is bound by the arithmetic of addresses. Here:
+
+- an index is a sum; its terms are added to a pointer in the order in which they become known, so that what a
+  loop does not change is outside of it, and pointers move with the loop (`addresses`);
+- a vector is read as one where the alignment is proven (`memory`);
+- private arrays become variables, once short loops over them are written out (`prepare`, `buffers`);
+- products and sums are `mad`, predicates and constants are folded (`expressions`).
+"""
+
+from tvm import tirx
+
+from .kernel import source_of
+from .prepare import prepared
+
+
+def print_kernels(kernels: dict[str, tirx.PrimFunc]) -> str:
+    """OpenCL C of kernels by their entry names; raises Unprintable (a ValueError) where there is none."""
+    return source_of(prepared(kernels))
+
+
+__all__ = ["print_kernels"]

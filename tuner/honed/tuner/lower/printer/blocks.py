@@ -1,0 +1,169 @@
+"""The blocks of a kernel while they are written, and the values that are computed once, outside of loops.
+
+A declaration may be added to any open block: it then stands before the statement that is being written, which
+is in that block or in one inside it. So a value that does not change in a loop is declared before the loop at
+the moment it is first needed inside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from . import types
+from .names import Names
+from .terms import Term
+
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_MOST_KEPT = 24  # values kept over a loop: each takes a register while the loop runs
+
+
+@dataclass(slots=True)
+class Declaration:
+    """A line that may be left out where nothing uses the name it declares."""
+
+    name: str
+    text: str
+
+
+@dataclass(slots=True)
+class Block:
+    """The lines between two braces; `loop` names the variable of a loop, empty for a while."""
+
+    header: str
+    loop: Term | None = None
+    repeats: bool = False
+    step: int = 1
+    start: Term | None = None
+    lines: list[str | Declaration | Block] = field(default_factory=list)
+    last: list[str] = field(default_factory=list)  # after all lines: what a loop moves
+    known: dict[str, Term] = field(default_factory=dict)
+    kept: int = 0
+
+
+class Blocks:
+    """A kernel's open blocks, the outermost first."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.open: list[Block] = [Block("")]
+
+    @property
+    def here(self) -> int:
+        """The index of the innermost open block."""
+        return len(self.open) - 1
+
+    def line(self, text: str) -> None:
+        """Write a line in the innermost block."""
+        self.open[-1].lines.append(text)
+
+    def enter(self, block: Block) -> None:
+        """Open a block inside the innermost one."""
+        self.open.append(block)
+
+    def leave(self) -> None:
+        """Close the innermost block: only now it becomes a line of the one around it."""
+        block = self.open.pop()
+        block.lines += block.last
+        self.open[-1].lines.append(block)
+
+    def landing(self, home: int) -> int:
+        """Where to declare what changes in block `home`: outside of every loop inside of that block.
+
+        Where there is no such loop this is the innermost block, so that nothing is computed that a condition
+        around it may leave out.
+        """
+        for n in range(home + 1, len(self.open)):
+            if self.open[n].repeats:
+                return n - 1
+        return len(self.open) - 1
+
+    def leaves_loop(self, home: int) -> bool:
+        """Whether what belongs to block `home` need not be computed in the innermost loop."""
+        return any(self.open[n].repeats for n in range(home + 1, len(self.open)))
+
+    def find(self, key: str) -> Term | None:
+        """A value declared before under that key and still in scope."""
+        for block in reversed(self.open):
+            if key in block.known:
+                return block.known[key]
+        return None
+
+    def declare(self, key: str, term: Term, kind: str, wanted: str, at: int) -> Term:
+        """Declare a value in an open block and remember it; the term that names it."""
+        name = self.names.fresh(wanted)
+        named = Term(name, term.type, home=term.home, low=term.low, high=term.high)
+        self.open[at].lines.append(Declaration(name, f"{kind} {name} = {term.text};"))
+        self.open[at].known[key] = named
+        return named
+
+    def kept(self, term: Term, wanted: str, always: bool = False) -> Term:
+        """The name of a pure value, declared outside of the loops that do not change it.
+
+        A value that belongs in the innermost loop is left as it is, unless `always`.
+        """
+        if term.simple or not term.pure:
+            return term
+        if (found := self.find(term.text)) is not None:
+            return found
+        at = self.landing(term.home)
+        leaves = at < self.here and self.leaves_loop(term.home)
+        if not (always or leaves):
+            return term
+        if leaves and not self._room(at + 1):
+            return term
+        return self.declare(term.text, term, f"const {types.name(term.type)}", wanted, at)
+
+    def _room(self, loop: int) -> bool:
+        self.open[loop].kept += 1
+        return self.open[loop].kept <= _MOST_KEPT
+
+    def room(self, loop: int) -> bool:
+        """Whether one more value may live in registers while a loop runs; counts it."""
+        return self._room(loop)
+
+    def text(self) -> list[str]:
+        """The lines of the whole kernel, indented, without declarations that nothing uses."""
+        (outer,) = self.open
+        used: Counter[str] = Counter()
+        _count(outer, used)
+        while _prune(outer, used):
+            pass
+        return list(_indented(outer, 1))
+
+
+def _count(block: Block, used: Counter[str]) -> None:
+    used.update(_WORD.findall(block.header))
+    for line in block.lines:
+        if isinstance(line, Block):
+            _count(line, used)
+        else:
+            used.update(_WORD.findall(line if isinstance(line, str) else line.text))
+
+
+def _prune(block: Block, used: Counter[str]) -> bool:
+    """Drop declarations whose name stands nowhere else, the last first; whether there was one."""
+    kept: list[str | Declaration | Block] = []
+    dropped = False
+    for line in reversed(block.lines):
+        if isinstance(line, Block):
+            dropped |= _prune(line, used)
+        elif isinstance(line, Declaration) and used[line.name] == 1:
+            used.subtract(_WORD.findall(line.text))
+            dropped = True
+            continue
+        kept.append(line)
+    block.lines = kept[::-1]
+    return dropped
+
+
+def _indented(block: Block, depth: int) -> list[str]:
+    found: list[str] = []
+    space = "  " * depth
+    for line in block.lines:
+        if isinstance(line, Block):
+            found += [f"{space}{line.header} {{", *_indented(line, depth + 1), f"{space}}}"]
+        else:
+            found.append(space + (line if isinstance(line, str) else line.text))
+    return found

@@ -1,0 +1,97 @@
+"""The memory a kernel knows: arguments, local arrays, and private arrays, some of them held in registers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from tvm import ir, tirx
+from tvm_ffi import structural_walk
+
+from .types import LANES, Type, Unprintable
+
+Space = Literal["global", "local", "private"]
+# Of every buffer that a plan, a measurement or a driver gives a kernel, in bytes: `plan` places scratch so,
+# and OpenCL's own allocations are aligned to its largest type, which is larger (OpenCL 3.0, 5.2.1).
+ALIGNED = 64
+_MOST_REGISTERS = 256  # scalars of one array
+
+
+@dataclass(slots=True)
+class Buffer:
+    """Memory as the kernel sees it; `element` is what TIR indexes, perhaps a vector."""
+
+    name: str
+    space: Space
+    element: Type
+    nbytes: int
+    written: bool = True
+    aligned: int = ALIGNED  # bytes
+    registers: list[str] = field(default_factory=list)  # the variables that an array in registers became
+    width: int = 1  # scalars in each of them, or in each element of an array of vectors
+    vectors: bool = False  # an array of vectors of `width`
+
+    @property
+    def wide(self) -> bool:
+        """Whether offsets into it, in bytes, may need more than 32 bits."""
+        return self.nbytes >= 1 << 31
+
+
+@dataclass(slots=True)
+class Uses:
+    """How a private array is indexed."""
+
+    constant: bool = True
+    lanes: set[int] = field(default_factory=set)
+    aligned: bool = True  # all constant bases are multiples of the lanes read or written there
+
+
+def private_uses(body: tirx.Stmt) -> dict[Any, Uses]:
+    """How the buffers of a kernel are indexed, by buffer."""
+    found: dict[Any, Uses] = {}
+
+    def loaded(load: ir.TensorLoad) -> None:
+        _note(found.setdefault(load.source, Uses()), list(load.indices))
+
+    def stored(store: tirx.BufferStore) -> None:
+        _note(found.setdefault(store.buffer, Uses()), list(store.indices))
+
+    structural_walk(body, [(ir.TensorLoad, loaded), (tirx.BufferStore, stored)], order="pre")
+    return found
+
+
+def _note(uses: Uses, indices: list[Any]) -> None:
+    index = indices[0] if len(indices) == 1 else None
+    if isinstance(index, tirx.IntImm):
+        uses.lanes.add(1)
+    elif isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
+        lanes = int(index.lanes)
+        uses.lanes.add(lanes)
+        if isinstance(index.base, tirx.IntImm):
+            uses.aligned &= int(index.base) % lanes == 0
+        else:
+            uses.constant = False
+    else:
+        uses.constant = False
+        uses.lanes.add(1)
+
+
+def register_width(uses: Uses, element: Type, elements: int) -> int | None:
+    """How many scalars each variable holds if the array is held in registers; None if it must stay one."""
+    if not uses.constant or elements * element.lanes > _MOST_REGISTERS:
+        return None
+    widest = max(uses.lanes, default=1)
+    if element.lanes > 1:
+        return element.lanes if widest == 1 else None
+    return widest if widest in LANES and widest != 3 else 1
+
+
+def space_of(scope: str) -> Space:
+    """The address space of a storage scope."""
+    if scope == "global":
+        return "global"
+    if scope == "shared":
+        return "local"
+    if scope == "local":
+        return "private"
+    raise Unprintable(f"OpenCL C has no memory of scope {scope!r}")

@@ -1,0 +1,403 @@
+"""TIR expressions as C: numbers, variables, arithmetic, comparisons, choices, conversions.
+
+Where C computes in another type than TIR, the result is converted back: C's smallest integer arithmetic is
+that of int. Parts of an integer expression that change in no loop around it are named outside of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tvm import ir, tirx
+
+from . import literals, types
+from .blocks import Blocks
+from .lanes import lane
+from .linear import Linear
+from .terms import (
+    ADD,
+    AND,
+    BIT_AND,
+    BIT_OR,
+    BIT_XOR,
+    EQUAL,
+    LESS,
+    MUL,
+    OR,
+    PRIMARY,
+    SHIFT,
+    TERNARY,
+    UNARY,
+    Term,
+    bounded,
+    number,
+)
+from .types import Type, Unprintable
+
+if TYPE_CHECKING:
+    from .memory import Memory
+
+_ARITHMETIC: dict[type, tuple[str, int]] = {
+    tirx.Add: ("+", ADD), tirx.Sub: ("-", ADD), tirx.Mul: ("*", MUL), tirx.Div: ("/", MUL),
+    tirx.Mod: ("%", MUL),
+    tirx.BitwiseAnd: ("&", BIT_AND), tirx.BitwiseOr: ("|", BIT_OR), tirx.BitwiseXor: ("^", BIT_XOR),
+    tirx.LShift: ("<<", SHIFT), tirx.RShift: (">>", SHIFT),
+}  # fmt: skip
+_COMPARISONS: dict[type, tuple[str, int]] = {
+    tirx.LT: ("<", LESS), tirx.LE: ("<=", LESS), tirx.GT: (">", LESS), tirx.GE: (">=", LESS),
+    tirx.EQ: ("==", EQUAL), tirx.NE: ("!=", EQUAL),
+}  # fmt: skip
+TRUE, FALSE = Term("true", types.BOOL), Term("false", types.BOOL)
+
+
+class Expressions:
+    """Prints the expressions of one kernel."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.blocks = blocks
+        self.memory: Memory  # set by the kernel: the two need each other
+        self.call: Callable[[ir.Call], Term]
+        self.variables: dict[Any, Term] = {}
+        self.sums: dict[Any, Linear] = {}  # of integer variables: what they stand for, as a sum
+        self._print: dict[type, Callable[[Any], Term]] = {
+            tirx.IntImm: self._integer,
+            tirx.FloatImm: self._float,
+            ir.Var: self._variable,
+            tirx.Min: self._extreme,
+            tirx.Max: self._extreme,
+            tirx.And: self._both,
+            tirx.Or: self._both,
+            tirx.Not: self._not,
+            tirx.BitwiseNot: self._complement,
+            tirx.Select: self._select,
+            tirx.Cast: self._cast,
+            tirx.Ramp: self._ramp,
+            tirx.Broadcast: self._broadcast,
+            tirx.Shuffle: self._shuffle,
+            tirx.Let: self._let,
+            ir.TensorLoad: lambda e: self.memory.load(e),
+            ir.Call: lambda e: self.call(e),
+            **dict.fromkeys(_ARITHMETIC, self._arithmetic),
+            **dict.fromkeys(_COMPARISONS, self._comparison),
+        }
+
+    def term(self, expr: Any) -> Term:
+        """The expression as C."""
+        printer = self._print.get(type(expr))
+        if printer is None:
+            raise Unprintable(f"OpenCL C has nothing for {type(expr).__name__}")
+        return printer(expr)
+
+    def value(self, expr: Any) -> Term:
+        """The same for a whole expression: what no loop around it changes is named before the loop."""
+        return self.settled(self.term(expr))
+
+    def settled(self, term: Term) -> Term:
+        """An index or condition by its name, where one outside of the innermost loops is worth it."""
+        if term.type.lanes > 1 or not (term.type.integer or term.type.kind == "bool"):
+            return term
+        return self.blocks.kept(term, "inside" if term.type.kind == "bool" else "at")
+
+    def full(self, expr: Any) -> Term:
+        """The expression, spread over all lanes of its type where it is one value for all."""
+        return self.spread(self.term(expr), types.parsed(str(expr.ty.dtype)))
+
+    def spread(self, term: Term, to: Type) -> Term:
+        """A term of a vector type; a scalar is given to each lane."""
+        if term.type.lanes == to.lanes:
+            return term
+        if term.type.kind == "bool":
+            mask = types.vector(Type("mask", 32), to.lanes)
+            return Term(
+                f"({types.name(mask)})(-(int){term.within(UNARY)})", mask, PRIMARY, term.home, term.pure
+            )
+        of = types.vector(term.type, to.lanes)
+        return Term(f"({types.name(of)})({term.text})", of, PRIMARY, term.home, term.pure)
+
+    def joined(self, text: str, of: Type, level: int, *parts: Term) -> Term:
+        """A term made of others; those that belong further out than the whole are named there."""
+        return Term(text, of, level, max(p.home for p in parts), all(p.pure for p in parts))
+
+    def parts(self, *terms: Term) -> list[Term]:
+        """Operands of one operator, those named that change in fewer loops than the others."""
+        landings = [self.blocks.landing(t.home) if t.pure else self.blocks.here for t in terms]
+        most = max(landings)
+        return [self.settled(t) if at < most else t for t, at in zip(terms, landings, strict=True)]
+
+    # Leaves
+
+    def _integer(self, expr: tirx.IntImm) -> Term:
+        of = types.parsed(str(expr.ty.dtype))
+        value = int(expr.value)
+        return (TRUE if value else FALSE) if of.kind == "bool" else number(value, of)
+
+    def _float(self, expr: tirx.FloatImm) -> Term:
+        return literals.floating(float(expr.value), types.parsed(str(expr.ty.dtype)))
+
+    def _variable(self, expr: ir.Var) -> Term:
+        found = self.variables.get(expr)
+        if found is None:
+            raise Unprintable(f"{expr.name} is used where it has no value")
+        of = types.parsed(str(expr.ty.dtype)) if found.type.integer and found.type.lanes == 1 else found.type
+        if of != found.type:  # counted in 32 bits
+            return bounded(self.convert(found, of), *found.bounds)
+        return self.blocks.kept(found, "at") if expr in self.sums and found.level < PRIMARY else found
+
+    # Arithmetic
+
+    def _arithmetic(self, expr: Any) -> Term:
+        sign, level = _ARITHMETIC[type(expr)]
+        if sign == "+" and (isinstance(expr.a, tirx.Mul) or isinstance(expr.b, tirx.Mul)):
+            of = types.parsed(str(expr.ty.dtype))
+            if of.kind == "float":
+                return self._multiply_add(expr, of)
+        a, b = self.term(expr.a), self.term(expr.b)
+        if sign == "%" and a.type.kind == "float":
+            return self._call_of_two("fmod", self.full(expr.a), self.full(expr.b))
+        return self.operate(sign, level, a, b)
+
+    def operate(self, sign: str, level: int, a: Term, b: Term) -> Term:
+        """An operator of two operands of the same type, of which one may be a scalar for all lanes."""
+        a, b = self._matched(*self.parts(a, b))
+        of = a.type if a.type.lanes >= b.type.lanes else b.type
+        if of.kind in ("bool", "mask"):
+            return self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
+        found = self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
+        if sign in "/%" and of.integer and b.bounds[0] <= 0 <= b.bounds[1]:
+            found = Term(found.text, of, level, self.blocks.here, pure=False)  # not where it might not be run
+        if of.integer and of.lanes == 1:
+            if of.bits < 32:
+                return self.convert(Term(found.text, types.INT, level, found.home, found.pure), of)
+            if (bounds := _range(sign, a, b)) is not None:
+                return bounded(found, *bounds)
+        return found
+
+    def _matched(self, a: Term, b: Term) -> tuple[Term, Term]:
+        """Operands that C takes together: small integers are spread, C would make ints of them."""
+        if a.type.lanes != b.type.lanes:
+            wide, narrow = (a, b) if a.type.lanes > b.type.lanes else (b, a)
+            if narrow.type.bits < 32 or narrow.type.kind == "bool" or narrow.type.integer:
+                a, b = self.spread(a, wide.type), self.spread(b, wide.type)
+        if a.type.kind == b.type.kind == "mask" and a.type.bits != b.type.bits:
+            bits = max(a.type.bits, b.type.bits)
+            return self.mask(a, bits), self.mask(b, bits)
+        return a, b
+
+    def _multiply_add(self, expr: tirx.Add, of: Type) -> Term:
+        """A product and a sum in one: rounded once or twice, whichever the device does faster."""
+        product, other = (expr.a, expr.b) if isinstance(expr.a, tirx.Mul) else (expr.b, expr.a)
+        x, y, z = (self.spread(self.term(e), of) for e in (product.a, product.b, other))
+        return self.joined(f"mad({x.text}, {y.text}, {z.text})", of, PRIMARY, x, y, z)
+
+    def _call_of_two(self, function: str, a: Term, b: Term) -> Term:
+        return self.joined(f"{function}({a.text}, {b.text})", a.type, PRIMARY, a, b)
+
+    def _extreme(self, expr: Any) -> Term:
+        low = type(expr) is tirx.Min
+        a, b = self.parts(self.full(expr.a), self.full(expr.b))
+        if a.type.kind in ("bool", "mask"):
+            return self.operate("&" if low else "|", BIT_AND if low else BIT_OR, a, b)
+        found = self._call_of_two("min" if low else "max", a, b)
+        if a.type.integer and a.type.lanes == 1:
+            least, most = zip(a.bounds, b.bounds, strict=True)
+            return bounded(found, *((min(least), min(most)) if low else (max(least), max(most))))
+        return found
+
+    # Truth
+
+    def _comparison(self, expr: Any) -> Term:
+        sign, level = _COMPARISONS[type(expr)]
+        a, b = self.term(expr.a), self.term(expr.b)
+        if a.type.integer and (known := _decided(sign, a, b)) is not None:
+            return FALSE if not known else TRUE
+        a, b = self._matched(*self.parts(a, b))
+        wide = a.type if a.type.lanes >= b.type.lanes else b.type
+        of = types.BOOL if wide.lanes == 1 else Type("mask", wide.bits, wide.lanes)
+        return self.joined(f"{a.within(level)} {sign} {b.within(level + 1)}", of, level, a, b)
+
+    def _both(self, expr: Any) -> Term:
+        either = type(expr) is tirx.Or
+        a, b = self.term(expr.a), self.term(expr.b)
+        decides, leaves = (TRUE, FALSE) if either else (FALSE, TRUE)
+        if decides in (a, b):
+            return decides
+        if leaves in (a, b):
+            return b if a == leaves else a
+        a, b = self.parts(a, b)
+        if max(a.type.lanes, b.type.lanes) > 1:
+            a, b = self.spread(a, b.type), self.spread(b, a.type)
+            return self.operate("|" if either else "&", BIT_OR if either else BIT_AND, a, b)
+        sign, level = ("||", OR) if either else ("&&", AND)
+        return self.joined(f"{a.within(level)} {sign} {b.within(level)}", types.BOOL, level, a, b)
+
+    def _not(self, expr: tirx.Not) -> Term:
+        a = self.term(expr.a)
+        if a in (TRUE, FALSE):
+            return FALSE if a == TRUE else TRUE
+        sign = "~" if a.type.kind == "mask" else "!"
+        return self.joined(f"{sign}{a.within(UNARY)}", a.type, UNARY, a)
+
+    def _complement(self, expr: Any) -> Term:
+        a = self.term(expr.a)
+        found = self.joined(f"~{a.within(UNARY)}", a.type, UNARY, a)
+        if a.type.lanes == 1 and a.type.bits < 32:
+            return self.convert(Term(found.text, types.INT, UNARY, a.home, a.pure), a.type)
+        return found
+
+    def _select(self, expr: tirx.Select) -> Term:
+        return self.choose(self.term(expr.condition), self.full(expr.true_value), self.full(expr.false_value))
+
+    def choose(self, condition: Term, yes: Term, no: Term) -> Term:
+        """One of two values; both may be computed."""
+        if condition in (TRUE, FALSE):
+            return yes if condition == TRUE else no
+        condition, yes, no = self.parts(condition, yes, no)
+        if yes.type.lanes == 1 and condition.type.lanes == 1:
+            text = f"{condition.within(OR)} ? {yes.within(TERNARY + 1)} : {no.within(TERNARY + 1)}"
+            found = self.joined(text, yes.type, TERNARY, condition, yes, no)
+            if yes.type.integer:
+                least, most = zip(yes.bounds, no.bounds, strict=True)
+                return bounded(found, min(least), max(most))
+            return found
+        yes, no = self._matched(yes, no)
+        mask = self.mask(self.spread(condition, yes.type), yes.type.bits)
+        return self.joined(
+            f"select({no.text}, {yes.text}, {mask.text})", yes.type, PRIMARY, condition, yes, no
+        )
+
+    def mask(self, term: Term, bits: int) -> Term:
+        """A mask with elements of so many bits."""
+        if term.type.bits == bits:
+            return term
+        of = Type("mask", bits, term.type.lanes)
+        return self.joined(f"convert_{types.name(of)}({term.text})", of, PRIMARY, term)
+
+    # Conversions
+
+    def _cast(self, expr: tirx.Cast) -> Term:
+        return self.convert(self.term(expr.value), types.parsed(str(expr.ty.dtype)))
+
+    def convert(self, term: Term, to: Type) -> Term:
+        """The value in another type; floating point becomes integer by dropping its fraction."""
+        to = types.vector(to, term.type.lanes) if to.lanes != term.type.lanes else to
+        if term.type == to or (term.type.kind, to.kind) == ("mask", "mask"):
+            return term
+        if to.kind == "bool":
+            return self.joined(f"{term.within(EQUAL + 1)} != 0", to, EQUAL, term)
+        if to.kind == "mask":
+            zero = f"({types.name(term.type)})(0)"
+            of = Type("mask", term.type.bits, to.lanes)
+            return self.joined(f"{term.within(EQUAL + 1)} != {zero}", of, EQUAL, term)
+        if term.type.kind == "mask":
+            return self.joined(f"convert_{types.name(to)}(-{term.within(UNARY)})", to, PRIMARY, term)
+        if to.lanes > 1 or (term.type.kind == "float" and to.integer):
+            return self.joined(f"convert_{types.name(to)}({term.text})", to, PRIMARY, term)
+        found = self.joined(f"({types.name(to)}){term.within(UNARY)}", to, UNARY, term)
+        return bounded(found, *term.bounds) if term.type.kind != "float" and to.integer else found
+
+    # Vectors
+
+    def _ramp(self, expr: tirx.Ramp) -> Term:
+        base, stride = self.term(expr.base), self.term(expr.stride)
+        of = types.vector(base.type, int(expr.lanes))
+        steps = ", ".join(str(n) for n in range(of.lanes))
+        text = f"{self.spread(base, of).text} + {self.spread(stride, of).text} * ({types.name(of)})({steps})"
+        return self.joined(text, of, ADD, base, stride)
+
+    def _broadcast(self, expr: tirx.Broadcast) -> Term:
+        """Left a scalar: operators take it for every lane, and what cannot asks for it spread."""
+        return self.term(expr.value)
+
+    def _shuffle(self, expr: tirx.Shuffle) -> Term:
+        vectors = [(self.full(v), types.parsed(str(v.ty.dtype)).lanes) for v in expr.vectors]
+        elements = [
+            term.text if lanes == 1 else f"{term.within(PRIMARY)}.s{n:x}"
+            for term, lanes in vectors
+            for n in range(lanes)
+        ]
+        chosen = [elements[int(n)] for n in expr.indices]
+        terms = [term for term, _ in vectors]
+        of = types.parsed(str(expr.ty.dtype))
+        if len(chosen) == 1:
+            if terms[0].type.kind == "mask":
+                return self.joined(f"{chosen[0]} != 0", types.BOOL, EQUAL, *terms)
+            return self.joined(chosen[0], of, PRIMARY, *terms)
+        if of.kind == "mask":
+            of = Type("mask", terms[0].type.bits, of.lanes)
+        return self.joined(f"({types.name(of)})({', '.join(chosen)})", of, PRIMARY, *terms)
+
+    def _let(self, expr: tirx.Let) -> Term:
+        self.variables[expr.var] = self.full(expr.value)
+        return self.term(expr.body)
+
+    # Sums
+
+    def linear(self, expr: Any) -> Linear:
+        """An integer index as a sum; wider or narrower integers in between are taken to hold it."""
+        kind = type(expr)
+        if kind is tirx.IntImm:
+            return Linear({}, int(expr.value))
+        if kind is ir.Var:
+            return self.sums[expr] if expr in self.sums else Linear.of(self.variables[expr])
+        if kind is tirx.Add:
+            return self.linear(expr.a).plus(self.linear(expr.b))
+        if kind is tirx.Sub:
+            return self.linear(expr.a).plus(self.linear(expr.b), -1)
+        if kind is tirx.Mul or kind is tirx.LShift:
+            return self._product(expr)
+        if kind is tirx.Cast:
+            value = types.parsed(str(expr.value.ty.dtype))
+            if value.integer and value.bits <= types.parsed(str(expr.ty.dtype)).bits:
+                return self.linear(expr.value)
+        return Linear.of(self.settled(self.term(expr)))
+
+    def _product(self, expr: Any) -> Linear:
+        a, b = expr.a, expr.b
+        if isinstance(b, tirx.IntImm):
+            value = int(b.value)
+            return self.linear(a).times(value if type(expr) is tirx.Mul else 1 << value)
+        if isinstance(a, tirx.IntImm) and type(expr) is tirx.Mul:
+            return self.linear(b).times(int(a.value))
+        return Linear.of(self.settled(self.term(expr)))
+
+    def lane_sums(self, index: Any, lanes: int) -> list[Linear]:
+        """The index of each lane of a vector."""
+        return [self.linear(lane(index, n)) for n in range(lanes)]
+
+
+def _decided(sign: str, a: Term, b: Term) -> bool | None:
+    """What a comparison of integers gives, where their bounds tell."""
+    (al, ah), (bl, bh) = a.bounds, b.bounds
+    if sign in (">", ">="):
+        return _decided("<" if sign == ">" else "<=", b, a)
+    if sign == "<":
+        return True if ah < bl else False if al >= bh else None
+    if sign == "<=":
+        return True if ah <= bl else False if al > bh else None
+    if ah < bl or bh < al:
+        return sign == "!="
+    return sign == "==" if al == ah == bl == bh else None
+
+
+def _range(sign: str, a: Term, b: Term) -> tuple[int, int] | None:
+    """The bounds of a result, where they follow from those of the operands."""
+    (al, ah), (bl, bh) = a.bounds, b.bounds
+    if sign == "+":
+        return al + bl, ah + bh
+    if sign == "-":
+        return al - bh, ah - bl
+    if sign == "*":
+        ends = (al * bl, al * bh, ah * bl, ah * bh)
+        return min(ends), max(ends)
+    if sign == "&" and (bl >= 0 or al >= 0):
+        return 0, min(h for low, h in ((al, ah), (bl, bh)) if low >= 0)
+    if bl != bh or bl <= 0:
+        return (0, max(ah, bl)) if sign == "/" and al >= 0 and bl > 0 else None
+    if sign == "/":
+        return -(-al // bl) if al < 0 else al // bl, ah // bl if ah >= 0 else -(-ah // bl)
+    if sign == "%":
+        return (0 if al >= 0 else 1 - bl), min(ah, bl - 1) if al >= 0 else bl - 1
+    if sign == ">>" and bl < 64:
+        return al >> bl, ah >> bl
+    return None
