@@ -39,8 +39,8 @@ class Addresses:
         whole = Term(text, types.UINT, ADD, max(t.home for t, _ in parts), all(t.pure for t, _ in parts))
         return self._offset(buffer, Term(buffer.name, buffer.element), whole), 0
 
-    def _chain(self, buffer: Buffer, parts: list[Part], of: Type) -> Term:
-        """The base plus some of the terms."""
+    def _chain(self, buffer: Buffer, parts: list[Part], of: Type, within: int | None = None) -> Term:
+        """The base plus some of the terms, for use in block `within` (else in the innermost)."""
         if not parts:
             return Term(buffer.name, buffer.element)
         home = parts[-1][0].home
@@ -52,14 +52,15 @@ class Addresses:
             rest = [part for part in inner if part is not counted]
             moved = self._moved(buffer, outer, counted, home, of)
             if moved is not None:
-                return self._offset(buffer, moved, self._summed(rest, of, home)) if rest else moved
-        return self._offset(buffer, self._chain(buffer, outer, of), self._summed(inner, of, home))
+                return self._offset(buffer, moved, self._summed(rest, of, home), within) if rest else moved
+        base = self._chain(buffer, outer, of, within)
+        return self._offset(buffer, base, self._summed(inner, of, home), within)
 
     def _summed(self, parts: list[Part], of: Type, home: int) -> Term:
         term = Term(_sum(parts, of), of, ADD, home, all(t.pure for t, _ in parts))
         return self.blocks.kept(term, "at", always=True)
 
-    def _offset(self, buffer: Buffer, base: Term, offset: Term) -> Term:
+    def _offset(self, buffer: Buffer, base: Term, offset: Term, within: int | None = None) -> Term:
         """A pointer some bytes further, declared where its offset is known."""
         kind = _pointed(buffer)
         text = f"AT({kind}, {base.text}, {offset.text})"
@@ -70,7 +71,9 @@ class Addresses:
         if (found := self.blocks.find(text)) is not None:
             return found
         at = self.blocks.landing(home)
-        if self.blocks.leaves_loop(home) and not self.blocks.room(at + 1):
+        if within is not None:
+            at = min(at, within)
+        elif self.blocks.leaves_loop(home) and not self.blocks.room(at + 1):
             at = self.blocks.here
         return self.blocks.declare(text, pointer, f"__global {kind}*", self._name(buffer, home), at)
 
@@ -84,7 +87,7 @@ class Addresses:
         if not self.blocks.room(home):
             return None
         assert block.start is not None
-        start = self._chain(buffer, outer, of)
+        start = self._chain(buffer, outer, of, home - 1)
         size = types.stored(buffer.element).bits // 8
         name = self.blocks.names.fresh(f"{buffer.name}_{term.text}")
         first = _first(block, factor // size)

@@ -12,11 +12,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from . import types
+from .loads import Load, Loads
 from .names import Names
 from .terms import Term
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_MOST_KEPT = 24  # values kept over a loop: each takes a register while the loop runs
+_MOST_KEPT = 16  # values kept over a loop: each takes a register while the loop runs
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class Declaration:
 
 @dataclass(slots=True)
 class Block:
-    """The lines between two braces; `loop` names the variable of a loop, empty for a while."""
+    """The lines between two braces; `loop` is the counter of a loop that has one."""
 
     header: str
     loop: Term | None = None
@@ -39,6 +40,7 @@ class Block:
     lines: list[str | Declaration | Block] = field(default_factory=list)
     last: list[str] = field(default_factory=list)  # after all lines: what a loop moves
     known: dict[str, Term] = field(default_factory=dict)
+    marks: dict[str, tuple[str, str]] = field(default_factory=dict)  # of loads: the mark and the memory
     kept: int = 0
 
 
@@ -47,7 +49,9 @@ class Blocks:
 
     def __init__(self, names: Names) -> None:
         self.names = names
+        self.loads = Loads(names)
         self.open: list[Block] = [Block("")]
+        self.lazy = 0  # inside of how many expressions that are computed only under a condition
 
     @property
     def here(self) -> int:
@@ -67,6 +71,25 @@ class Blocks:
         block = self.open.pop()
         block.lines += block.last
         self.open[-1].lines.append(block)
+        self.open[-1].marks.clear()
+
+    def load(self, load: Load) -> str:
+        """A mark for a load; the same for the same load while nothing is stored to its memory."""
+        if self.lazy:
+            return load.text
+        marks = self.open[-1].marks
+        if load.text not in marks:
+            marks[load.text] = (self.loads.mark(load), load.memory)
+        return marks[load.text][0]
+
+    def stored(self, memory: str | None = None) -> None:
+        """Note that memory has changed, all of it for None: what was read from it is read again.
+
+        A private array may also stand in the index of a load.
+        """
+        marks = self.open[-1].marks
+        for text in [t for t, (_, where) in marks.items() if memory in (None, where) or str(memory) in t]:
+            del marks[text]
 
     def landing(self, home: int) -> int:
         """Where to declare what changes in block `home`: outside of every loop inside of that block.
@@ -105,7 +128,8 @@ class Blocks:
         """
         if term.simple or not term.pure:
             return term
-        if (found := self.find(term.text)) is not None:
+        key = f"{types.name(term.type)} {term.text}"
+        if (found := self.find(key)) is not None:
             return found
         at = self.landing(term.home)
         leaves = at < self.here and self.leaves_loop(term.home)
@@ -113,7 +137,7 @@ class Blocks:
             return term
         if leaves and not self._room(at + 1):
             return term
-        return self.declare(term.text, term, f"const {types.name(term.type)}", wanted, at)
+        return self.declare(key, term, f"const {types.name(term.type)}", wanted, at)
 
     def _room(self, loop: int) -> bool:
         self.open[loop].kept += 1
@@ -126,11 +150,37 @@ class Blocks:
     def text(self) -> list[str]:
         """The lines of the whole kernel, indented, without declarations that nothing uses."""
         (outer,) = self.open
+        _resolve(outer, self.loads)
         used: Counter[str] = Counter()
         _count(outer, used)
         while _prune(outer, used):
             pass
         return list(_indented(outer, 1))
+
+
+def _resolve(block: Block, loads: Loads) -> None:
+    """Put loads, or the variables they are read into, in the place of their marks."""
+    shared = loads.shared([_text(line) for line in block.lines])
+    named: dict[int, str] = {}
+    lines: list[str | Declaration | Block] = []
+    for line in block.lines:
+        before, text = loads.declared(_text(line), shared, named)
+        lines += before
+        if isinstance(line, str):
+            line = text
+        elif isinstance(line, Declaration):
+            line.text = text
+        else:
+            line.header = text
+            _resolve(line, loads)
+        lines.append(line)
+    block.lines = lines
+
+
+def _text(line: str | Declaration | Block) -> str:
+    if isinstance(line, Block):
+        return line.header
+    return line if isinstance(line, str) else line.text
 
 
 def _count(block: Block, used: Counter[str]) -> None:

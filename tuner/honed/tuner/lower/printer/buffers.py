@@ -28,8 +28,7 @@ class Buffer:
     written: bool = True
     aligned: int = ALIGNED  # bytes
     registers: list[str] = field(default_factory=list)  # the variables that an array in registers became
-    width: int = 1  # scalars in each of them, or in each element of an array of vectors
-    vectors: bool = False  # an array of vectors of `width`
+    width: int = 1  # scalars in each of them
 
     @property
     def wide(self) -> bool:

@@ -27,7 +27,6 @@ class Calls:
         self.blocks = blocks
         self.expressions = expressions
         self.memory = memory
-        self._lazy = 0  # inside of how many choices of scalars
 
     def term(self, call: ir.Call) -> Term:
         """A call as C."""
@@ -58,8 +57,9 @@ class Calls:
             if scope not in ("shared", "warp"):
                 raise Unprintable(f"a kernel cannot wait for {scope} memory")
             self.blocks.line("barrier(CLK_LOCAL_MEM_FENCE);")
-            return
-        self.blocks.line(f"{self.term(call).text};")
+        else:
+            self.blocks.line(f"{self.term(call).text};")
+        self.blocks.stored()
 
     def _extern(self, name: str, arguments: list[Any], call: ir.Call) -> Term:
         if name.startswith("atomic"):
@@ -88,9 +88,9 @@ class Calls:
         if types.parsed(str(call.ty.dtype)).lanes > 1:
             return self._branches(condition, yes, no, call)
         condition = self.expressions.settled(condition)
-        self._lazy += 1
+        self.blocks.lazy += 1
         a, b = self.expressions.term(yes), self.expressions.term(no)
-        self._lazy -= 1
+        self.blocks.lazy -= 1
         text = f"{condition.within(OR)} ? {a.within(TERNARY + 1)} : {b.within(TERNARY + 1)}"
         found = self.expressions.joined(text, a.type, TERNARY, condition, a, b)
         if a.type.integer:
@@ -100,7 +100,7 @@ class Calls:
 
     def _branches(self, condition: Term, yes: Any, no: Any, call: ir.Call) -> Term:
         """A choice of vectors, as a statement before the one that needs it."""
-        if self._lazy:
+        if self.blocks.lazy:
             raise Unprintable("a choice of vectors stands inside a choice of scalars")
         of = types.parsed(str(call.ty.dtype))
         if condition.type.lanes > 1:

@@ -170,7 +170,9 @@ class Expressions:
             if of.bits < 32:
                 return self.convert(Term(found.text, types.INT, level, found.home, found.pure), of)
             if (bounds := _range(sign, a, b)) is not None:
-                return bounded(found, *bounds)
+                found = bounded(found, *bounds)
+                known = found.pure and found.low is not None and found.low == found.high
+                return number(bounds[0], of) if known else found
         return found
 
     def _matched(self, a: Term, b: Term) -> tuple[Term, Term]:
@@ -218,7 +220,10 @@ class Expressions:
 
     def _both(self, expr: Any) -> Term:
         either = type(expr) is tirx.Or
-        a, b = self.term(expr.a), self.term(expr.b)
+        a = self.term(expr.a)
+        self.blocks.lazy += 1
+        b = self.term(expr.b)
+        self.blocks.lazy -= 1
         decides, leaves = (TRUE, FALSE) if either else (FALSE, TRUE)
         if decides in (a, b):
             return decides
@@ -350,7 +355,13 @@ class Expressions:
             value = types.parsed(str(expr.value.ty.dtype))
             if value.integer and value.bits <= types.parsed(str(expr.ty.dtype)).bits:
                 return self.linear(expr.value)
-        return Linear.of(self.settled(self.term(expr)))
+        return self._atom(expr)
+
+    def _atom(self, expr: Any) -> Linear:
+        term = self.term(expr)
+        if term.pure and term.low is not None and term.low == term.high:
+            return Linear({}, term.low)
+        return Linear.of(self.settled(term))
 
     def _product(self, expr: Any) -> Linear:
         a, b = expr.a, expr.b
@@ -359,7 +370,7 @@ class Expressions:
             return self.linear(a).times(value if type(expr) is tirx.Mul else 1 << value)
         if isinstance(a, tirx.IntImm) and type(expr) is tirx.Mul:
             return self.linear(b).times(int(a.value))
-        return Linear.of(self.settled(self.term(expr)))
+        return self._atom(expr)
 
     def lane_sums(self, index: Any, lanes: int) -> list[Linear]:
         """The index of each lane of a vector."""
@@ -396,6 +407,8 @@ def _range(sign: str, a: Term, b: Term) -> tuple[int, int] | None:
         return (0, max(ah, bl)) if sign == "/" and al >= 0 and bl > 0 else None
     if sign == "/":
         return -(-al // bl) if al < 0 else al // bl, ah // bl if ah >= 0 else -(-ah // bl)
+    if sign == "%" and 0 <= al and (al == ah or ah < bl):
+        return al % bl, ah % bl
     if sign == "%":
         return (0 if al >= 0 else 1 - bl), min(ah, bl - 1) if al >= 0 else bl - 1
     if sign == ">>" and bl < 64:

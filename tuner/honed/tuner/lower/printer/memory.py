@@ -13,6 +13,7 @@ from .blocks import Blocks
 from .buffers import Buffer
 from .expressions import Expressions
 from .linear import Linear
+from .loads import Load
 from .terms import ADD, EQUAL, PRIMARY, UNARY, Term
 from .types import Type, Unprintable
 
@@ -33,9 +34,10 @@ class Memory:
         of = types.parsed(str(load.ty.dtype))
         stored = types.stored(of)
         text = self._read(buffer, index, stored)
-        found = Term(text, stored, PRIMARY if text[0] != "*" else UNARY, self.blocks.here, pure=False)
-        if buffer.registers:
-            found = replace(found, level=PRIMARY)
+        level = UNARY if text[0] == "*" else PRIMARY
+        if buffer.space != "private":
+            text = self.blocks.load(Load(text, stored, buffer.name))
+        found = Term(text, stored, level, self.blocks.here, pure=False)
         if of.kind == "bool":
             return replace(found, text=f"{found.within(EQUAL + 1)} != 0", type=of, level=EQUAL)
         return self.expressions.convert(found, of) if of.kind == "mask" else found
@@ -50,6 +52,7 @@ class Memory:
         if of.kind in ("bool", "mask"):
             value = self.expressions.convert(value, stored)
         self._write(buffer, index, stored, value)
+        self.blocks.stored(buffer.name)
 
     def _buffer(self, key: Any) -> Buffer:
         if key not in self.buffers:
@@ -118,10 +121,6 @@ class Memory:
 
     def _vector(self, buffer: Buffer, base: Linear, of: Type) -> str | None:
         """An aligned vector as a place in memory; None where the alignment is not proven."""
-        if buffer.vectors:
-            if of.lanes == buffer.width and base.multiple() % of.lanes == 0:
-                return f"{buffer.name}[{self._index(_divided(base, of.lanes))}]"
-            raise Unprintable(f"{buffer.name} holds vectors of {buffer.width}")
         size = types.vector(of, 1).nbytes
         if of.lanes == 3 or size * of.lanes > buffer.aligned or base.multiple() % of.lanes:
             return None
@@ -158,10 +157,6 @@ def _only(indices: Any) -> Any:
     if len(indices) != 1:
         raise Unprintable("an access has several indices after lowering")
     return indices[0]
-
-
-def _divided(base: Linear, by: int) -> Linear:
-    return Linear({text: (term, n // by) for text, (term, n) in base.terms.items()}, base.constant // by)
 
 
 def _pieces(buffer: Buffer, base: int, lanes: int) -> list[tuple[str, int]]:

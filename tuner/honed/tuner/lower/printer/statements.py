@@ -84,7 +84,7 @@ class Statements:
         element = types.parsed(str(statement.buffer.dtype))
         if types.stored(types.vector(element, 1)) != types.stored(types.vector(known.element, 1)):
             raise Unprintable(f"{known.name} is read as {types.name(element)}")
-        if known.registers or known.vectors:
+        if known.registers:
             raise Unprintable(f"{known.name} has a second name")
         self.memory.buffers[statement.buffer] = Buffer(
             known.name, known.space, element, _nbytes(statement.buffer), known.written, known.aligned
