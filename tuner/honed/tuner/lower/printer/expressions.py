@@ -344,7 +344,7 @@ class Expressions:
         if kind is tirx.IntImm:
             return Linear({}, int(expr.value))
         if kind is ir.Var:
-            return self.sums[expr] if expr in self.sums else Linear.of(self.variables[expr])
+            return self.sums[expr] if expr in self.sums else self._single(self.variables[expr])
         if kind is tirx.Add:
             return self.linear(expr.a).plus(self.linear(expr.b))
         if kind is tirx.Sub:
@@ -358,10 +358,12 @@ class Expressions:
         return self._atom(expr)
 
     def _atom(self, expr: Any) -> Linear:
-        term = self.term(expr)
+        return self._single(self.settled(self.term(expr)))
+
+    def _single(self, term: Term) -> Linear:
         if term.pure and term.low is not None and term.low == term.high:
             return Linear({}, term.low)
-        return Linear.of(self.settled(term))
+        return Linear.of(term)
 
     def _product(self, expr: Any) -> Linear:
         a, b = expr.a, expr.b
@@ -407,7 +409,7 @@ def _range(sign: str, a: Term, b: Term) -> tuple[int, int] | None:
         return (0, max(ah, bl)) if sign == "/" and al >= 0 and bl > 0 else None
     if sign == "/":
         return -(-al // bl) if al < 0 else al // bl, ah // bl if ah >= 0 else -(-ah // bl)
-    if sign == "%" and 0 <= al and (al == ah or ah < bl):
+    if sign == "%" and al >= 0 and (al == ah or ah < bl):
         return al % bl, ah % bl
     if sign == "%":
         return (0 if al >= 0 else 1 - bl), min(ah, bl - 1) if al >= 0 else bl - 1

@@ -152,6 +152,10 @@ class Statements:
     def _loop(self, statement: tirx.For) -> None:
         start = self.expressions.value(statement.min)
         extent = self.expressions.value(statement.extent)
+        if extent.bounds == (1, 1) and start.low is not None and start.low == start.high:
+            self.expressions.variables[statement.loop_var] = start
+            self.write(statement.body)
+            return
         zero = start.text.strip("uUL") == "0"
         stop = extent if zero else self.expressions.operate("+", ADD, start, extent)
         low, high = start.bounds[0], start.bounds[1] + extent.bounds[1] - 1

@@ -8,6 +8,7 @@ from . import types
 from .types import Type
 
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, LESS, SHIFT, ADD, MUL, UNARY, PRIMARY = range(3, 16)
+_MIXED = (BIT_OR, BIT_XOR, BIT_AND, SHIFT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,8 @@ class Term:
 
     def within(self, level: int) -> str:
         """The text as an operand of an operator of that precedence."""
+        if level in _MIXED:  # C's own rules for these are easily misread, and compilers warn
+            return self.text if self.level >= UNARY else f"({self.text})"
         if self.level >= max(level, ADD) or (level == AND and self.level in (AND, LESS, EQUAL)):
             return self.text
         if level in (TERNARY, OR) and self.level in (LESS, EQUAL, level):
@@ -55,9 +58,8 @@ def bounded(term: Term, low: int, high: int) -> Term:
 
 def number(value: int, of: Type) -> Term:
     """An integer literal of a type."""
-    return Term(
-        _literal(value, of), of, PRIMARY if value >= 0 or of.bits == 64 else UNARY, low=value, high=value
-    )
+    level = PRIMARY if value >= 0 and of.bits >= 32 else UNARY
+    return Term(_literal(value, of), of, level, low=value, high=value)
 
 
 def _literal(value: int, of: Type) -> str:
