@@ -15,7 +15,7 @@ from tvm import s_tir, te, tirx
 
 from honed.runtime.devices import Device
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.printer import expressions, literals, types
+from honed.tuner.lower.printer import literals, ranges, types
 from honed.tuner.lower.printer.names import Names
 from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
@@ -310,7 +310,7 @@ def test_bounds_hold_every_value(sign: str, a: tuple[int, int], b: tuple[int, in
     (al, ah), (bl, bh) = (a[0], a[0] + a[1]), (b[0], b[0] + b[1] % 4)
     if sign == ">>" and bl < 0:
         return
-    bounds = expressions._range(sign, _between(al, ah), _between(bl, bh))
+    bounds = ranges.bounds(sign, _between(al, ah), _between(bl, bh))
     if bounds is None:
         return
     for x in range(al, ah + 1):

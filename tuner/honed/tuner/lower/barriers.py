@@ -2,7 +2,7 @@
 
 OpenCL requires that every work-item of a work-group reaches a barrier or none does (OpenCL C 3.0, 6.15.8);
 a kernel that breaks this may hang or fault the GPU. The check follows the control flow of the source as the
-code generator writes it (if/else, for and while with braces): a condition is uniform when it is made only of
+printer writes it (if/else, for and while with braces): a condition is uniform when it is made only of
 literals, group ids, sizes and variables that were themselves assigned from uniform expressions; everything
 else (local and global ids, values read from memory, variables assigned twice) may differ between work-items.
 """

@@ -17,7 +17,7 @@ _LEVEL = 99  # above the rules that TVM brings along
 
 
 def register() -> None:
-    """Have TVM's OpenCL generator write these functions by OpenCL's names."""
+    """Have TVM lower these functions to calls by OpenCL's names."""
     for name in NAMES:
         tirx.register_intrin_lowering(f"tirx.{name}", target="opencl", f=_by_name, level=_LEVEL)
 

@@ -11,7 +11,7 @@ from . import types
 from .blocks import Block, Blocks
 from .buffers import Buffer
 from .linear import Linear
-from .terms import ADD, PRIMARY, Term
+from .terms import ADD, PRIMARY, UNARY, Term
 from .types import Type
 
 Part = tuple[Term, int]  # a term and its factor, in bytes
@@ -35,7 +35,7 @@ class Addresses:
         if sum(max(-low, high) for low, high in products) < 1 << 31:
             return self._chain(buffer, parts, types.INT), index.constant
         # Only the whole is known to lie in the buffer, and only modulo 2^32.
-        text = _sum(parts, types.UINT, index.constant * size)
+        text = total(parts, types.UINT, index.constant * size)
         whole = Term(text, types.UINT, ADD, max(t.home for t, _ in parts), all(t.pure for t, _ in parts))
         return self._offset(buffer, Term(buffer.name, buffer.element), whole), 0
 
@@ -57,7 +57,7 @@ class Addresses:
         return self._offset(buffer, base, self._summed(inner, of, home), within)
 
     def _summed(self, parts: list[Part], of: Type, home: int) -> Term:
-        term = Term(_sum(parts, of), of, ADD, home, all(t.pure for t, _ in parts))
+        term = Term(total(parts, of), of, ADD, home, all(t.pure for t, _ in parts))
         return self.blocks.kept(term, "at", always=True)
 
     def _offset(self, buffer: Buffer, base: Term, offset: Term, within: int | None = None) -> Term:
@@ -81,7 +81,7 @@ class Addresses:
         """A pointer that starts before the loop and moves with it, while there is room for one more."""
         block = self.blocks.open[home]
         term, factor = counted
-        key = f"{buffer.name} moved {factor}: {_sum(outer, of) if outer else ''}"
+        key = f"{buffer.name} moved {factor}: {total(outer, of) if outer else ''}"
         if (found := block.known.get(key)) is not None:
             return found
         if not self.blocks.room(home):
@@ -117,7 +117,7 @@ def _pointed(buffer: Buffer) -> str:
     return scalar if buffer.written else f"const {scalar}"
 
 
-def _sum(parts: list[Part], of: Type, constant: int = 0) -> str:
+def total(parts: list[Part], of: Type, constant: int = 0) -> str:
     """A sum of multiples in a type of its own; unsigned ones wrap, as all parts of an offset may."""
     suffix = {types.UINT: "u", types.ULONG: "UL"}.get(of, "")
     texts = [f"{constant % (1 << of.bits)}{suffix}"] if constant else []
@@ -125,7 +125,7 @@ def _sum(parts: list[Part], of: Type, constant: int = 0) -> str:
         sign = " - " if factor < 0 else " + "
         cast = f"({types.name(of)})" if _needs_cast(term, factor, of) else ""
         operand = cast + (
-            term.within(PRIMARY) if cast else term.text if term.level >= 14 else f"({term.text})"
+            term.within(PRIMARY) if cast else term.text if term.level >= UNARY else f"({term.text})"
         )
         times = "" if abs(factor) == 1 else f"{abs(factor)}{suffix} * "
         texts.append((sign if texts else ("0" + suffix + sign if factor < 0 else "")) + times + operand)

@@ -135,17 +135,14 @@ class Blocks:
         leaves = at < self.here and self.leaves_loop(term.home)
         if not (always or leaves):
             return term
-        if leaves and not self._room(at + 1):
+        if leaves and not self.room(at + 1):
             return term
         return self.declare(key, term, f"const {types.name(term.type)}", wanted, at)
 
-    def _room(self, loop: int) -> bool:
-        self.open[loop].kept += 1
-        return self.open[loop].kept <= _MOST_KEPT
-
     def room(self, loop: int) -> bool:
         """Whether one more value may live in registers while a loop runs; counts it."""
-        return self._room(loop)
+        self.open[loop].kept += 1
+        return self.open[loop].kept <= _MOST_KEPT
 
     def text(self) -> list[str]:
         """The lines of the whole kernel, indented, without declarations that nothing uses."""

@@ -15,6 +15,7 @@ from . import literals, types
 from .blocks import Blocks
 from .lanes import lane
 from .linear import Linear
+from .ranges import bounds, decided
 from .terms import (
     ADD,
     AND,
@@ -169,10 +170,10 @@ class Expressions:
         if of.integer and of.lanes == 1:
             if of.bits < 32:
                 return self.convert(Term(found.text, types.INT, level, found.home, found.pure), of)
-            if (bounds := _range(sign, a, b)) is not None:
-                found = bounded(found, *bounds)
-                known = found.pure and found.low is not None and found.low == found.high
-                return number(bounds[0], of) if known else found
+            if (known := bounds(sign, a, b)) is not None:
+                found = bounded(found, *known)
+                fixed = found.pure and found.low is not None and found.low == found.high
+                return number(known[0], of) if fixed else found
         return found
 
     def _matched(self, a: Term, b: Term) -> tuple[Term, Term]:
@@ -211,7 +212,7 @@ class Expressions:
     def _comparison(self, expr: Any) -> Term:
         sign, level = _COMPARISONS[type(expr)]
         a, b = self.term(expr.a), self.term(expr.b)
-        if a.type.integer and (known := _decided(sign, a, b)) is not None:
+        if a.type.integer and (known := decided(sign, a, b)) is not None:
             return FALSE if not known else TRUE
         a, b = self._matched(*self.parts(a, b))
         wide = a.type if a.type.lanes >= b.type.lanes else b.type
@@ -377,42 +378,3 @@ class Expressions:
     def lane_sums(self, index: Any, lanes: int) -> list[Linear]:
         """The index of each lane of a vector."""
         return [self.linear(lane(index, n)) for n in range(lanes)]
-
-
-def _decided(sign: str, a: Term, b: Term) -> bool | None:
-    """What a comparison of integers gives, where their bounds tell."""
-    (al, ah), (bl, bh) = a.bounds, b.bounds
-    if sign in (">", ">="):
-        return _decided("<" if sign == ">" else "<=", b, a)
-    if sign == "<":
-        return True if ah < bl else False if al >= bh else None
-    if sign == "<=":
-        return True if ah <= bl else False if al > bh else None
-    if ah < bl or bh < al:
-        return sign == "!="
-    return sign == "==" if al == ah == bl == bh else None
-
-
-def _range(sign: str, a: Term, b: Term) -> tuple[int, int] | None:
-    """The bounds of a result, where they follow from those of the operands."""
-    (al, ah), (bl, bh) = a.bounds, b.bounds
-    if sign == "+":
-        return al + bl, ah + bh
-    if sign == "-":
-        return al - bh, ah - bl
-    if sign == "*":
-        ends = (al * bl, al * bh, ah * bl, ah * bh)
-        return min(ends), max(ends)
-    if sign == "&" and (bl >= 0 or al >= 0):
-        return 0, min(h for low, h in ((al, ah), (bl, bh)) if low >= 0)
-    if bl != bh or bl <= 0:
-        return (0, max(ah, bl)) if sign == "/" and al >= 0 and bl > 0 else None
-    if sign == "/":
-        return -(-al // bl) if al < 0 else al // bl, ah // bl if ah >= 0 else -(-ah // bl)
-    if sign == "%" and al >= 0 and (al == ah or ah < bl):
-        return al % bl, ah % bl
-    if sign == "%":
-        return (0 if al >= 0 else 1 - bl), min(ah, bl - 1) if al >= 0 else bl - 1
-    if sign == ">>" and bl < 64:
-        return al >> bl, ah >> bl
-    return None

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from . import types
-from .addresses import Addresses, _sum
+from .addresses import Addresses, total
 from .blocks import Blocks
 from .buffers import Buffer
 from .expressions import Expressions
@@ -142,15 +142,16 @@ class Memory:
         """An index into an array of the kernel's own; the parts that loops do not change are named."""
         if not index.terms:
             return str(index.constant)
-        total: Term | None = None
+        found: Term | None = None
         for home in sorted({term.home for term, _ in index.terms.values()}):
             parts = [part for part in index.terms.values() if part[0].home == home]
-            text = _sum(parts, types.UINT)
-            text = f"{total.text} + {text}" if total is not None else text
-            pure = (total is None or total.pure) and all(term.pure for term, _ in parts)
-            total = self.blocks.kept(Term(text, types.UINT, ADD, home, pure), "at", always=True)
-        assert total is not None
-        return f"{total.text} + {index.constant % (1 << 32)}u" if index.constant else total.text
+            text = total(parts, types.UINT)
+            pure = all(term.pure for term, _ in parts)
+            if found is not None:
+                text, pure = f"{found.text} + {text}", pure and found.pure
+            found = self.blocks.kept(Term(text, types.UINT, ADD, home, pure), "at", always=True)
+        assert found is not None
+        return f"{found.text} + {index.constant % (1 << 32)}u" if index.constant else found.text
 
 
 def _only(indices: Any) -> Any:
