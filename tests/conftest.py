@@ -26,8 +26,10 @@ def pytest_configure() -> None:
     """Give Ctrl-C back to children: a shell that runs pytest in the background has all ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Output is buffered in the programs tested, as it is for users, whatever the environment says.
-    os.environ.pop("PYTHONUNBUFFERED", None)
+    # Output is buffered in the programs tested, as it is for users, whatever the environment says; and their
+    # code is compiled once, not by each of many processes: a service starts in 1.4 s of CPU instead of 1.9.
+    for name in ("PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"):
+        os.environ.pop(name, None)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
