@@ -44,8 +44,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever needs a device carries the marker `opencl`, so that -m can leave it out."""
+    """Whatever needs a device carries the marker `opencl`, so that -m can leave it out.
+
+    What is slow has more time, since a busy machine makes minutes of it.
+    """
     for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.timeout(1200))
         if "device" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.opencl)
 

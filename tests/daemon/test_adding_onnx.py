@@ -145,7 +145,7 @@ def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> No
         precision="auto",
         profile=profile,
         device=status["device_spec"],
-        seconds=120.0,
+        seconds=280.0,
         memory_mib=100,
     )
     with pytest.raises(HonedError, match="MiB"):
