@@ -35,7 +35,7 @@ def sample() -> list[Any]:
             names = cases.operators(known[name])
             (own[names[0]] if len(names) == 1 else expanded).append(name)
     quick = {own[operator][0] for operator in sorted(own)[::5]} | set(expanded[::28])
-    chosen = quick | {names[-1] for names in own.values()} | set(expanded[::7])
+    chosen = {name for names in own.values() for name in (names[0], names[-1])} | set(expanded[::7])
     return [pytest.param(n, marks=() if n in quick else pytest.mark.slow) for n in sorted(chosen)]
 
 
