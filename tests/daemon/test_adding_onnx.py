@@ -153,6 +153,7 @@ def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> No
     assert not task.output.exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_compiled_file_is_compiled_again(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
