@@ -43,11 +43,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("device", params or [missing], scope="session")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever needs a device carries the marker `opencl`, so that -m can leave it out.
 
-    What is slow has more time, since a busy machine makes minutes of it.
+    What is slow has more time, since a busy machine makes minutes of it. What fills the machine's kernel log is
+    run where it is asked for.
     """
+    if "HONED_TEST_FLOOD_KMSG" not in os.environ:
+        flooding = [item for item in items if item.get_closest_marker("flood")]
+        items[:] = [item for item in items if item not in flooding]
+        config.hook.pytest_deselected(items=flooding)
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(1200))
