@@ -46,8 +46,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whatever needs a device carries the marker `opencl`, so that -m can leave it out.
 
-    What is slow has more time, since a busy machine makes minutes of it. What fills the machine's kernel log is
-    run where it is asked for.
+    What is slow has more time, since a busy machine makes minutes of it. What fills the machine's kernel log
+    is run where it is asked for.
     """
     if "HONED_TEST_FLOOD_KMSG" not in os.environ:
         flooding = [item for item in items if item.get_closest_marker("flood")]
