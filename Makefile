@@ -6,7 +6,7 @@ help: ## list what can be made
 run: setup ## show the main job: daemon, LightGlue, inference, check, profile
 	@packaging/dev/demo
 
-test: setup ## run the tests: 5 minutes on two quiet cores
+test: setup ## run the tests: some ten minutes on two quiet cores
 	@.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: setup ## run the slow ones: real searches, large models, packages
@@ -16,7 +16,7 @@ test-all: test test-slow ## run all tests
 
 MINUTES ?= 5
 attack: setup ## send made-up clients and files at a service for MINUTES (5); SEED=N repeats a run
-	@.venv/bin/python -m tests.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+	@.venv/bin/python -m tests.attack --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ATTACK)
 
 lint: setup ## check style and types
 	@.venv/bin/ruff check .

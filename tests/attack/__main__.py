@@ -70,8 +70,9 @@ _QUIET_SECONDS = 2.0
 class Adversary:
     """Runs attacks on a bed, which is made anew where an attack broke it."""
 
-    def __init__(self, seed: int, keep: Path) -> None:
+    def __init__(self, seed: int, keep: Path, *, timed: bool = True) -> None:
         self._seed = seed
+        self._timed = timed
         self._keep = keep
         self._kept = tempfile.TemporaryDirectory(prefix="attack-kept-")  # made once for all beds
         self._bed: Bed | None = None
@@ -115,7 +116,7 @@ class Adversary:
         if self._bed is None or self._judge is None:
             self._bed = Bed(Path(self._kept.name))
             self._bed.open()
-            self._judge = Judge(self._bed)
+            self._judge = Judge(self._bed, timed=self._timed)
             self._judge.quiet(_QUIET_SECONDS)
         return self._bed, self._judge
 
@@ -183,7 +184,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     keep = Path(tempfile.mkdtemp(prefix="honed-attack-"))
     print(f"seed {seed}; what fails is kept in {keep}", flush=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    adversary = Adversary(seed, keep)
+    adversary = Adversary(seed, keep, timed=not options.untimed)
     try:
         run(adversary, [ATTACKS[name]() for name in chosen], options.minutes * 60, options.round)
     finally:
@@ -207,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--round", type=int, default=0, help="number of the first round, to repeat one")
     parser.add_argument("--only", metavar="NAME[,NAME]", help="these attacks alone")
     parser.add_argument("--list", action="store_true", help="show the attacks")
+    parser.add_argument("--untimed", action="store_true", help="tell stalls and latencies, do not judge them")
     parser.add_argument("--json", metavar="FILE", help="write everything found there")
     return parser
 

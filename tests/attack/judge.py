@@ -47,8 +47,10 @@ class Baseline:
 class Judge:
     """Looks at the bed before and after attacks."""
 
-    def __init__(self, bed: Bed) -> None:
+    def __init__(self, bed: Bed, *, timed: bool = True) -> None:
+        """Without `timed`, stalls and latencies are told and not judged."""
         self._bed = bed
+        self._timed = timed
         self._baseline: Baseline | None = None
         self._log_at = 0
         self.quiet_ms = 0.0
@@ -155,7 +157,7 @@ class Judge:
         findings.quiet_ms, findings.beside_ms = self.quiet_ms, findings.beside_ms or told["p99_ms"]
         others = attack.others_ms(self._bed)
         bound = 2 * self.quiet_ms + (others or 0.0) + _BLUR_MS
-        if others is not None and findings.beside_ms > bound:
+        if self._timed and others is not None and findings.beside_ms > bound:
             findings.problem(
                 f"the honest client's p99 was {findings.beside_ms:.1f} ms beside it; {bound:.1f} are allowed "
                 f"({self.quiet_ms:.1f} when quiet)"
@@ -167,7 +169,7 @@ class Judge:
         for stall in told["stalls"]:
             label = findings.at(stall["at"] + stall["raw_ms"] / 2e3)
             kinds[label] += 1
-            if kinds[label] == 1:
+            if self._timed and kinds[label] == 1:
                 findings.problem(f"the loop stood still for {stall['ms']:.0f} ms during: {label}")
 
     def _back(self, attack: Attack, findings: Findings) -> None:

@@ -22,7 +22,7 @@ from .aside import tell, turns
 EVERY_SECONDS = 0.01
 STALL_MS = 50.0
 _KEPT = 20
-_LIST_AGAIN = 50  # readings after which threads are looked up anew
+_LIST_AGAIN = 5  # readings after which threads are looked up anew
 
 
 @dataclass(frozen=True, slots=True)

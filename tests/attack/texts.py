@@ -134,6 +134,8 @@ class KernelLog(Attack):
     what = "records of GPU faults altered, lengthened, repeated: parsed, grouped, in linear time"
 
     def run(self, bed: Bed, rng: random.Random, seconds: float) -> None:
+        for line in LINES:  # a driver's patterns are made with its first record
+            parse(line)
         end, mutator = time.monotonic() + seconds, Mutator(rng)
         found: list[Seen] = []
         self._write(bed, mutator)

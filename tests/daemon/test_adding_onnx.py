@@ -133,17 +133,19 @@ def test_limits_of_the_compiler(start_service: Callable[..., Service], tmp_path:
 def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> None:
     path = dense(tmp_path / "m.onnx")
     with service.client() as client:
-        client.add(path, name="writes_the_profile")
         status = client.status()
+        profile = Path(status["places"]["cache_dir"]) / "device.toml"
+        if not profile.exists():
+            client.add(path, name="writes_the_profile")
     task = compiler.Task(
         model=path,
         output=tmp_path / "m.honed",
         shown_name="m.onnx",
         shapes={},
         precision="auto",
-        profile=Path(status["places"]["cache_dir"]) / "device.toml",
+        profile=profile,
         device=status["device_spec"],
-        seconds=120.0,
+        seconds=280.0,
         memory_mib=100,
     )
     with pytest.raises(HonedError, match="MiB"):
@@ -151,6 +153,7 @@ def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> No
     assert not task.output.exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_compiled_file_is_compiled_again(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:

@@ -52,11 +52,13 @@ def test_a_model_gets_faster_with_no_command_given(
     with service.client() as client:
         client.add(source, name="mlp", shapes={"x": (ROWS, INNER)})
         before = client.infer("mlp", {"x": X})["y"]
-        wait_for(lambda: trials(client) > 0, "a first trial", service)
+        wait_for(lambda: trials(client) > 0, "a first trial", service, seconds=300)
         assert client.status()["lease"]["granted"] > 0
         np.testing.assert_allclose(client.infer("mlp", {"x": X})["y"], before, atol=1e-6)
-        wait_for(lambda: client.status()["lease"]["revoked"] > 0, "the lease to be revoked", service)
-        wait_for(lambda: client.history("mlp")["version"] > 1, "a tuned version", service, seconds=240)
+        wait_for(
+            lambda: client.status()["lease"]["revoked"] > 0, "the lease to be revoked", service, seconds=300
+        )
+        wait_for(lambda: client.history("mlp")["version"] > 1, "a tuned version", service, seconds=500)
         history = client.history("mlp")
         assert history["versions"][1]["why"].startswith("idle tuning")
         assert history["versions"][1]["new_us"] < history["versions"][1]["old_us"]

@@ -102,12 +102,31 @@ def test_a_profile_decides_what_is_allowed(example: Path, compile_for: Compile) 
     ("pattern", "line", "message"),
     [
         (r"^fp64 = .*", "", "lacks the key 'fp64'"),
-        (r"^compute_units = .*", "compute_unit = 4", "unknown key 'compute_unit'"),
-        (r"^max_threads = .*", "max_threads = 2048", "must not exceed limits.max_work_group_size"),
+        pytest.param(
+            r"^compute_units = .*", "compute_unit = 4", "unknown key 'compute_unit'", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            r"^max_threads = .*",
+            "max_threads = 2048",
+            "must not exceed limits.max_work_group_size",
+            marks=pytest.mark.slow,
+        ),
         (r"^family = .*", 'family = "vulkan"', "must be one of mali, cpu, gpu"),
-        (r"^base_align_bytes = .*", "base_align_bytes = 100", "must be a power of two"),
-        (r"^local_memory = .*", 'local_memory = "no"', "instead of true or false"),
-        (r"^bandwidth_gbs = .*", "bandwidth_gbs = -1.0", "must be a positive number"),
+        pytest.param(
+            r"^base_align_bytes = .*",
+            "base_align_bytes = 100",
+            "must be a power of two",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            r"^local_memory = .*", 'local_memory = "no"', "instead of true or false", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            r"^bandwidth_gbs = .*",
+            "bandwidth_gbs = -1.0",
+            "must be a positive number",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 @pytest.mark.tvm

@@ -166,6 +166,7 @@ def test_draining_covers_all_devices(service: Service) -> None:
     assert service.process.wait(DEADLINE) == 0
 
 
+@pytest.mark.slow
 def test_where_models_go(start_service: Starter, vendors: Vendors, proven: Path, tmp_path: Path) -> None:
     placed = BOTH + 'placement = {there = "BASIC"}\n'
     service = start_service(config=placed, environment=vendors.environment)
@@ -278,6 +279,7 @@ def test_a_lost_device_is_stood_in_for_and_comes_back(
         assert client.history("there")["versions"][0]["quarantine"] == ""
 
 
+@pytest.mark.slow
 def test_a_stand_in_runs_only_while_it_is_needed(
     start_service: Starter, vendors: Vendors, proven: Path
 ) -> None:
@@ -325,6 +327,7 @@ __kernel void inc(__global const float* x, __global float* y) {{
     return builder.write(folder / f"{name}.honed")
 
 
+@pytest.mark.slow
 def test_a_model_that_the_stand_in_cannot_serve_waits_for_its_device(
     start_service: Starter, vendors: Vendors, proven: Path, tmp_path: Path
 ) -> None:
@@ -362,6 +365,7 @@ def test_a_model_that_the_stand_in_cannot_serve_waits_for_its_device(
         assert client.ready()
 
 
+@pytest.mark.slow
 def test_a_model_can_be_removed_while_its_device_is_lost(
     start_service: Starter, vendors: Vendors, proven: Path
 ) -> None:
@@ -386,7 +390,7 @@ def test_a_model_can_be_removed_while_its_device_is_lost(
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
 
 
-@pytest.mark.parametrize("fallback", ["", "cpu"])
+@pytest.mark.parametrize("fallback", ["", pytest.param("cpu", marks=pytest.mark.slow)])
 def test_without_a_stand_in_requests_are_told(
     start_service: Starter, vendors: Vendors, proven: Path, fallback: str
 ) -> None:

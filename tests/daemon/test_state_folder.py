@@ -158,11 +158,13 @@ def test_a_lock_that_leads_elsewhere_is_told_in_a_sentence(tmp_path: Path) -> No
         lock.acquire(tmp_path / "lock", "it")
 
 
-def test_a_file_in_the_place_of_the_staging_folder_goes(tmp_path: Path) -> None:
+def test_files_in_the_place_of_folders_that_can_be_made_again_go(tmp_path: Path) -> None:
     state = tmp_path / "state"
     Store(state).open()
-    (state / "staging").rmdir()
+    for name in ("staging", "damaged"):
+        (state / name).rmdir()
     (state / "staging").write_text("a file")
+    os.mkfifo(state / "damaged")
     store = Store(state)
     store.open()
     with store.staging() as folder:

@@ -128,6 +128,7 @@ def test_ctrl_c_uses_what_was_found(served: Service) -> None:
     check_answers(served)
 
 
+@pytest.mark.slow
 def test_a_model_added_later_has_the_schedules_that_are_recorded(served: Service, tmp_path: Path) -> None:
     """The same tasks under another name: compiled with what was found for the first."""
     with served.client() as client, client.export("mlp") as given:

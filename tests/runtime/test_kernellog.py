@@ -512,13 +512,6 @@ def test_samples_from_the_field(sample: dict[str, Any]) -> None:
     assert (fault.tgid, fault.tid) == (sample["tgid"], sample["tid"])
 
 
-def test_the_samples_are_those_of_the_facts() -> None:
-    facts = Path(__file__).parents[3] / "shared/facts/fault_samples.jsonl"
-    if not facts.exists():
-        pytest.skip("the facts are not beside this checkout")
-    assert [json.loads(line) for line in facts.read_text().splitlines()] == SAMPLES
-
-
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.message[:60])
 def test_rows_of_the_drivers(row: Row) -> None:
     fault = parse(row.message)

@@ -310,7 +310,7 @@ def test_overwritten_records_are_counted(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_kmsg
-@pytest.mark.skipif("HONED_TEST_FLOOD_KMSG" not in os.environ, reason="floods the kernel log; asked for only")
+@pytest.mark.flood
 def test_reader_overtaken_by_a_real_flood() -> None:
     mark = secrets.token_hex(8)
     with KmsgReader() as reader:

@@ -141,6 +141,7 @@ def test_grid_sample_survives_any_position(mode: str, padding: str) -> None:
     assert np.isfinite(got).all()
 
 
+@pytest.mark.slow
 def test_roi_align_survives_any_region() -> None:
     x = np.ones((2, 1, 4, 5), np.float32)
     rois = np.array([[0, 0, 3, 3], [-1e30, 1e30, np.inf, -np.inf], [np.nan] * 4], np.float32)

@@ -216,7 +216,6 @@ def test_functions_that_call_themselves_are_refused() -> None:
     assert "nested" in reasons(proto)[0]
 
 
-@pytest.mark.slow
 def test_functions_that_double_at_every_level_are_refused_in_time() -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("my", 1)]
     functions = [helper.make_function("my", "F0", ["a"], ["b"], [node("Identity", ["a"], ["b"])], opsets)]

@@ -29,7 +29,7 @@ Compiled = Callable[[Path], tuple[Path, dict[str, Any]]]
 def _compile(file: Path, output: Path, *options: str) -> dict[str, Any]:
     """Compile in the compiling child; returns its last event."""
     command = [sys.executable, "-m", "honed.tuner", "compile", str(file), "-o", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1000, check=False)
     assert done.stdout, done.stderr[-4000:]
     last: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert last["event"] in ("done", "refused", "error"), done.stderr[-4000:]

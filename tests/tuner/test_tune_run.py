@@ -23,7 +23,7 @@ from . import running
 from .liars import broken_searcher
 from .running import MEASURING, SEARCHING, Tuning
 
-pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
+pytestmark = [pytest.mark.tvm, pytest.mark.opencl, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,7 +78,6 @@ def test_a_tuned_model_is_faster_and_answers_as_before(
     assert all(ratio > 0 for _, outcome, ratio in kept if outcome == "right")
 
 
-@pytest.mark.slow
 def test_killed_children_cost_a_candidate_and_not_the_run(
     model: Path, records: Path, cache_dir: Path
 ) -> None:
@@ -107,7 +106,6 @@ def test_killed_children_cost_a_candidate_and_not_the_run(
     assert rows(records, "SELECT COUNT(*) FROM candidates") == [(13,)]
 
 
-@pytest.mark.slow
 def test_an_interrupt_keeps_what_was_found(
     model: Path, records: Path, cache_dir: Path, tmp_path: Path
 ) -> None:
@@ -127,7 +125,6 @@ def test_an_interrupt_keeps_what_was_found(
         check_answers(output)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["dies", "hangs", "raises"])
 def test_a_task_that_breaks_the_compiler_is_lost_alone(
     model: Path, records: Path, cache_dir: Path, how: str

@@ -16,7 +16,7 @@ from typing import Any
 
 from honed.runtime.aiolink import AsyncLink
 
-from .children import describe_exit, kill_group
+from .children import Child, describe_exit, kill_group
 from .limits import Limits
 from .supervisor import Supervisor, WorkerLost
 from .workerprocess import spawn
@@ -34,7 +34,7 @@ class BuilderLost(WorkerLost):
 
 @dataclass(slots=True)
 class _Running:
-    process: asyncio.subprocess.Process
+    process: Child
     link: AsyncLink
     niceness: int
 

@@ -32,7 +32,7 @@ from .tomllines import lines_of
 from .tunerchild import TunerSettings
 
 MAX_FILE_BYTES = 256 << 10
-MAX_LINE = 4000  # letters: what TOML's parser takes for a long key grows with its square
+_MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the square of its parts
 DEFAULT_ORIGIN: Final = "default"
 _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
 
@@ -218,8 +218,8 @@ def _parse(file: Path) -> tuple[dict[str, Any], dict[str, int]]:
     try:
         text = data.decode()
         for number, line in enumerate(text.split("\n"), 1):
-            if len(line) > MAX_LINE:
-                raise InvalidArgument(f"{file}:{number}: it is longer than {MAX_LINE} letters; break it")
+            if line.count(".") > _MAX_DOTS:
+                raise InvalidArgument(f"{file}:{number} has more than {_MAX_DOTS} dots; correct that line")
         return tomllib.loads(text), lines_of(text)
     except (ValueError, RecursionError) as error:  # UTF-8's and TOML's; nested without end
         raise InvalidArgument(f"configuration file {file} is not TOML: {error}; correct that line") from error

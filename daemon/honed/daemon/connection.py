@@ -122,6 +122,7 @@ class Connection:
         self._unsent_descriptors = 0
         self._held = 0  # bytes accounted to the peer's user
         self._reading = False
+        self._to_be_read = False  # when its turn comes
         self._asked = False  # for a turn to handle what was read
         self._half_closed = False  # the client sends no more, and may still read
         self._ending = False  # nothing is read any more; closes when all is sent
@@ -203,21 +204,36 @@ class Connection:
         self._reading = wanted
 
     def _readable(self) -> None:
+        """Read when it is this client's turn."""
+        if self._to_be_read:
+            return
+        self._to_be_read = True
+        self._turns.ask(self._owner, self._read)
+        if self._to_be_read:
+            self._set_reading(False)
+
+    def _read(self) -> None:
+        self._to_be_read = False
+        if self.closed:
+            return
         try:
             data, descriptors, flags, _ = socket.recv_fds(
                 self._socket, _CHUNK, MAX_PENDING_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
             )
         except BlockingIOError:
+            self._set_reading(True)
             return
         except OSError:
             self.close()
             return
-        if not data or self._ending:
+        if not data:
+            close_all(descriptors)
+            self._ended()
+            return
+        if self._ending:
             # Data that comes after the end is read and dropped, so that the client can read why.
             close_all(descriptors)
-            if not data:
-                self._set_reading(False)
-                self._turns.ask(self._owner, self._ended)
+            self._set_reading(True)
             return
         self._arrivals.note(len(data), descriptors)
         if flags & socket.MSG_CTRUNC or len(self._arrivals) > MAX_PENDING_DESCRIPTORS:
@@ -225,7 +241,7 @@ class Connection:
             return
         self._decoder.feed(data)
         self._account()
-        self._ask()
+        self._process()
 
     def _ask(self) -> None:
         """Have the next message handled when it is this client's turn; nothing is read until then."""

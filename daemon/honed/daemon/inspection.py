@@ -13,7 +13,7 @@ from honed.runtime.errors import HonedError, Internal, ModelFileError, Unavailab
 from honed.runtime.protocol import error_from_map
 
 from .blocking import in_thread
-from .children import FROM_OUTSIDE, describe_exit, kill_group
+from .children import FROM_OUTSIDE, describe_exit, kill_group, spawn
 from .compiled import Compiled
 from .inspector import ANSWER
 from .launch import command
@@ -60,11 +60,7 @@ async def inspect_all(
 async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Compiled | HonedError]:
     """Answers for the first of `paths`, at least one."""
     program = [sys.executable, "-m", "honed.daemon.inspector", *map(str, paths)]
-    process = await asyncio.create_subprocess_exec(
-        *command(program, memory_mib=INSPECTION_MIB),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    process = await spawn(command(program, memory_mib=INSPECTION_MIB), stdout=True)
     assert process.stdout is not None
     decoder = wire.Decoder(ANSWER)
     answered = 0

@@ -73,7 +73,7 @@ class KernelWatch:
                     async with asyncio.timeout_at(_due(found)):
                         await readable.wait()
                 readable.clear()
-                new = [fault for record in reader.read() if (fault := _of_gpu(record)) is not None]
+                new = await in_thread(_read, reader)
                 if new:
                     ids |= _with_threads(self._workers())
                     found += new
@@ -99,6 +99,11 @@ class KernelWatch:
             f", process {fault['process']}" if fault["process"] is not None else "",
             "; ".join(" ".join(record.split()) for record in fault["records"])[:500],
         )
+
+
+def _read(reader: Reader) -> list[Seen]:
+    """New faults. In a thread: a driver's patterns are made when its first record comes."""
+    return [fault for record in reader.read() if (fault := _of_gpu(record)) is not None]
 
 
 def _of_gpu(record: Record) -> Seen | None:

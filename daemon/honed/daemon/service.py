@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -222,6 +223,7 @@ async def _run(
             running.push_async_callback(_end, task)
         for manifest, _ in broken:
             running.push_async_callback(_end, asyncio.ensure_future(_restore(jobs, registry, manifest)))
+        _settle_memory()
         clients.start_accepting()
         _log.info("listening at %s with %d models", places.socket, len(models))
         systemd.tell("READY=1", f"STATUS=Serving {len(models)} models")
@@ -273,6 +275,12 @@ async def _restore(jobs: Jobs, registry: Registry, manifest: Manifest) -> None:
     entry = registry.find(manifest.name)
     if entry is not None and entry.compiled is None:
         entry.fail(f"{entry.reason}, and it could not be compiled again: {told}")
+
+
+def _settle_memory() -> None:
+    """Spare the collector what is here for good: looking at it would hold up the loop again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 async def _keep_watchdog(systemd: Systemd) -> None:

@@ -35,7 +35,7 @@ from honed.runtime.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from honed.runtime.files import open_regular, read_regular, replacing, sync_folder
+from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
 from honed.runtime.protocol import NAME
 
 from .versions import History, Version, first
@@ -98,8 +98,9 @@ class Store:
         newer honed wrote to it.
         """
         with _explained(self._objects.parent):
-            if not self._staging.is_dir() and os.path.lexists(self._staging):
-                self._staging.unlink()
+            for folder in (self._staging, self._damaged):
+                if os.path.lexists(folder) and not folder.is_dir():
+                    put_aside(folder)
             for folder in (self._objects, self._models, self._staging, self._damaged):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             models, damaged = self._read_all()

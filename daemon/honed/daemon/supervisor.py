@@ -16,7 +16,7 @@ from honed.runtime.errors import HonedError, Unavailable
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.profilefile import from_dict
 
-from .children import FROM_OUTSIDE, describe_exit, kill_group
+from .children import FROM_OUTSIDE, Child, describe_exit, kill_group
 from .limits import Limits
 from .regions import HeldRegion
 from .requests import Restarts
@@ -44,7 +44,7 @@ class Supervisor:
         self._limits = limits
         self._cache_dir = cache_dir
         self._device = device
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._link: AsyncLink | None = None
         self._mapped: set[int] = set()  # regions the present worker knows
         self._kill_reason = self._kill_kind = ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 import time
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import installed
-from .children import describe_exit, kill_group
+from .children import Child, describe_exit, kill_group, spawn
 from .launch import command
 from .requests import restart_delay
 from .settings import setting
@@ -44,7 +45,7 @@ class TunerChild:
     def __init__(self, settings: TunerSettings, socket: Path) -> None:
         self._settings = settings
         self._socket = socket
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: Child | None = None
         self._reports: dict[int, tuple[int, str]] = {}  # by connection: process and what it does
         self._last: tuple[float, str] | None = None  # the report of a connection that ended, and when
         self._text = "none is started here (tuner.spawn is false), and none has reported yet"
@@ -93,9 +94,8 @@ class TunerChild:
 
     async def _live_once(self) -> int:
         program = [sys.executable, "-m", "honed.tuner.service", f"--socket={self._socket}"]
-        process = self._process = await asyncio.create_subprocess_exec(
-            *command(program, memory_mib=self._settings.memory_mib, niceness=_NICENESS),
-            stdin=asyncio.subprocess.DEVNULL,
+        process = self._process = await spawn(
+            command(program, memory_mib=self._settings.memory_mib, niceness=_NICENESS)
         )
         self._text, self._last = "started, has not reported yet", None
         try:
@@ -103,11 +103,11 @@ class TunerChild:
         finally:
             await self._end(process)
 
-    async def _end(self, process: asyncio.subprocess.Process) -> None:
+    async def _end(self, process: Child) -> None:
         """Ask it to stop, which takes a candidate, then do not ask."""
         self._process = None
         if process.returncode is None:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(_STOP_SECONDS):
                     await process.wait()

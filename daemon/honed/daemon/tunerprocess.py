@@ -9,10 +9,9 @@ from collections.abc import Callable, Sequence
 from honed.runtime.errors import Unavailable
 
 from . import installed
-from .children import kill_group
+from .children import Child, kill_group, spawn
 from .launch import command
 
-_MAX_LINE = 4 << 20  # bytes; a child that writes a longer one is ended
 _NICENESS = 10
 
 
@@ -23,7 +22,7 @@ async def run(
     memory_mib: int,
     seconds: float | None,
     niceness: int = _NICENESS,
-    started: Callable[[asyncio.subprocess.Process], None] = lambda _: None,
+    started: Callable[[Child], None] = lambda _: None,
 ) -> int:
     """Its exit status, after each line of its standard output was passed on; cancelling ends the child.
 
@@ -32,12 +31,7 @@ async def run(
     if not installed.compiler():
         raise Unavailable("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     program = [sys.executable, "-m", "honed.tuner", *arguments]
-    process = await asyncio.create_subprocess_exec(
-        *command(program, memory_mib=memory_mib, niceness=niceness),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_MAX_LINE,
-    )
+    process = await spawn(command(program, memory_mib=memory_mib, niceness=niceness), stdout=True)
     try:
         started(process)
         async with asyncio.timeout(seconds):
@@ -49,12 +43,12 @@ async def run(
             await process.wait()
 
 
-async def _pass_on(process: asyncio.subprocess.Process, on_line: Callable[[bytes], None]) -> None:
+async def _pass_on(process: Child, on_line: Callable[[bytes], None]) -> None:
     assert process.stdout is not None
     while True:
         try:
             line = await process.stdout.readline()
-        except ValueError:  # longer than the limit
+        except ValueError:  # a line longer than can be read
             kill_group(process.pid)
             return
         if not line:

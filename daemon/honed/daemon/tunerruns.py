@@ -6,7 +6,6 @@ extends the records, without touching the folder.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -28,7 +27,7 @@ from honed.runtime.protocol import PublishParams, TunerRunParams, error_from_map
 
 from . import tunerprocess
 from .blocking import in_thread
-from .children import describe_exit
+from .children import Child, describe_exit
 from .connection import WithDescriptors
 from .fleet import Fleet
 from .jobs import Jobs
@@ -58,10 +57,10 @@ Notify = Callable[[dict[str, Any]], None]
 class _Measuring:
     """A child that measures. It may be told to stop before it was started."""
 
-    process: asyncio.subprocess.Process | None = None
+    process: Child | None = None
     stopped: bool = False
 
-    def begin(self, process: asyncio.subprocess.Process) -> None:
+    def begin(self, process: Child) -> None:
         self.process = process
         if self.stopped:
             self.stop()

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable
 
-BUDGET_SECONDS = 0.005  # of one iteration; a single message may take longer
+BUDGET_SECONDS = 0.0002  # of one iteration; a single message may take longer
 Work = Callable[[], None]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import sys
 from collections.abc import Callable
@@ -12,6 +11,8 @@ from honed.runtime import wire
 from honed.runtime.aiolink import AsyncLink
 from honed.runtime.errors import HonedError
 
+from . import children
+from .children import Child
 from .launch import command
 
 # Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
@@ -25,16 +26,15 @@ async def spawn(
     *,
     memory_mib: int,
     niceness: int = 0,
-) -> tuple[asyncio.subprocess.Process, AsyncLink]:
+) -> tuple[Child, AsyncLink]:
     """Start a worker for `device`; `lost` makes the error of calls cut short. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
         program = [sys.executable, "-m", "honed.daemon.worker"]
         arguments = [str(theirs.fileno()), str(cache_dir), device]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *command([*program, *arguments], memory_mib=memory_mib, niceness=niceness),
-                stdin=asyncio.subprocess.DEVNULL,
+            process = await children.spawn(
+                command([*program, *arguments], memory_mib=memory_mib, niceness=niceness),
                 pass_fds=[theirs.fileno()],
             )
         except BaseException:

@@ -49,7 +49,8 @@ def _measure(key: Key, bodies: dict[Key, _Body], sizes: dict[Key, int]) -> None:
             within.discard(current)
             open_calls.pop()
         elif callee in within:
-            raise ModelRefused(f"function {callee[1][:80]!r} of the model contains itself; export it without")
+            text = f"function {callee[1][:80]!r} of the model is nested within itself"
+            raise ModelRefused(f"the model cannot be compiled: {text}; export it without", (text,))
         else:
             within.add(callee)
             open_calls.append((callee, iter(bodies[callee].calls)))

@@ -1,0 +1,20 @@
+"""What all tests of the tuner share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from honed.tuner.measure.process import _NO_CACHES
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_kernels() -> Iterator[None]:
+    """Lets PoCL keep the kernels of measuring children that tests start, most of which build the same ones.
+
+    A tuner forbids that, as its candidates come once. Tests that run a whole tuner as a process have it so.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(_NO_CACHES, "POCL_KERNEL_CACHE")
+        yield
