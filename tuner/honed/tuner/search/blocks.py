@@ -115,6 +115,19 @@ def reads_along(schedule: Schedule, block: SBlockRV, axis: int) -> list[int]:
     ]
 
 
+def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
+    """Which axis of a block moves along the last dimension (of more than one element) of what it reads.
+
+    None where the dimension is read at a computed index, or there is none.
+    """
+    found: s_tir.SBlock = schedule.get(block)
+    region = found.reads[read]
+    for extent, span in zip(reversed(region.source.shape), reversed(region.region), strict=True):
+        if not _is(extent, 1):
+            return next((n for n, axis in enumerate(found.iter_vars) if span.min.same_as(axis.var)), None)
+    return None
+
+
 def _is(value: ir.Expr, number: int) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == number
 

@@ -24,9 +24,27 @@ class Size:
     statements: int  # into which the most unrolled block is written out
 
 
-def size_of(func: tirx.PrimFunc) -> Size:
-    """The size of a scheduled function, before lowering."""
-    return _statement(func.body, [])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threads:
+    """What work-groups a device runs well."""
+
+    least: int  # work-items of a group, where there are several groups
+    most: int
+    warp: int = 1  # work-items that run in step: a group of other numbers leaves lanes idle
+
+    def allow(self, threads: int, groups: int) -> bool:
+        """Whether so many work-items a group are run well, by so many groups.
+
+        Where all work-items together are no whole warps, no group can be.
+        """
+        if threads > self.most or (threads < self.least and groups > 1):
+            return False
+        return threads % self.warp == 0 or threads * groups % self.warp != 0
+
+
+def size_of(func: tirx.PrimFunc, least_bits: int = 1) -> Size:
+    """The size of a scheduled function, before lowering; `least_bits` is what an element takes at least."""
+    return _statement(func.body, [], least_bits)
 
 
 def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
@@ -53,19 +71,19 @@ def _launches(stmt: tirx.Stmt, threads: int, groups: int) -> list[tuple[int, int
     return [(threads, groups)]
 
 
-def _statement(stmt: tirx.Stmt, loops: list[tirx.For]) -> Size:
+def _statement(stmt: tirx.Stmt, loops: list[tirx.For], bits: int) -> Size:
     if isinstance(stmt, tirx.SeqStmt):
-        return _largest(_statement(s, loops) for s in stmt.seq)
+        return _largest(_statement(s, loops, bits) for s in stmt.seq)
     if isinstance(stmt, tirx.For):
-        return _statement(stmt.body, [*loops, stmt])
+        return _statement(stmt.body, [*loops, stmt], bits)
     if isinstance(stmt, tirx.AttrStmt):
-        return _statement(stmt.body, loops)
+        return _statement(stmt.body, loops, bits)
     if isinstance(stmt, tirx.IfThenElse):
-        return _statement(stmt.then_case, loops)
+        return _statement(stmt.then_case, loops, bits)
     if isinstance(stmt, s_tir.SBlockRealize):
         written_out = math.prod(int(a.extent) for a in loops if a.kind == tirx.ForKind.UNROLLED)
-        here = Size(registers=_registers(stmt, loops), statements=written_out)
-        return _largest((here, _statement(stmt.block.body, loops)))
+        here = Size(registers=_registers(stmt, loops, bits), statements=written_out)
+        return _largest((here, _statement(stmt.block.body, loops, bits)))
     return Size(registers=0, statements=0)
 
 
@@ -77,7 +95,7 @@ def _largest(sizes: Iterable[Size]) -> Size:
     )
 
 
-def _registers(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> int:
+def _registers(realize: s_tir.SBlockRealize, loops: list[tirx.For], least_bits: int) -> int:
     """Registers of a block's private results: what its loops cover that are neither threads nor reduced."""
     block = realize.block
     if not block.writes or str(block.writes[0].source.scope()) != "local":
@@ -90,7 +108,7 @@ def _registers(realize: s_tir.SBlockRealize, loops: list[tirx.For]) -> int:
         return 0
     covered = math.prod(int(loop.extent) for loop in loops if _private(loop) and loop.loop_var not in reduced)
     bits = int("".join(c for c in str(block.writes[0].source.dtype) if c.isdigit()) or 8)
-    return math.ceil(covered * bits / _BITS)
+    return math.ceil(covered * max(bits, least_bits) / _BITS)
 
 
 def _private(loop: tirx.For) -> bool:
@@ -106,11 +124,12 @@ def _tag(loop: tirx.For) -> str:
 class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
     """Refuses schedules that would spill registers or drown the driver's compiler, before lowering them."""
 
-    def __init__(self, most: Size, threads: tuple[int, int]) -> None:
-        """`threads` are the fewest (where there are several groups) and the most work-items of a group."""
+    def __init__(self, most: Size, threads: Threads, least_bits: int) -> None:
+        """`least_bits` is what an element in a register takes at least."""
         super().__init__()
         self.most = most
         self.threads = threads
+        self.least_bits = least_bits
 
     def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
         """Not used."""
@@ -118,13 +137,11 @@ class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
     def apply(self, sch: Schedule) -> bool:
         """Whether the schedule may be kept."""
         func = sch.mod["main"]
-        size = size_of(func)
+        size = size_of(func, self.least_bits)
         if size.registers > self.most.registers or size.statements > self.most.statements:
             return False
-        least, most = self.threads
-        launches = launches_of(func)
-        return all((least <= threads or groups == 1) and threads <= most for threads, groups in launches)
+        return all(self.threads.allow(threads, groups) for threads, groups in launches_of(func))
 
     def clone(self) -> Budget:
         """Another of the same kind."""
-        return Budget(self.most, self.threads)
+        return Budget(self.most, self.threads, self.least_bits)

@@ -16,7 +16,7 @@ from tvm.target import Target
 
 from honed.runtime.profile import DeviceProfile, ScheduleRules
 
-from .budget import Budget, Size
+from .budget import Budget, Size, Threads
 from .gpu import GroupRules, Tiling, group_postprocs, group_space
 from .grouped import GroupTile
 from .parts import SketchLimits
@@ -34,6 +34,8 @@ class FamilyRules:
     groups: GroupRules | None  # work-groups that share work; None where they win nothing
     most: Size
     least_threads: int  # work-items of a work-group, where there are several groups
+    warp: int = 1  # work-items that run in step; groups are whole warps
+    element_bits: int = 1  # that an element takes of a register at least
 
 
 # Work-groups of one: a work-group is one thread of the processor. 32 vector registers of 64 bytes with
@@ -53,15 +55,15 @@ _CPU = FamilyRules(
     most=Size(registers=512, statements=512),
     least_threads=1,
 )
-# facts: 64 registers a thread, then spills: 48 accumulators leave room for operands and addresses. Local
-# memory is ordinary memory, so nothing is copied into it (a reduction's partial results still travel through
-# it). Loads up to 128 bits.
+# facts: 64 registers a thread, then spills: 48 accumulators leave room for operands and addresses; Mesa gives
+# a half a register of its own. Warps of 16. Local memory is ordinary memory, so nothing is copied into it (a
+# reduction's partial results still travel through it). Loads up to 128 bits.
 _MALI = FamilyRules(
     sketches=SketchLimits(
         vector_bytes=16,
         tile=8,
         vectors=2,
-        unroll=4,
+        unroll=8,
         tail_unroll=16,
         threads=(16, 32, 64, 128),
         row_bytes=1 << 10,
@@ -76,8 +78,10 @@ _MALI = FamilyRules(
         grid=1024,
         unroll=(0, 4, 16),
     ),
-    most=Size(registers=48, statements=128),
+    most=Size(registers=48, statements=256),
     least_threads=1,
+    warp=16,
+    element_bits=32,
 )
 # NVIDIA: 255 registers a thread; 64 to 128 accumulators leave room for operands and addresses. Groups smaller
 # than a warp of 32 leave lanes idle.
@@ -131,6 +135,8 @@ def rules_of(rules: ScheduleRules) -> FamilyRules:
         groups=groups and groups.within(rules),
         most=family.most,
         least_threads=family.least_threads,
+        warp=family.warp,
+        element_bits=family.element_bits,
     )
 
 
@@ -161,7 +167,8 @@ def _elements(func: tirx.PrimFunc) -> int:
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
     """What every draw from the profile's spaces goes through, in order; new objects for each search."""
     rules = rules_of(profile.rules)
-    found: list[ms.Postproc] = [Budget(rules.most, (rules.least_threads, profile.rules.max_threads))]
+    threads = Threads(least=rules.least_threads, most=profile.rules.max_threads, warp=rules.warp)
+    found: list[ms.Postproc] = [Budget(rules.most, threads, rules.element_bits)]
     if rules.groups is not None:
         found += group_postprocs(rules.groups)
     return found

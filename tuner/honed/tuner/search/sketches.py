@@ -20,6 +20,7 @@ from tvm.s_tir import Schedule
 
 from .blocks import SPATIAL
 from .grouped import GroupTile, grouped
+from .held import held
 from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
 from .rows import columns, columns_again, rows, rows_again
 from .tile import tile, tile_across, tile_padded
@@ -32,7 +33,7 @@ Sketch = Callable[[Schedule, SketchLimits, int], bool]
 
 
 def _all() -> tuple[Sketch, ...]:
-    return (tile, tile_across, tile_padded, rows, rows_again, columns, columns_again, stream, whole)
+    return (held, tile, tile_across, tile_padded, rows, rows_again, columns, columns_again, stream, whole)
 
 
 def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:

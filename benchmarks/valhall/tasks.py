@@ -1,0 +1,77 @@
+"""The tasks that the Valhall bench is judged by: LightGlue's products and rows, and typical convolutions."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx.parser
+from tvm import tirx
+
+from honed.runtime import profilefile
+from honed.runtime.profile import DeviceProfile
+from honed.tuner import valhall
+from honed.tuner.demo import lightglue
+from honed.tuner.tune.extract import Extracted, extract
+
+_CONVOLUTIONS = {
+    "conv 3x3 64, 56x56": "(float[1,64,56,56] x, float[64,64,3,3] w, float[64] b) => (float[1,64,56,56] y) "
+    "{ c = Conv <pads=[1,1,1,1]> (x, w, b) y = Relu(c) }",
+    "pointwise 96-24, 28x28": "(float[1,96,28,28] x, float[24,96,1,1] w, float[24] b) => "
+    "(float[1,24,28,28] y) { y = Conv (x, w, b) }",
+    "depthwise 3x3 96, 56x56": "(float[1,96,56,56] x, float[96,1,3,3] w, float[96] b) => "
+    "(float[1,96,56,56] y) { c = Conv <group=96, pads=[1,1,1,1]> (x, w, b) y = Relu(c) }",
+}
+_PRODUCTS = 6
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BenchTask:
+    """A function to schedule; `product` holds m, n, k of a plain matrix product of two matrices."""
+
+    name: str
+    func: tirx.PrimFunc
+    flops: int
+    weight: int
+    product: tuple[int, int, int] | None = None
+
+
+def profile() -> DeviceProfile:
+    """The Mali-G610 that is judged for."""
+    return profilefile.load(valhall.PROFILE)
+
+
+def tasks() -> Iterator[BenchTask]:
+    """All of them, in halves."""
+    with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
+        file = lightglue.write(Path(folder) / "lightglue.onnx", 192)
+        found, _ = extract(file, {}, "fp16", profile())
+        by_flops = sorted(found, key=lambda one: -one.task.flops * one.task.weight)
+        products = [one for one in by_flops if "matmul" in one.task.name][:_PRODUCTS]
+        for one in products:
+            yield _task(one, one.task.name, _shape(one.func))
+        for prefix, name in (("fused_layer_norm", "layer norm"), ("fused_softmax", "softmax")):
+            one = next(one for one in by_flops if one.task.name.startswith(prefix))
+            yield _task(one, name, None)
+        for name, text in _CONVOLUTIONS.items():
+            model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+            onnx.save(model, Path(folder) / "conv.onnx")
+            found, _ = extract(Path(folder) / "conv.onnx", {}, "fp16", profile())
+            yield _task(max(found, key=lambda one: one.task.flops), name, None)
+
+
+def _task(one: Extracted, name: str, product: tuple[int, int, int] | None) -> BenchTask:
+    return BenchTask(name, one.func, one.task.flops, one.task.weight, product)
+
+
+def _shape(func: tirx.PrimFunc) -> tuple[int, int, int] | None:
+    """m, n and k, where the function multiplies two matrices (a batch of one counts)."""
+    first, second, *_ = [[int(e) for e in p.shape if int(e) != 1] for p in func.params]
+    if len(first) == 2 and len(second) == 2:
+        rows, inner = first
+        if inner == second[0]:
+            return rows, second[1], inner
+    return None

@@ -1,0 +1,163 @@
+"""Mesa's compiler for Valhall in its Debian 13 root, which `benchmarks/valhall/build` makes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import select
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from honed.runtime.errors import DeviceError
+
+ROOT = Path("/var/cache/honed-valhall")
+SECONDS = 60  # of CPU time for one program
+_SERVER = "/root/server"
+_START_SECONDS = 120.0
+_MESA = "/root/mesa/b/src"
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LD_PRELOAD": f"{_MESA}/panfrost/drm-shim/libpanfrost_noop_drm_shim.so",
+    "OCL_ICD_VENDORS": "/etc/honed-vendors",
+    "RUSTICL_ENABLE": "panfrost",
+    "RUSTICL_FEATURES": "fp16",
+    "PAN_GPU_ID": "a867",  # Mali-G610, as Mesa's own tables have it
+    "BIFROST_MESA_DEBUG": "shaders,shaderdb",
+    "MESA_SHADER_CACHE_DISABLE": "true",
+    "SECONDS": str(SECONDS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dump:
+    """What the compiler printed of one program: its intermediate forms and machine code, and its totals."""
+
+    code: str
+    stats: str
+
+
+class NotBuilt(Exception):
+    """The compiler refused a program, crashed on it, or took too long; the text says which."""
+
+
+class OfflineCompiler:
+    """A context manager: `jobs` servers in the root, each building one program at a time."""
+
+    def __init__(self, root: Path = ROOT, jobs: int | None = None) -> None:
+        """Raises DeviceError where the compiler has not been made."""
+        if not (root / _SERVER.lstrip("/")).exists():
+            raise DeviceError(
+                f"the offline compiler is not in {root}; make it with `benchmarks/valhall/build {root}`"
+            )
+        if os.geteuid() != 0:
+            raise DeviceError(f"the offline compiler in {root} runs in a root of its own; run this as root")
+        self._root = root
+        count = jobs or os.cpu_count() or 1
+        self._folder = tempfile.TemporaryDirectory(prefix="kernels-", dir=root / "work")
+        self._pool = ThreadPoolExecutor(count, "valhall")
+        self._free: queue.SimpleQueue[_Server | None] = queue.SimpleQueue()
+        self._servers: list[_Server] = []
+        for _ in range(count):
+            self._free.put(None)
+        self._count = 0
+
+    def __enter__(self) -> OfflineCompiler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the servers, with what they are building."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for server in self._servers:
+            server.close()
+        self._pool.shutdown()
+        self._folder.cleanup()
+
+    def build(self, source: str) -> Future[Dump]:
+        """The dump of a program, in time; its exception is NotBuilt where there is none."""
+        self._count += 1
+        return self._pool.submit(self._built, Path(self._folder.name) / f"{self._count}.cl", source)
+
+    def build_all(self, sources: Iterable[str]) -> list[Dump | NotBuilt]:
+        """The dumps of programs, in order."""
+        found: list[Dump | NotBuilt] = []
+        for future in [self.build(source) for source in sources]:
+            try:
+                found.append(future.result())
+            except NotBuilt as refused:
+                found.append(refused)
+        return found
+
+    def _built(self, path: Path, source: str) -> Dump:
+        server = self._free.get()
+        try:
+            if server is None:
+                server = _Server(self._root)
+                self._servers.append(server)
+            path.write_text(source)
+            status = server.build(f"/{path.relative_to(self._root)}")
+        except (OSError, DeviceError):
+            server = None
+            raise
+        finally:
+            self._free.put(server)
+        dump = Dump(*(_read(path.with_name(path.name + end)) for end in (".dump", ".stats")))
+        for end in ("", ".dump", ".stats"):
+            path.with_name(path.name + end).unlink(missing_ok=True)
+        if status != "built":
+            log = " ".join(dump.stats.split())[-300:]
+            raise NotBuilt(f"the compiler {status}{f': {log}' if log else ''}")
+        return dump
+
+
+class _Server:
+    """One process of `benchmarks/valhall/server.c`."""
+
+    def __init__(self, root: Path) -> None:
+        self._process = subprocess.Popen(
+            ["chroot", str(root), _SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=_ENVIRONMENT,
+        )
+        self._line(_START_SECONDS)
+
+    def build(self, path: str) -> str:
+        """How building a file ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{path}\n".encode())
+        self._process.stdin.flush()
+        return self._line(10 * SECONDS)
+
+    def close(self) -> None:
+        """End it, with what it is building."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _line(self, seconds: float) -> str:
+        """Its next answer; it gives one at a time."""
+        stream = self._process.stdout
+        assert stream is not None
+        ready, _, _ = select.select([stream], [], [], seconds)
+        line = stream.readline() if ready else b""
+        if not line:
+            self.close()
+            raise DeviceError(
+                "the offline compiler ended or hangs; make it again with benchmarks/valhall/build"
+            )
+        return line.decode(errors="replace").strip()
+
+
+def _read(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
