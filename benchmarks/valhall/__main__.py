@@ -1,7 +1,7 @@
 """Kernels for a Mali-G610 judged by their machine code: `python -m benchmarks.valhall`.
 
 Without arguments: the bench's tasks, with the default schedule and the best of many draws beside the
-hand-written kernel. Nothing runs on a GPU: times are bounds of the busiest pipe (honed.tuner.valhall.machine).
+hand-written kernel. Nothing runs on a GPU: times are bounds of the busiest pipe (tuner.valhall.machine).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from honed.runtime.devices import rules_for
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
-from honed.tuner.search.budget import Budget, Size, size_of
+from honed.tuner.search.budget import Budget, Size, Threads, size_of
 from honed.tuner.search.parts import lane_choices, lanes_of
 from honed.tuner.search.sketches import grouped_sketches, sketches
 
@@ -47,6 +47,7 @@ def test_draws_hold_their_budget(family: str) -> None:
         for launch in lower_function(schedule.mod["main"], "main", target_for(one), one).launches:
             x, y, z = launch.block
             assert family_rules.least_threads <= x * y * z <= one.rules.max_threads
+            assert x * y * z % family_rules.warp == 0
 
 
 @pytest.mark.parametrize("family", ["cpu", "mali"])
@@ -55,9 +56,27 @@ def test_the_budget_is_needed(family: str) -> None:
     one = imagined(family)
     func = dense(256, 256, 128)
     found = sketches(func, rules.rules_of(one.rules).sketches)
-    free = draws(func, one, found, 96, postprocs=[Budget(NONE, (1, 1024))])
+    free = draws(func, one, found, 96, postprocs=[Budget(NONE, Threads(least=1, most=1024), 1)])
     most = rules.rules_of(one.rules).most.registers
     assert max(size_of(schedule.mod["main"]).registers for schedule in free) > most
+
+
+@pytest.mark.parametrize(
+    ("threads", "groups", "allowed"),
+    [
+        (16, 4, True),
+        (32, 1, True),
+        (12, 4, False),
+        (12, 3, True),
+        (8, 4, False),
+        (24, 2, False),
+        (512, 1, False),
+        (1, 5, True),
+    ],
+)
+def test_groups_are_whole_warps_where_they_can_be(threads: int, groups: int, *, allowed: bool) -> None:
+    """48 work-items may be three warps in three groups; 36, or 5, are none whatever their groups."""
+    assert Threads(least=1, most=256, warp=16).allow(threads, groups) == allowed
 
 
 @pytest.mark.parametrize(("family", "copied"), [("mali", False), ("gpu", True), ("gpu", False)])
