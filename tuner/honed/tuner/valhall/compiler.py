@@ -125,11 +125,17 @@ class _Server:
 
     def __init__(self, root: Path) -> None:
         self._process = subprocess.Popen(
-            ["chroot", str(root), _SERVER],
+            [
+                "chroot",
+                str(root),
+                "/usr/bin/env",
+                "-i",
+                *(f"{k}={v}" for k, v in _ENVIRONMENT.items()),
+                _SERVER,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=_ENVIRONMENT,
         )
         self._line(_START_SECONDS)
 

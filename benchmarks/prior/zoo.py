@@ -1,0 +1,158 @@
+"""Made-up models with the layers that networks are made of, at sizes that vary: what a prior is learned from.
+
+None of the models that the prior is judged by is among them.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import onnx.parser
+
+Draw = Callable[[random.Random], str]
+_CHANNELS = (8, 16, 24, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 512)
+_SIDES = (7, 10, 13, 14, 20, 26, 28, 32, 40, 52, 56, 64, 80, 104, 112)
+_WIDTHS = (32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024, 2048)
+_LENGTHS = (1, 16, 49, 50, 64, 77, 100, 128, 196, 197, 256, 384, 400)
+_ACTIVATIONS = ("Relu(c)", "Clip(c, low, high)", "Sigmoid(c)", "Tanh(c)", "LeakyRelu(c)", "Identity(c)")
+_BOUNDS = "<float low = {0.0}, float high = {6.0}>"
+_MOST_OPERATIONS = 1.5e9  # of one layer: a candidate must be quick to measure
+
+
+def write(folder: Path, count: int, seed: int) -> list[Path]:
+    """`count` models of one layer each."""
+    rng = random.Random(seed)
+    made = []
+    kinds = list(_KINDS)
+    while len(made) < count:
+        kind = kinds[len(made) % len(kinds)]
+        text = _KINDS[kind](rng)
+        if not text:
+            continue
+        model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+        path = folder / f"{len(made):03d}-{kind}.onnx"
+        onnx.save(model, path)
+        made.append(path)
+    return made
+
+
+def joined(paths: list[Path], to: Path) -> Path:
+    """The models side by side as one, so that one search sees all their tasks."""
+    whole = onnx.ModelProto()
+    for n, path in enumerate(paths):
+        model = onnx.compose.add_prefix(onnx.load(path), f"m{n}_")
+        if n == 0:
+            whole = model
+        else:
+            whole = onnx.compose.merge_models(whole, model, io_map=[])
+    onnx.save(whole, to)
+    return to
+
+
+def _convolution(rng: random.Random) -> str:
+    given, made, side = rng.choice(_CHANNELS), rng.choice(_CHANNELS), rng.choice(_SIDES)
+    k, stride = rng.choice(((3, 1), (3, 1), (3, 2), (5, 1), (7, 2), (1, 1), (1, 1), (1, 1), (1, 2)))
+    out = (side + 2 * (k // 2) - k) // stride + 1
+    if 2 * made * given * k * k * out * out > _MOST_OPERATIONS or out < 2:
+        return ""
+    act = rng.choice(_ACTIVATIONS)
+    return (
+        f"g (float[1,{given},{side},{side}] x, float[{made},{given},{k},{k}] w, float[{made}] b)"
+        f" => (float[1,{made},{out},{out}] y) {_BOUNDS} {{"
+        f" c = Conv <pads=[{k // 2},{k // 2},{k // 2},{k // 2}], strides=[{stride},{stride}]> (x, w, b)"
+        f" y = {act} }}"
+    )
+
+
+def _depthwise(rng: random.Random) -> str:
+    channels, side = rng.choice(_CHANNELS), rng.choice(_SIDES)
+    k, stride = rng.choice(((3, 1), (3, 2), (5, 1), (5, 2)))
+    out = (side + 2 * (k // 2) - k) // stride + 1
+    if out < 2:
+        return ""
+    return (
+        f"g (float[1,{channels},{side},{side}] x, float[{channels},1,{k},{k}] w, float[{channels}] b)"
+        f" => (float[1,{channels},{out},{out}] y) {_BOUNDS} {{"
+        f" c = Conv <group={channels}, pads=[{k // 2},{k // 2},{k // 2},{k // 2}], strides=[{stride},{stride}]>"
+        f" (x, w, b) y = {rng.choice(_ACTIVATIONS)} }}"
+    )
+
+
+def _dense(rng: random.Random) -> str:
+    m, k, n = rng.choice(_LENGTHS), rng.choice(_WIDTHS), rng.choice(_WIDTHS)
+    if 2 * m * k * n > _MOST_OPERATIONS:
+        return ""
+    return (
+        f"g (float[{m},{k}] x, float[{k},{n}] w, float[{n}] b) => (float[{m},{n}] y) {_BOUNDS} {{"
+        f" p = MatMul(x, w) c = Add(p, b) y = {rng.choice(_ACTIVATIONS)} }}"
+    )
+
+
+def _batched(rng: random.Random) -> str:
+    heads, m, k, n = rng.choice((4, 6, 8, 12)), rng.choice(_LENGTHS), rng.choice((32, 64)), rng.choice(_LENGTHS)
+    if rng.random() < 0.5:
+        k, n = n, k
+    if 2 * heads * m * k * n > _MOST_OPERATIONS or m * k < 64:
+        return ""
+    if rng.random() < 0.5:
+        return (
+            f"g (float[1,{heads},{m},{k}] x, float[1,{heads},{k},{n}] w) => (float[1,{heads},{m},{n}] y)"
+            " { y = MatMul(x, w) }"
+        )
+    return (
+        f"g (float[1,{heads},{m},{k}] x, float[1,{heads},{n},{k}] w) => (float[1,{heads},{m},{n}] y)"
+        " <float s = {0.125}> { t = Transpose <perm=[0,1,3,2]> (w) p = MatMul(x, t) y = Mul(p, s) }"
+    )
+
+
+def _rows(rng: random.Random) -> str:
+    rows, width = rng.choice(_LENGTHS), rng.choice(_WIDTHS)
+    if rng.random() < 0.5:
+        heads = rng.choice((1, 4, 8))
+        return (
+            f"g (float[{heads},{rows},{width}] x) => (float[{heads},{rows},{width}] y)"
+            " { y = Softmax <axis=-1> (x) }"
+        )
+    return (
+        f"g (float[1,{rows},{width}] x, float[{width}] s, float[{width}] b) => (float[1,{rows},{width}] y)"
+        " { y = LayerNormalization <axis=-1> (x, s, b) }"
+    )
+
+
+def _pool(rng: random.Random) -> str:
+    channels, side = rng.choice(_CHANNELS), rng.choice(_SIDES)
+    kind = rng.choice(("MaxPool", "AveragePool", "GlobalAveragePool"))
+    if kind == "GlobalAveragePool":
+        return f"g (float[1,{channels},{side},{side}] x) => (float[1,{channels},1,1] y) {{ y = {kind}(x) }}"
+    k, stride = rng.choice(((2, 2), (3, 2), (3, 1)))
+    out = (side - k) // stride + 1
+    return (
+        f"g (float[1,{channels},{side},{side}] x) => (float[1,{channels},{out},{out}] y)"
+        f" {{ y = {kind} <kernel_shape=[{k},{k}], strides=[{stride},{stride}]> (x) }}"
+    )
+
+
+def _move(rng: random.Random) -> str:
+    channels, side = rng.choice(_CHANNELS), rng.choice(_SIDES)
+    perm = rng.choice(((0, 2, 3, 1), (0, 1, 3, 2), (0, 3, 1, 2), (0, 2, 1, 3)))
+    shape = (1, channels, side, side)
+    out = ",".join(str(shape[p]) for p in perm)
+    return (
+        f"g (float[1,{channels},{side},{side}] x, float[1,{channels},{side},{side}] z) => (float[{out}] y)"
+        f" {{ a = Add(x, z) y = Transpose <perm=[{','.join(map(str, perm))}]> (a) }}"
+    )
+
+
+_KINDS: dict[str, Draw] = {
+    "convolution": _convolution,
+    "dense": _dense,
+    "pointwise": lambda rng: _convolution(rng),
+    "depthwise": _depthwise,
+    "batched": _batched,
+    "rows": _rows,
+    "pool": _pool,
+    "move": _move,
+}
