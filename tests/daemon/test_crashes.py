@@ -180,6 +180,7 @@ def _quietly(call: Callable[[], object]) -> None:
         call()
 
 
+@pytest.mark.slow
 def test_clients_reconnect_after_a_restart(start_service: Starter, small_model: Path, tmp_path: Path) -> None:
     service = start_service()
     with service.client() as client, client.region(4096) as region:
