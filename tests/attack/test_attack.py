@@ -141,6 +141,7 @@ def _judged(bed: Bed, plant: Callable[[], object]) -> Findings:
     return bed.findings
 
 
+@pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
 def test_nothing_is_found_where_nothing_is_done(bed: Bed) -> None:
@@ -149,6 +150,7 @@ def test_nothing_is_found_where_nothing_is_done(bed: Bed) -> None:
     assert findings.wrong == findings.lost == 0
 
 
+@pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
 def test_what_is_planted_is_found(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +194,7 @@ def test_what_is_planted_is_found(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> 
         assert expected in found
 
 
+@pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
 def test_a_wrong_answer_is_found(bed: Bed) -> None:

@@ -64,11 +64,10 @@ class Service:
 
     @property
     def worker(self) -> psutil.Process | None:
-        """The serving worker's process, once it has become one."""
-        with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(self.process.pid).children():
-                if "honed.daemon.worker" in child.cmdline():
-                    return child
+        """The serving worker's process, once there is one. Beside it another may build kernels."""
+        with contextlib.suppress(HonedError, psutil.Error), self.client() as client:
+            if pid := client.status()["worker"]["pid"]:
+                return psutil.Process(pid)
         return None
 
     def client(self, **options: Any) -> Client:

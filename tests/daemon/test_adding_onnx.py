@@ -130,6 +130,7 @@ def test_limits_of_the_compiler(start_service: Callable[..., Service], tmp_path:
         assert compiling(service) == []
 
 
+@pytest.mark.slow
 def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> None:
     path = dense(tmp_path / "m.onnx")
     with service.client() as client:

@@ -24,7 +24,7 @@ from tests.runtime.builder import Builder, add_constant, chain
 
 from . import spin
 from .conftest import SIZE
-from .running import DEADLINE, Service, wait_for
+from .running import DEADLINE, NO_TUNER, Service, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
@@ -77,27 +77,27 @@ def hold(service: Service) -> psutil.Process:
     return worker
 
 
-def test_the_worker_is_killed_while_requests_run(start_service: Starter, small_model: Path) -> None:
-    service = start_service()
-    with service.client() as client:
-        client.add(small_model, name="small")
-        worker = hold(service)
-        asking = Asking(client, "small", 6)
-        worker.kill()
-        outcomes = asking.join()
-        status = client.status()
+def restarts(client: Client) -> int:
+    count: int = client.status()["worker"]["restarts"]
+    return count
+
+
+def test_the_worker_is_killed_while_requests_run(service: Service, client: Client) -> None:
+    before = restarts(client)
+    worker = hold(service)
+    asking = Asking(client, "small", 6)
+    worker.kill()
+    outcomes = asking.join()
     assert len(outcomes) == 6
     for y in outcomes:
         np.testing.assert_array_equal(y, 2 * X + 1)
-    assert status["worker"]["restarts"] == 1
+    assert restarts(client) == before + 1
     assert service.worker is not None
     assert service.worker.pid != worker.pid
 
 
-def test_shared_memory_survives_the_worker(start_service: Starter, small_model: Path) -> None:
-    service = start_service()
-    with service.client() as client, client.region(4096) as region:
-        client.add(small_model, name="small")
+def test_shared_memory_survives_the_worker(service: Service, client: Client) -> None:
+    with client.region(4096) as region:
         x, y = region.array("float32", (SIZE,)), region.array("float32", (SIZE,))
         x[:] = X
         client.infer("small", {"x": x}, outputs={"y": y})
@@ -108,40 +108,35 @@ def test_shared_memory_survives_the_worker(start_service: Starter, small_model: 
         np.testing.assert_array_equal(y, 2 * X + 1)
 
 
-def test_a_request_that_kills_every_worker_is_given_up(
-    start_service: Starter, small_model: Path, tmp_path: Path
-) -> None:
-    service = start_service()
-    with service.client() as client:
-        client.add(small_model, name="small")
-        client.add(crashing_model(tmp_path), name="crash")
-        np.testing.assert_array_equal(client.infer("crash", {"x": -X})["y"], -X)
-        with pytest.raises(Unavailable, match="2 workers"):
-            client.infer("crash", {"x": X + 1})
+def test_a_request_that_kills_every_worker_is_given_up(client: Client, tmp_path: Path) -> None:
+    client.add(crashing_model(tmp_path), name="crash")
+    np.testing.assert_array_equal(client.infer("crash", {"x": -X})["y"], -X)
+    with pytest.raises(Unavailable, match="2 workers"):
+        client.infer("crash", {"x": X + 1})
+    np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
+    with pytest.raises(Unavailable):
+        client.infer("crash", {"x": X + 1})
+    np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
+    # Four workers in a row: the model is not run any more, and says why.
+    state = next(m for m in client.models() if m["name"] == "crash")
+    assert state["state"] == "UNAVAILABLE"
+    assert "4 workers" in state["reason"]
+    client.remove("crash")
+    assert [m["name"] for m in client.models()] == ["small"]
+
+
+def test_a_worker_that_hangs_is_replaced(service: Service, client: Client) -> None:
+    service.configure("[limits]\nrun_seconds = 1.0\n" + NO_TUNER)
+    try:
+        before, worker = restarts(client), hold(service)
         np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
-        with pytest.raises(Unavailable):
-            client.infer("crash", {"x": X + 1})
-        np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
-        # Four workers in a row: the model is not run any more, and says why.
-        state = next(m for m in client.models() if m["name"] == "crash")
-        assert state["state"] == "UNAVAILABLE"
-        assert "4 workers" in state["reason"]
-        client.remove("crash")
-        assert [m["name"] for m in client.models()] == ["small"]
+        assert restarts(client) == before + 1
+        assert not worker.is_running()
+    finally:
+        service.configure(NO_TUNER)
 
 
-def test_a_worker_that_hangs_is_replaced(start_service: Starter, small_model: Path) -> None:
-    service = start_service(config="[limits]\nrun_seconds = 1.0\n")
-    with service.client() as client:
-        client.add(small_model, name="small")
-        worker = service.worker
-        assert worker is not None
-        worker.suspend()
-        np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
-        assert client.status()["worker"]["restarts"] == 1
-    assert not worker.is_running()
-
-
+@pytest.mark.slow
 def test_kill_9_of_the_daemon_while_models_are_added(
     start_service: Starter, small_model: Path, tmp_path: Path
 ) -> None:
@@ -185,6 +180,7 @@ def _quietly(call: Callable[[], object]) -> None:
         call()
 
 
+@pytest.mark.slow
 def test_clients_reconnect_after_a_restart(start_service: Starter, small_model: Path, tmp_path: Path) -> None:
     service = start_service()
     with service.client() as client, client.region(4096) as region:
@@ -225,46 +221,43 @@ def test_stopping_answers_what_is_queued_and_leaves_nothing(
     assert not any(child.is_running() for child in children)
 
 
-def test_stopping_is_quick_when_a_client_never_reads(start_service: Starter) -> None:
-    service = start_service(config="[limits]\nstop_seconds = 1.0\n")
+def test_stopping_waits_for_nobody(start_service: Starter, small_model: Path) -> None:
+    """Neither for a client that never reads nor for what does not finish, which is answered."""
+    service = start_service(config="[limits]\nstop_seconds = 0.5\n")
     idle = socket.socket(socket.AF_UNIX)
     idle.connect(str(service.socket))
-    begun = time.monotonic()
-    assert service.stop() == 0
-    assert time.monotonic() - begun < 15
-    assert idle.recv(1) == b""
-    idle.close()
-
-
-def test_stopping_answers_what_does_not_finish(start_service: Starter, small_model: Path) -> None:
-    service = start_service(config="[limits]\nstop_seconds = 0.5\n")
     with service.client() as client:
         client.add(small_model, name="small")
         hold(service)
         asking = Asking(client, "small", 4)
+        begun = time.monotonic()
         assert service.stop() == 0
+        assert time.monotonic() - begun < 15
         outcomes = asking.join()
     assert len(outcomes) == 4
     assert all(isinstance(o, Unavailable) and "stopping" in str(o) for o in outcomes), outcomes
+    assert idle.recv(1) == b""
+    idle.close()
 
 
-def test_a_second_daemon_is_refused(start_service: Starter, cache_dir: Path, tmp_path: Path) -> None:
-    first = start_service()
-    same_state = start_service(first.state, wait=False)
+def test_a_second_daemon_is_refused(service: Service, start_service: Starter, tmp_path: Path) -> None:
+    same_state = start_service(service.state, wait=False)
     assert same_state.process.wait(DEADLINE) == 1
-    assert f"another honed (process {first.process.pid}) uses state folder" in same_state.log
-    same_socket = start_service(tmp_path / "other", socket=first.socket, wait=False)
+    assert f"another honed (process {service.process.pid}) uses state folder" in same_state.log
+    same_socket = start_service(tmp_path / "other", socket=service.socket, wait=False)
     assert same_socket.process.wait(DEADLINE) == 1
-    assert f"another honed (process {first.process.pid}) uses socket" in same_socket.log
-    with first.client() as client:
+    assert f"another honed (process {service.process.pid}) uses socket" in same_socket.log
+    with service.client() as client:
         assert client.live()
 
 
 def test_a_stale_socket_is_replaced_and_a_file_is_not(start_service: Starter, tmp_path: Path) -> None:
-    first = start_service()
+    first = start_service(wait=False)
+    first.wait_listening()
     first.kill()
     assert first.socket.exists()
-    again = start_service(first.state, socket=first.socket)
+    again = start_service(first.state, socket=first.socket, wait=False)
+    again.wait_listening()
     with again.client() as client:
         assert client.live()
     precious = tmp_path / "precious"
@@ -363,22 +356,19 @@ def test_a_full_disk(start_service: Starter, tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-def test_removing_answers_what_waits(start_service: Starter, small_model: Path) -> None:
-    service = start_service()
-    with service.client() as client:
-        client.add(small_model, name="small")
-        worker = hold(service)
-        asking = Asking(client, "small", 6)
-        client.remove("small")
-        wait_for(lambda: len(asking.outcomes) == 5, "those that wait to be answered")
-        assert all(isinstance(outcome, NotFound) for outcome in asking.outcomes)
-        worker.resume()
-        np.testing.assert_array_equal(asking.join()[-1], 2 * X + 1)
-        assert client.models() == []
+def test_removing_answers_what_waits(service: Service, client: Client, small_model: Path) -> None:
+    client.add(small_model, name="leaving")
+    worker = hold(service)
+    asking = Asking(client, "leaving", 6)
+    client.remove("leaving")
+    wait_for(lambda: len(asking.outcomes) == 5, "those that wait to be answered")
+    assert all(isinstance(outcome, NotFound) for outcome in asking.outcomes)
+    worker.resume()
+    np.testing.assert_array_equal(asking.join()[-1], 2 * X + 1)
+    assert [m["name"] for m in client.models()] == ["small"]
 
 
-def test_priorities_and_turns(start_service: Starter, tmp_path: Path) -> None:
-    service = start_service()
+def test_priorities_and_turns(service: Service, tmp_path: Path) -> None:
     order: list[str] = []  # of answers, each long enough after the one before
     with service.client() as first, service.client() as second:
         first.add(spin.write(tmp_path / "slow.honed", 400_000), name="slow")
@@ -404,20 +394,20 @@ def test_priorities_and_turns(start_service: Starter, tmp_path: Path) -> None:
         worker.resume()
         for thread in threads:
             thread.join(DEADLINE)
+        first.remove("slow")
     assert order[:2] == ["running", "urgent"]
     assert order[-1] == "last"
     assert set(order[2:4]) == {"a1", "b1"}
 
 
-def test_adding_is_cancelled_when_the_client_goes(start_service: Starter, tmp_path: Path) -> None:
+def test_adding_is_cancelled_when_the_client_goes(service: Service, tmp_path: Path) -> None:
     """The file arrives through a descriptor whose lock shows that the service let go of it."""
-    service = start_service()
     large = add_constant(2_000_000).write(tmp_path / "large.honed")
     with service.client() as watcher:
         leaving = service.client()
         adding = threading.Thread(target=_quietly, args=(partial(leaving.add, large, name="large"),))
         adding.start()
-        wait_for(lambda: watcher.status()["jobs"] or watcher.models(), "the addition to begin")
+        wait_for(lambda: watcher.status()["jobs"] or len(watcher.models()) > 1, "the addition to begin")
         leaving.close()
         adding.join(DEADLINE)
         wait_for(lambda: not watcher.status()["jobs"], "the addition to end")

@@ -40,6 +40,7 @@ def infer(client: Client, count: int) -> None:
         assert y[0] == i + 1
 
 
+@pytest.mark.slow
 def test_connections_that_come_and_go_leave_memory_where_it_was(service: Service) -> None:
     process = psutil.Process(service.process.pid)
 

@@ -116,6 +116,7 @@ def test_a_client_that_does_not_read_holds_few_descriptors(service: Service) -> 
     wait_for(lambda: descriptors(service.process.pid) <= before, "the service to close its descriptors")
 
 
+@pytest.mark.slow
 def test_a_tuned_version_keeps_the_source(
     tmp_path: Path, start_service: Callable[..., Service], monkeypatch: pytest.MonkeyPatch
 ) -> None:

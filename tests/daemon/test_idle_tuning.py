@@ -66,6 +66,7 @@ def test_a_model_gets_faster_with_no_command_given(
         assert client.status()["tuner"]["pid"] > 0
 
 
+@pytest.mark.slow
 def test_where_the_time_of_a_used_model_goes_is_asked_before_it_is_tuned(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:

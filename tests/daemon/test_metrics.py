@@ -220,6 +220,7 @@ def test_a_hung_worker_is_told_from_a_crashed_one(
     assert document["whole"]["failures"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
 def test_use_outlives_a_power_cut(start_service: Callable[..., Service], small_model: Path) -> None:

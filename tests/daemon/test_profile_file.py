@@ -59,6 +59,7 @@ def device_of(file: Path) -> DeviceProfile:
     return read.model.device
 
 
+@pytest.mark.slow
 @pytest.mark.tvm
 @pytest.mark.opencl
 @pytest.mark.service

@@ -126,6 +126,7 @@ def test_one_that_kills_the_worker_costs_one_retry(
         served(again, 1)
 
 
+@pytest.mark.slow
 def test_a_worker_killed_by_somebody_else_is_not_blamed_on_the_version(
     service: Service, client: Client, tmp_path: Path
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_worker_killed_by_somebody_else_is_not_blamed_on_the_version(
     assert client.history("m")["version"] == 2
 
 
+@pytest.mark.slow
 def test_a_trial_cut_short_by_a_restart_goes_on_serving(
     service: Service, client: Client, tmp_path: Path, start_service: Starter
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_trial_cut_short_by_a_restart_goes_on_serving(
         assert again.history("m")["version"] == 2
 
 
+@pytest.mark.slow
 def test_rollback_and_pin_by_hand(client: Client, tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="no earlier version"):
         client.rollback("m")
@@ -175,6 +178,7 @@ def test_what_is_not_its_successor_is_refused(client: Client, tmp_path: Path) ->
         client.publish("m", model(tmp_path, "fast", FAST), expected="0" * 64, why="late")
 
 
+@pytest.mark.slow
 def test_removing_a_model_on_trial_leaves_nothing(service: Service, client: Client, tmp_path: Path) -> None:
     assert publish(client, model(tmp_path, "fast", FAST))["published"]
     client.remove("m")

@@ -150,6 +150,7 @@ def test_a_region_serves_all_devices_and_leaves_nothing(service: Service) -> Non
         wait_for(lambda: mapped() == [0, 0], "the mappings to go")
 
 
+@pytest.mark.slow
 def test_draining_covers_all_devices(service: Service) -> None:
     with service.client() as client:
         workers = [worker(client, name) for name in ("pthread", "basic")]
@@ -202,6 +203,7 @@ def test_where_models_go(start_service: Starter, vendors: Vendors, proven: Path,
         np.testing.assert_array_equal(client.infer("asked", {"x": X})["y"], Y)
 
 
+@pytest.mark.slow
 def test_replacing_on_another_device_takes_its_requests_along(service: Service, proven: Path) -> None:
     with service.client() as client:
         held = worker(client, "basic")
@@ -214,6 +216,7 @@ def test_replacing_on_another_device_takes_its_requests_along(service: Service, 
         assert_right(asking.join(), 3)
 
 
+@pytest.mark.slow
 def test_the_fastest_device(service: Service, proven: Path, tmp_path: Path) -> None:
     stages: list[float] = []
     with service.client() as client:
@@ -233,6 +236,7 @@ def test_the_fastest_device(service: Service, proven: Path, tmp_path: Path) -> N
     assert stages[-1] == 1.0
 
 
+@pytest.mark.slow
 def test_a_lost_device_is_stood_in_for_and_comes_back(
     service: Service, vendors: Vendors, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -415,6 +419,7 @@ def test_without_a_stand_in_requests_are_told(
         np.testing.assert_array_equal(client.infer("m", {"x": X})["y"], Y)
 
 
+@pytest.mark.slow
 def test_a_model_that_kills_workers_is_not_taken_for_a_lost_device(service: Service, tmp_path: Path) -> None:
     with service.client() as client:
         os.kill(lane(client, "basic")["worker"]["pid"], 9)

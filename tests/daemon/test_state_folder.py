@@ -55,29 +55,40 @@ def nested(path: Path) -> None:
     path.write_text("[" * 200_000)
 
 
-@pytest.mark.parametrize("spoil", [remove, folder, fifo, link_to_itself, garbage])
-def test_a_model_without_its_files_is_unavailable_alone(
-    start_service: Starter, small_model: Path, tmp_path: Path, spoil: Callable[[Path], None]
+def test_models_without_their_files_are_unavailable_alone(
+    start_service: Starter, small_model: Path, tmp_path: Path
 ) -> None:
     service = start_service()
+    models = {
+        spoil: chain(n, SIZE).write(tmp_path / f"{spoil.__name__}.honed")
+        for n, spoil in enumerate((remove, folder, fifo, link_to_itself, garbage), 2)
+    }
     with service.client() as client:
         client.add(small_model, name=GOOD)
-        client.add(chain(2, SIZE).write(tmp_path / "bad.honed"), name=BAD)
-        spoilt = service.state / "objects" / client.show(BAD)["sha256"]
+        for spoil, file in models.items():
+            client.add(file, name=spoil.__name__)
+        objects = {spoil: client.show(spoil.__name__)["sha256"] for spoil in models}
     service.process.terminate()
     service.process.wait(60)
-    spoil(spoilt)
+    for spoil, sha256 in objects.items():
+        spoil(service.state / "objects" / sha256)
     service.restart()
     service.wait_listening()
     with service.client() as client:
-        wait_for(lambda: "could not be compiled again" in states(service)[BAD][1], "the reason", service)
-        np.testing.assert_array_equal(client.infer(GOOD, {"x": X})["y"], 2 * X + 1)
-        with pytest.raises(Unavailable, match="its compiled file is damaged"):
-            client.infer(BAD, {"x": X})
-        # It can be added again under its name.
-        client.add(chain(2, SIZE).write(tmp_path / "bad.honed"), name=BAD, replace=True)
-        np.testing.assert_array_equal(client.infer(BAD, {"x": X})["y"], X + 2)
+        for n, (spoil, file) in enumerate(models.items(), 2):
+            name = spoil.__name__
+            wait_for(_told(service, name), f"the reason of {name}", service)
+            np.testing.assert_array_equal(client.infer(GOOD, {"x": X})["y"], 2 * X + 1)
+            with pytest.raises(Unavailable, match="its compiled file is damaged"):
+                client.infer(name, {"x": X})
+            # It can be added again under its name.
+            client.add(file, name=name, replace=True)
+            np.testing.assert_array_equal(client.infer(name, {"x": X})["y"], X + n)
     assert "Traceback" not in service.log
+
+
+def _told(service: Service, name: str) -> Callable[[], bool]:
+    return lambda: "could not be compiled again" in states(service)[name][1]
 
 
 def states(service: Service) -> dict[str, tuple[str, str]]:

@@ -308,6 +308,7 @@ def test_receiving_is_bounded(given: int, tmp_path: Path) -> None:
     receive(given, "fits", tmp_path / "in", 5000)
     with pytest.raises(ResourceExhausted, match="larger than"):
         receive(given, "larger", tmp_path / "in", 4999)
+    assert [path.name for path in (tmp_path / "in").iterdir()] == ["fits"], "it was not even begun"
 
 
 def test_a_state_folder_that_cannot_be_used(tmp_path: Path) -> None:

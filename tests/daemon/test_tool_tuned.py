@@ -84,6 +84,7 @@ def check_answers(service: Service) -> None:
     np.testing.assert_allclose(y, exponent / exponent.sum(-1, keepdims=True), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_tunes_and_remembers(served: Service, tmp_path: Path) -> None:
     with served.client() as client:
         before = client.show("mlp")

@@ -161,6 +161,7 @@ def test_python_uses_shared_memory(service: Service) -> None:
     assert python("region.py", "small", path=service.socket) == expected(3)
 
 
+@pytest.mark.slow
 def test_python_lasts_while_the_service_is_killed_and_started_again(
     start_service: Callable[..., Service], small_model: Path, cache_dir: Path
 ) -> None:

@@ -93,6 +93,7 @@ def test_a_profile_compiles_for_a_device_that_is_not_here(device: Device, tmp_pa
     assert events[-1]["proof"]["error"] == {}
 
 
+@pytest.mark.slow
 def test_a_model_of_doubles_is_written_and_read(device: Device, tmp_path: Path) -> None:
     if not device.profile.limits.fp64:
         pytest.skip("the device has no doubles")

@@ -104,7 +104,7 @@ def _half(image: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize(
     ("name", "side", "prepare", "tolerance"),
     [
-        ("super_resolution", 224, _luma, 1e-3),
+        pytest.param("super_resolution", 224, _luma, 1e-3, marks=pytest.mark.slow),
         pytest.param("mobilenet_v2_035_128", 128, _classifier, 1e-3, marks=pytest.mark.slow),
         pytest.param("yolox_nano", 416, _raw, 1e-3, marks=pytest.mark.slow),
         pytest.param("squeezenet_fp16", 224, _half, 2e-2, marks=pytest.mark.slow),

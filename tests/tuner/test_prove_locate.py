@@ -62,6 +62,7 @@ def test_it_names_the_node(value: str, wrong: str, batch: int) -> None:
     assert "\n" not in str(found)
 
 
+@pytest.mark.slow
 def test_the_first_of_several_is_named() -> None:
     found = first_difference(DIAMOND, GIVEN, _wrong_at({"b": "Cos", "y": "Sin", "z": "Neg"}), batch=1)
     assert found.node in ("b", "z")  # both read what agrees

@@ -205,6 +205,7 @@ def test_peaks_that_are_met_are_measured_again(tuned: Any, profile: DeviceProfil
     assert progress.roofline == pytest.approx(progress.task.roofline(profile.peaks, session._rates["scale"]))
 
 
+@pytest.mark.slow
 def test_low_peaks_do_not_stay(device: Device, profile: DeviceProfile, tmp_path: Path) -> None:
     assert profile.peaks is not None
     low = replace(profile.peaks, fp32_gflops=profile.peaks.fp32_gflops / 100)
@@ -290,6 +291,7 @@ def test_what_is_in_quarantine_is_not_tried(tuned: Any, kept: Any, profile: Devi
     assert len(planted.results) == 1
 
 
+@pytest.mark.slow
 def test_the_best_of_another_driver_is_measured_again_first(
     tuned: Any, kept: Any, profile: DeviceProfile
 ) -> None:
@@ -339,6 +341,7 @@ class Several(Planted):
         return replace(self.workload, task=task.key)
 
 
+@pytest.mark.slow
 def test_default_schedules_are_timed_again_only_to_tell_the_devices_speed(
     device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
 ) -> None:
@@ -370,6 +373,7 @@ def test_default_schedules_are_timed_again_only_to_tell_the_devices_speed(
     assert known[:7] == pytest.approx(rooflines, rel=0.5)
 
 
+@pytest.mark.slow
 def test_what_another_tuner_has_in_flight_is_left_to_it(
     tuned: Any, kept: Any, profile: DeviceProfile
 ) -> None:

@@ -60,6 +60,7 @@ def test_a_reduction_of_two_elements_that_ended_a_run(
     assert found.best_s <= found.default_s
 
 
+@pytest.mark.slow
 def test_another_call_goes_on_from_the_records(device: Device, cache_dir: Path, tmp_path: Path) -> None:
     func = searched.functions()["softmax"]
     first = tuned(func, device, cache_dir, tmp_path)

@@ -23,7 +23,7 @@ from honed.runtime.errors import (
 )
 from honed.runtime.protocol import LoadOptions, LoadParams, check_name
 
-from .blocking import in_thread, to_its_end
+from .blocking import cleared_in_thread, in_thread, to_its_end
 from .compiled import Compiled
 from .dispatch import removed
 from .fleet import Fleet
@@ -71,14 +71,12 @@ class Jobs:
         options = params.parameters or LoadOptions(shapes=None, precision=None, replace=None, device=None)
         _check(params, descriptors, options)
         lanes = self._lanes(params.model_name, options)
-        with (
-            self.job(params.model_name, bool(options.replace), notify) as job,
-            self._store.staging() as folder,
-        ):
-            job.report("receive", 0.0)
-            staged = await self._receive(params, descriptors, options, folder)
-            job.report("receive", RECEIVED)
-            entry = await self._make(job, staged, lanes)
+        with self.job(params.model_name, bool(options.replace), notify) as job:
+            async with cleared_in_thread(self._store.staging()) as folder:
+                job.report("receive", 0.0)
+                staged = await self._receive(params, descriptors, options, folder)
+                job.report("receive", RECEIVED)
+                entry = await self._make(job, staged, lanes)
         model = entry.compiled
         assert model is not None
         return {
@@ -92,10 +90,11 @@ class Jobs:
 
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
-        with self.job(manifest.name, True, lambda _: None) as job, self._store.staging() as folder:
-            staged = await in_thread(self.stage_again, manifest, folder)
-            lane = self._fleet.home(manifest.name, manifest.device)
-            await self._make(job, staged, [lane], restored=manifest)
+        with self.job(manifest.name, True, lambda _: None) as job:
+            async with cleared_in_thread(self._store.staging()) as folder:
+                staged = await in_thread(self.stage_again, manifest, folder)
+                lane = self._fleet.home(manifest.name, manifest.device)
+                await self._make(job, staged, [lane], restored=manifest)
 
     def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
         """What a name stands for, and read-only descriptors of its compiled file and sources; the caller's.

@@ -18,7 +18,7 @@ from typing import Any
 from honed.runtime.errors import AlreadyExists, HonedError, InvalidArgument, ModelRefused, NotFound
 from honed.runtime.protocol import HistoryParams, PinParams, PublishParams, RollbackParams
 
-from .blocking import in_thread, to_its_end
+from .blocking import cleared_in_thread, in_thread, to_its_end
 from .compiled import Compiled
 from .fleet import Fleet
 from .jobs import Jobs, failure, same_but_schedules
@@ -105,20 +105,23 @@ class Publisher:
                 f"{entry.name} was replaced since its successor was made; tune it again, "
                 "what was measured is kept"
             )
-        with self._jobs.job(entry.name, True, lambda _: None), self._store.staging() as folder:
-            file, path = await in_thread(
-                receive, descriptors[0], f"{entry.name}.honed", folder, self._limits.max_model_bytes
-            )
-            model = await self._jobs.inspector.inspect(path)
-            if not same_but_schedules(model, entry) and entry.manifest.sources:
-                raise ModelRefused("it is not compiled from the source of the model served; add it instead")
-            _check_interface(before, model)
-            schedules = model.schedules
-            try:
-                check_new(entry.manifest.history, schedules)
-                return await self._compared(entry, model, file, path, schedules, params.why)
-            except AlreadyExists as kept:
-                return _kept(self._registry.find(entry.name) or entry, str(kept))
+        with self._jobs.job(entry.name, True, lambda _: None):
+            async with cleared_in_thread(self._store.staging()) as folder:
+                file, path = await in_thread(
+                    receive, descriptors[0], f"{entry.name}.honed", folder, self._limits.max_model_bytes
+                )
+                model = await self._jobs.inspector.inspect(path)
+                if not same_but_schedules(model, entry) and entry.manifest.sources:
+                    raise ModelRefused(
+                        "it is not compiled from the source of the model served; add it instead"
+                    )
+                _check_interface(before, model)
+                schedules = model.schedules
+                try:
+                    check_new(entry.manifest.history, schedules)
+                    return await self._compared(entry, model, file, path, schedules, params.why)
+                except AlreadyExists as kept:
+                    return _kept(self._registry.find(entry.name) or entry, str(kept))
 
     async def _compared(
         self, entry: Entry, model: Compiled, file: StoredFile, path: Path, schedules: str, why: str

@@ -260,8 +260,11 @@ def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[Store
     out of the folder; ResourceExhausted where it is too large or the disk is full.
     """
     path = folder / _relative(name)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         raise InvalidArgument(f"{name} is not a regular file; send the model as a file or memfd")
+    if status.st_size > limit:
+        raise _too_large(name, limit)
     with _explained(path), _make(path, name) as target:
         sha256, nbytes = _copy(descriptor, target.fileno(), name, limit)
         os.fsync(target.fileno())
@@ -295,6 +298,12 @@ def _relative(name: str) -> PurePosixPath:
     return path
 
 
+def _too_large(name: str, limit: int) -> ResourceExhausted:
+    return ResourceExhausted(
+        f"{name} is larger than the {limit} bytes allowed; raise max_model_bytes in the configuration"
+    )
+
+
 def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
     """Copy with pread, because the file's position belongs to the client too."""
     digest, done = hashlib.sha256(), 0
@@ -307,9 +316,7 @@ def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
             return digest.hexdigest(), done
         done += len(chunk)
         if done > limit:
-            raise ResourceExhausted(
-                f"{name} is larger than the {limit} bytes allowed; raise max_model_bytes in the configuration"
-            )
+            raise _too_large(name, limit)  # it grew meanwhile
         digest.update(chunk)
         view = memoryview(chunk)
         while view:

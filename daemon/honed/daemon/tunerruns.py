@@ -26,7 +26,7 @@ from honed.runtime.errors import (
 from honed.runtime.protocol import PublishParams, TunerRunParams, error_from_map
 
 from . import tunerprocess
-from .blocking import in_thread
+from .blocking import cleared_in_thread, in_thread
 from .children import Child, describe_exit
 from .connection import WithDescriptors
 from .fleet import Fleet
@@ -133,7 +133,7 @@ class TunerRuns:
             raise AlreadyExists(f"{name} is being tuned by hand right now; wait for that to end")
         run = self._measuring[entry.name] = _Measuring()
         try:
-            with self._store.staging() as folder:
+            async with cleared_in_thread(self._store.staging()) as folder:
                 staged = await in_thread(self._jobs.stage_again, entry.manifest, folder)
                 tuned = folder / "tuned.honed"
                 arguments = [params.command]
@@ -177,7 +177,7 @@ class TunerRuns:
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
     ) -> dict[str, Any] | WithDescriptors:
         arguments = ["records", params.command, f"--records={self._records}"]
-        with self._store.staging() as folder:
+        async with cleared_in_thread(self._store.staging()) as folder:
             written = folder / "records.jsonl"
             match params.command:
                 case "history":

@@ -58,6 +58,7 @@ def test_the_list_is_long_and_of_this_onnx() -> None:
     assert set(names) <= set(cases.all_cases())
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_is_replaced(worker: Worker) -> None:
     assert worker.run("no such test")["outcome"] == "crash"
     assert worker.run("test_relu")["outcome"] == "right"

@@ -22,6 +22,7 @@ _PACKED_BITS = {
     TensorProto.FLOAT4E2M1: 4,
     **{t: 2 for t in (getattr(TensorProto, n, None) for n in ("INT2", "UINT2")) if t is not None},
 }
+_MOST_DIMENSIONS = 32  # NumPy's limit before version 2
 
 
 class MissingExternalData(ModelRefused):
@@ -74,10 +75,15 @@ def _attribute_tensors(attribute: onnx.AttributeProto) -> Iterator[onnx.TensorPr
 
 def expected_bytes(tensor: onnx.TensorProto) -> int:
     """Bytes of raw data its type and shape call for; raises ModelRefused for a type ONNX does not know."""
+    if len(tensor.dims) > _MOST_DIMENSIONS:
+        raise ModelRefused(
+            f"the model is damaged: tensor {shown(tensor.name)!r} has {len(tensor.dims)} dimensions, and "
+            f"more than {_MOST_DIMENSIONS} cannot be computed with; export it again"
+        )
     count: int = math.prod(tensor.dims)
     if any(d < 0 for d in tensor.dims):
         raise ModelRefused(
-            f"the model is damaged: tensor {tensor.name!r} has a negative dimension; export it again"
+            f"the model is damaged: tensor {shown(tensor.name)!r} has a negative dimension; export it again"
         )
     if tensor.data_type in _PACKED_BITS:
         return -(-count * int(_PACKED_BITS[tensor.data_type]) // 8)
@@ -85,8 +91,8 @@ def expected_bytes(tensor: onnx.TensorProto) -> int:
         return count * int(helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
     except KeyError:
         raise ModelRefused(
-            f"the model is damaged: tensor {tensor.name!r} has unknown element type {tensor.data_type}; "
-            "export it again"
+            f"the model is damaged: tensor {shown(tensor.name)!r} has unknown element type "
+            f"{tensor.data_type}; export it again"
         ) from None
 
 
@@ -106,7 +112,7 @@ def check_data(tensor: onnx.TensorProto) -> None:
             right = expected
     if held != right:
         raise ModelRefused(
-            f"the model is damaged: tensor {tensor.name!r} of shape {list(tensor.dims)} holds {held} "
+            f"the model is damaged: tensor {shown(tensor.name)!r} of shape {list(tensor.dims)} holds {held} "
             f"where {right} are needed; export it again"
         )
 
@@ -145,7 +151,9 @@ def load_external(model: onnx.ModelProto, folder: Path, limit_bytes: int) -> int
 def _entries(tensor: onnx.TensorProto) -> dict[str, str]:
     entries = {e.key: e.value for e in tensor.external_data}
     if "location" not in entries or not entries["location"]:
-        raise ModelRefused(f"tensor {tensor.name!r} names no external data file; export the model again")
+        raise ModelRefused(
+            f"tensor {shown(tensor.name)!r} names no external data file; export the model again"
+        )
     return entries
 
 
