@@ -83,6 +83,14 @@ def test_kbase_is_described(tmp_path: Path) -> None:
     assert not any("renderD129" in f.what for f in findings), "the NPU's node is none of ours"
 
 
+def test_a_mali_by_its_internal_name(tmp_path: Path) -> None:
+    named = dataclasses.replace(MALI, name="Mali-LODX r0p0")
+    findings = judge(
+        kbase(tmp_path).readings(Answers(opencl(dataclasses.replace(LIBMALI, devices=(named,)))))
+    )
+    about(findings, "GPU Mali-LODX r0p0, a Mali-G610, on ARM Platform")
+
+
 def test_libmali_under_panthor(tmp_path: Path) -> None:
     tree = panthor(tmp_path)
     (tmp_path / "etc/OpenCL/vendors/rusticl.icd").unlink()

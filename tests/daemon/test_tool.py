@@ -168,6 +168,12 @@ def test_the_peaks_of_a_slow_device_are_not_rounded_away() -> None:
     assert peaks_text(slow) == "0.032 GFLOP/s fp32, 0.048 GB/s, 1200.0 us a launch"
 
 
+def test_peaks_say_that_they_were_measured_on_a_busy_machine() -> None:
+    peaks = {"fp32_gflops": 77.0, "fp16_gflops": None, "bandwidth_gbs": 9.0, "launch_us": 2.0, "busy": 0.5}
+    assert peaks_text(peaks).endswith("2.0 us a launch (measured while the machine was busy)")
+    assert "busy" not in peaks_text({**peaks, "busy": 0.02})
+
+
 @pytest.mark.parametrize(
     ("value", "decimals", "text"),
     [(12.3, 0, "12"), (1.234, 0, "1.2"), (9.99, 0, "10"), (0.99, 1, "0.99"), (1.06, 1, "1.1"), (0.0, 1, "0")],

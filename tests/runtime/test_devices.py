@@ -105,6 +105,8 @@ def test_the_profile_is_the_devices(device: Device) -> None:
     [
         ("ARM Platform", "Mali-LODX r0p0", False, "mali"),
         ("rusticl", "Mali-G610 MC4 (Panfrost)", False, "mali"),
+        ("ARM Platform", "Mali-G999 r0p0", False, "mali"),
+        ("ARM Platform", "Immortalis-G715 r0p0", False, "mali"),
         ("rusticl", "llvmpipe (LLVM 19)", False, "cpu"),
         ("Portable Computing Language", "pthread-cortex-a76", True, "cpu"),
         ("NVIDIA CUDA", "NVIDIA H100", False, "gpu"),

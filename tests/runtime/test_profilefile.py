@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime import profilefile
+from honed.runtime import profilefile, strict
 from honed.runtime.errors import NotFound, ProfileError
 from honed.runtime.profile import DeviceIdentity, DevicePeaks, DeviceProfile
 
@@ -30,6 +30,13 @@ FIGURE = st.floats(1e-6, 1e9)
         fp16_gflops=st.none() | FIGURE,
         bandwidth_gbs=FIGURE,
         launch_us=FIGURE,
+        caches_gbs=st.dictionaries(st.integers(1, 1 << 30), FIGURE, max_size=3).map(
+            lambda rates: tuple(sorted(rates.items()))
+        ),
+        raised=st.sets(st.sampled_from(["fp32_gflops", "bandwidth_gbs"])).map(
+            lambda names: (*sorted(names),)
+        ),
+        busy=st.none() | st.floats(0, 1),
     ),
 )
 def test_toml_gives_the_profile_back(identity: DeviceIdentity, peaks: DevicePeaks | None) -> None:
@@ -80,7 +87,21 @@ CHANGES: list[tuple[str, str, Any, str]] = [
     ("peaks", "fp32_gflops", 0.0, "positive"),
     ("peaks", "bandwidth_gbs", float("nan"), "positive"),
     ("peaks", "launch_us", float("inf"), "positive"),
+    ("peaks", "busy", 1.5, "a share from 0 to 1"),
+    ("peaks", "caches_gbs", [[65536, 0.0]], "no positive number"),
+    ("peaks", "caches_gbs", [[65536, 9.0], [4096, 9.0]], "must be positive and rise"),
+    ("peaks", "caches_gbs", [[0, 9.0]], "must be positive and rise"),
+    ("peaks", "raised", ["launch_us"], "instead of one of fp32_gflops"),
 ]
+
+
+def test_peaks_of_an_older_version(tmp_path: Path) -> None:
+    """They had these four keys, in profile files as in the headers of compiled models."""
+    older = ("fp32_gflops", "fp16_gflops", "bandwidth_gbs", "launch_us")
+    plain = profilefile.to_dict(replace(PROFILE, peaks=PEAKS))
+    plain["peaks"] = {key: plain["peaks"][key] for key in older}
+    assert profilefile.from_dict(plain) == replace(PROFILE, peaks=PEAKS)
+    assert strict.from_plain(DevicePeaks, plain["peaks"], where="peaks") == PEAKS
 
 
 @pytest.mark.parametrize(("table", "key", "value", "message"), CHANGES)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime import load, peaks, timing
+from honed.runtime import load, timing
 from honed.runtime.devices import Device
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 
@@ -72,38 +72,10 @@ def test_roofline() -> None:
     assert (single, half, moving) == pytest.approx((0.01, 0.005, 0.1))
     no_half = replace(PEAKS, fp16_gflops=None)
     assert timing.roofline_seconds(b.kernels[1], no_half) == pytest.approx(0.01)
-
-
-def test_peaks_are_measured_once(
-    device: Device, profile: DeviceProfile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = profile.peaks
-    assert found is not None
-    assert replace(profile, peaks=None) == replace(device.profile, peaks=None)
-    assert (found.fp16_gflops is not None) == device.profile.limits.fp16
-    times = 0
-
-    def measure(_device: Device) -> DevicePeaks:
-        nonlocal times
-        times += 1
-        return found
-
-    monkeypatch.setattr(peaks, "measure", measure)
-    for _ in range(2):
-        assert peaks.measured(device, tmp_path) == profile
-        assert times == 1
-    (kept,) = (p for p in tmp_path.rglob("*") if p.is_file())
-    text = kept.read_text()
-    for damage in (
-        "",
-        text.replace("fp32_gflops", "fp8_gflops"),
-        text.replace(profile.identity.name, "abacus"),
-    ):
-        kept.write_text(damage)
-        before = times
-        assert peaks.measured(device, tmp_path) == profile
-        assert times == before + 1
-        assert kept.read_text() == text
+    small = Builder()
+    small.kernel("__kernel void k() {}", "k", "", 0, groups=1, block=1, flops=1, moved=10**6)
+    cached = replace(PEAKS, caches_gbs=((1 << 18, 50.0),))
+    assert timing.roofline_seconds(small.kernels[0], cached) == pytest.approx(10**6 / 50e9)
 
 
 def test_peaks_are_plausible(profile: DeviceProfile) -> None:
@@ -113,6 +85,10 @@ def test_peaks_are_plausible(profile: DeviceProfile) -> None:
     assert 1 < found.fp32_gflops < 1e6
     assert 0.5 < found.bandwidth_gbs < 1e5
     assert 0.05 < found.launch_us < 1e3
+    assert [size for size, _ in found.caches_gbs] == [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
+    assert all(0.05 < gbs < 1e6 for _, gbs in found.caches_gbs)
+    assert found.busy is not None
+    assert found.raised == ()
 
 
 def test_peaks_bound_what_a_kernel_shows(device: Device, profile: DeviceProfile, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.runtime import proof
+from honed.runtime.mali import model_of
 from honed.runtime.profile import DeviceLimits, DevicePeaks
 from honed.tuner.lower.program import Value
 from honed.tuner.measure import checks, codec, median
 from honed.tuner.measure.candidate import Candidate, Outcome, Workload
-from honed.tuner.measure.checks import Ceiling, Expected, Finished, Launched, Refusal
+from honed.tuner.measure.checks import Expected, Finished, Launched, Refusal
 
 from .liars import honest
 
@@ -86,21 +88,40 @@ def test_the_host_cannot_wait_far_longer_than_the_device_took_every_time() -> No
 @pytest.mark.parametrize(
     ("dtype", "gflops"), [("float32", 100.0), ("float16", 200.0), ("int8", 400.0), ("float64", 100.0)]
 )
-def test_possible_by_arithmetic(dtype: str, gflops: float) -> None:
+def test_beyond_the_peak_and_beyond_belief_by_arithmetic(dtype: str, gflops: float) -> None:
     task = workload(dtype, flops=10**9)
-    most = checks.ceiling(task, PEAKS, 0.0)
+    most = checks.ceiling(task, PEAKS)
+    limit = checks.physical(task, most, None, 4)
     least = 1.0 / gflops
-    assert checks.possible(task, most, least) is None
-    assert checks.possible(task, most, least / 1.2) is None
-    assert outcome(checks.possible(task, most, least / 1.3)) is Outcome.IMPOSSIBLE
-    assert outcome(checks.possible(task, most, least / 10)) is Outcome.IMPOSSIBLE
+    assert not checks.beyond(task, most, least * 1.001)
+    assert f"peak allows {gflops:.4g}" in checks.beyond(task, most, least / 1.001)
+    assert checks.possible(task, limit, least / 2.99) is None
+    assert outcome(checks.possible(task, limit, least / 3.01)) is Outcome.IMPOSSIBLE
 
 
 def test_possible_by_traffic_goes_by_the_rate_seen_at_that_size() -> None:
     task = workload(moved=10**9)
-    assert outcome(checks.possible(task, checks.ceiling(task, PEAKS, 0.0), 0.03)) is Outcome.IMPOSSIBLE
-    assert checks.possible(task, checks.ceiling(task, PEAKS, 20e9), 0.03) is None
-    assert checks.possible(task, Ceiling(operations=1e9, bytes=1e9), 0.5) is None
+    assert "allows 10 GB/s" in checks.beyond(task, checks.ceiling(task, PEAKS), 0.09)
+    assert not checks.beyond(task, checks.ceiling(task, replace(PEAKS, bandwidth_gbs=20.0)), 0.09)
+    small, peaks = workload(moved=1 << 20), replace(PEAKS, caches_gbs=((1 << 18, 50.0),))
+    assert not checks.beyond(small, checks.ceiling(small, peaks), (1 << 20) / 49e9)
+    assert checks.beyond(small, checks.ceiling(small, peaks), (1 << 20) / 51e9)
+    limit = checks.physical(task, checks.ceiling(task, PEAKS), None, 4)
+    assert checks.possible(task, limit, 0.034) is None
+    assert outcome(checks.possible(task, limit, 0.033)) is Outcome.IMPOSSIBLE
+
+
+def test_a_known_chip_bounds_what_is_believable() -> None:
+    """Four cores of a G610 do 512 GFLOP/s at 1 GHz: three times what clpeak reaches there is too much."""
+    peaks = replace(PEAKS, fp32_gflops=470.0, fp16_gflops=910.0)
+    chip = model_of("Mali-LODX r0p0")
+    for dtype, gflops in (("float32", 768.0), ("float16", 1536.0), ("int32", 3 * 4 * 470.0)):
+        task = workload(dtype, flops=10**9)
+        limit = checks.physical(task, checks.ceiling(task, peaks), chip, 4)
+        assert limit.operations == pytest.approx(gflops * 1e9)
+    task = workload(flops=10**9)
+    high = checks.ceiling(task, replace(PEAKS, fp32_gflops=900.0))
+    assert checks.physical(task, high, chip, 4).operations == high.operations, "never below what was measured"
 
 
 def test_case_2_is_impossible() -> None:
@@ -108,7 +129,40 @@ def test_case_2_is_impossible() -> None:
     flops = 2 * 348 * 2084 * 12 * 12
     task = workload(flops=flops)
     peaks = DevicePeaks(fp32_gflops=700.0, fp16_gflops=None, bandwidth_gbs=30.0, launch_us=5.0)
-    assert outcome(checks.possible(task, checks.ceiling(task, peaks, 0.0), 29e-6)) is Outcome.IMPOSSIBLE
+    limit = checks.physical(task, checks.ceiling(task, peaks), None, 4)
+    assert outcome(checks.possible(task, limit, 29e-6)) is Outcome.IMPOSSIBLE
+
+
+ALONE = [run(1.9e-3, wall=1.0), run(4e-3, wall=1.0)]  # runs proven right one by one, as cold as may be
+
+
+def series(device: float, wall: float) -> Finished:
+    """Twenty runs of a candidate that claims 1 ms."""
+    return run(*[device / 20] * 20, wall=wall)
+
+
+def test_two_clocks_that_agree_are_evidence() -> None:
+    assert checks.evident("it", 1e-3, ALONE, [series(0.02, 0.0249)], 20, 0.0) is None
+    busy = series(0.02, 0.1)
+    assert checks.evident("it", 1e-3, ALONE, [busy, series(0.02, 0.021), busy], 20, 0.0) is None
+    assert checks.evident("it", 1e-3, ALONE, [series(0.02, 0.0289)], 20, 200e-6) is None, "it is the launches"
+
+
+@pytest.mark.parametrize("counted", [0.02, 0.04])
+def test_a_time_that_only_the_device_counts_is_no_evidence(counted: float) -> None:
+    """Whether its clock is wrong always, or was once."""
+    refused = checks.evident("it is 2 GFLOP/s", 1e-3, ALONE, [series(counted, 0.04)] * 5, 20, 0.0)
+    assert outcome(refused) is Outcome.IMPOSSIBLE
+    assert refused is not None
+    assert refused.reason == "it is 2 GFLOP/s, and the host counts 40 ms for 20 runs, which would be 20 ms"
+
+
+def test_runs_that_were_left_out_are_no_evidence() -> None:
+    """Both clocks see how fast nothing is done; a run that was looked at took its time."""
+    refused = checks.evident("it", 1e-3, [run(2.1e-3, wall=1.0)] * 3, [series(0.02, 0.02)], 20, 0.0)
+    assert outcome(refused) is Outcome.IMPOSSIBLE
+    assert refused is not None
+    assert "no run that was proven right took less than 2100 us" in refused.reason
 
 
 def test_guard_bands() -> None:

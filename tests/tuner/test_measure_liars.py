@@ -158,6 +158,44 @@ def test_claims_ten_times_the_peak(judge: Judge, profile: DeviceProfile, workloa
     assert "peak" in found.reason
 
 
+def busy_workload(workload: Workload, quick: Verdict, gflops: float) -> Workload:
+    """What is as fast as `quick` at so many GFLOP/s; work that was never asked for stands for a low peak."""
+    assert quick.timing is not None
+    return replace(workload, flops=int(gflops * 1e9 * quick.timing.median))
+
+
+def test_beyond_the_peak_by_a_clock_that_runs_slow(
+    judge: Judge, profile: DeviceProfile, workload: Workload
+) -> None:
+    command = (sys.executable, "-m", "tests.tuner.liars.fast_clock")
+    quick = judge(kinds.LONG, NONE, command=command)
+    assert profile.peaks is not None
+    claimed = busy_workload(workload, quick, 1.9 * profile.peaks.fp32_gflops)
+    passes_without(judge, kinds.LONG, task=claimed, command=command)
+    found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
+    assert found.outcome is Outcome.IMPOSSIBLE
+    assert "the host counts" in found.reason
+
+
+def test_a_right_kernel_beyond_the_peak_raises_it(
+    device: Device, profile: DeviceProfile, workload: Workload
+) -> None:
+    """No right candidate lies beyond the peaks, whatever they were believed to be before."""
+    assert profile.peaks is not None
+    made = honest.candidate(workload, kinds.LONG, groups=N // 64)
+    with Measurer(device.spec, profile, LIMITS) as measurer:
+        measurer.load(workload)
+        quick = measurer.measure(replace(made, id="quick"))
+        claimed = busy_workload(workload, quick, 1.9 * profile.peaks.fp32_gflops)
+        measurer.load(claimed)
+        found = measurer.measure(replace(made, id="beyond"))
+        assert found.outcome is Outcome.RIGHT, found
+        assert found.timing is not None
+        assert claimed.flops / found.timing.median * 1e-9 <= measurer.peaks.fp32_gflops * (1 + 1e-9)
+        assert measurer.peaks.fp32_gflops > profile.peaks.fp32_gflops
+        assert measurer.peaks.raised == ("fp32_gflops",)
+
+
 def test_claims_to_move_more_than_memory_can(judge: Judge, workload: Workload) -> None:
     found = judge(kinds.DOES_NOTHING, only("possible"), task=replace(workload, flops=0, bytes=64 << 20))
     assert found.outcome is Outcome.IMPOSSIBLE

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks
 from honed.tuner.tune.task import Progress, Stage, Task, finish, judge, latency, next_task
 
@@ -34,6 +36,41 @@ def test_half_precision_has_its_own_peak_where_there_is_one() -> None:
     half = task(flops=10**9, dtype="float16")
     assert half.roofline(peaks) == pytest.approx(5e-3)
     assert half.roofline(PEAKS) == pytest.approx(10e-3 + 1e-6)
+
+
+def test_caches_are_faster_than_memory() -> None:
+    peaks = replace(PEAKS, caches_gbs=((1 << 16, 100.0), (1 << 20, 50.0)), launch_us=0.0)
+    assert task(nbytes=1 << 20).roofline(peaks) == pytest.approx((1 << 20) / 50e9)
+    assert task(nbytes=1 << 19).roofline(peaks) == pytest.approx((1 << 19) / 100e9)
+    assert task(nbytes=1 << 30).roofline(peaks) == pytest.approx((1 << 30) / 10e9)
+    assert task(nbytes=1 << 20).roofline(peaks, 80e9) == pytest.approx((1 << 20) / 80e9)
+
+
+def test_peaks_of_a_busy_machine_are_known_from_below() -> None:
+    one = task(flops=10**9, nbytes=8)
+    peaks = replace(PEAKS, launch_us=0.0)
+    assert one.roofline(replace(peaks, busy=0.05)) == one.roofline(peaks)
+    assert one.roofline(replace(peaks, busy=0.5)) == pytest.approx(one.roofline(peaks) / 1.25)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flops", "nbytes"), [("float32", 10**9, 8), ("float16", 10**9, 8), ("float32", 8, 1 << 20)]
+)
+def test_a_task_whose_kernel_raised_the_peak_is_not_at_its_roofline(
+    dtype: str, flops: int, nbytes: int
+) -> None:
+    """Else the first record would end the search for the next."""
+    peaks = replace(PEAKS, fp16_gflops=200.0, launch_us=0.0)
+    one = task("k", flops=flops, nbytes=nbytes, dtype=dtype)
+    best = one.roofline(peaks) / 1.5
+    raised = bounds.raised_by(peaks, flops, nbytes, best, half=dtype == "float16")
+    progress = Progress(task=one, roofline=one.roofline(raised), default=2 * best)
+    progress.found(best, "t")
+    assert not progress.beyond
+    assert progress.expected_gain > 0
+    other = replace(raised, raised=())
+    progress.roofline = one.roofline(other)
+    assert progress.beyond, "it is, where a benchmark has reached that"
 
 
 def test_small_tasks_and_those_at_their_roofline_are_skipped_with_reasons() -> None:

@@ -23,7 +23,7 @@ def profile(executor: Executor) -> dict[str, Any]:
         "whole_us": found.whole_us,
         "sum_us": found.sum_us,
         "device": plain["identity"],
-        "peaks": {"fp16_gflops": None, **plain["peaks"]} if "peaks" in plain else None,
+        "peaks": {"fp16_gflops": None, "busy": None, **plain["peaks"]} if "peaks" in plain else None,
         "rows": [asdict(row) for row in found.kernels],
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DeviceError, NotFound
+from .mali import is_mali
 from .opencl import cl, driver_call
 from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
 
@@ -101,7 +102,7 @@ def profile_of(device: Any) -> DeviceProfile:
 
 def family_of(platform: str, name: str, *, is_cpu: bool) -> str:
     """Which schedule rules suit the device: "mali", "cpu" or "gpu"."""
-    if "mali" in name.casefold():
+    if is_mali(name):
         return "mali"
     return "cpu" if is_cpu or "llvmpipe" in name.casefold() else "gpu"
 

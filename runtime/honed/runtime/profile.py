@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +33,26 @@ class DeviceLimits:
     host_unified: bool  # host and device share memory: map instead of copying
 
 
+Figure = Literal["fp32_gflops", "fp16_gflops", "bandwidth_gbs"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePeaks:
-    """What microbenchmarks measured on the device itself."""
+    """What no kernel on the device passes: the best of several microbenchmarks, and of the kernels that were
+    proven faster than those (docs/devices.md). `bounds` computes with them.
+    """
 
     fp32_gflops: float
     fp16_gflops: float | None  # None without cl_khr_fp16
-    bandwidth_gbs: float  # GB/s, reading and writing counted together
+    bandwidth_gbs: float  # GB/s beyond all caches, reading and writing counted together
     launch_us: float  # device-side cost of one empty kernel in a long queue
+    # What moves faster because caches hold it: bytes of a working set, rising, and the GB/s it moves at.
+    # Empty where it was not measured.
+    caches_gbs: tuple[tuple[int, float], ...] = ()
+    # Figures that kernels have passed: what stands for them is a bound from below only. "bandwidth_gbs"
+    # speaks for the caches too.
+    raised: tuple[Figure, ...] = ()
+    busy: float | None = None  # share of the CPUs' time that others took meanwhile; None: not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -110,6 +110,13 @@ def _check_peaks(profile: DeviceProfile) -> None:
     for name, value in figures.items():
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ProfileError(f"peaks.{name} is {value}; it must be a positive number")
+    if peaks.busy is not None and not 0 <= peaks.busy <= 1:
+        raise ProfileError(f"peaks.busy is {peaks.busy}; it must be a share from 0 to 1")
+    sizes = [size for size, _ in peaks.caches_gbs]
+    if sizes != sorted(set(sizes)) or min(sizes, default=1) < 1:
+        raise ProfileError(f"peaks.caches_gbs has the sizes {sizes}; they must be positive and rise")
+    if not all(math.isfinite(rate) and rate > 0 for _, rate in peaks.caches_gbs):
+        raise ProfileError("peaks.caches_gbs has a rate that is no positive number")
 
 
 def _value(value: object) -> str:

@@ -1,7 +1,8 @@
 """Dataclasses to plain maps and lists and back, refusing whatever the types do not allow.
 
-Maps have exactly the fields of their dataclass. A field whose type is a union of dataclasses is a map of
-one key, the lower-cased class name. Nothing is coerced, except an integer where a float is expected.
+Maps have exactly the fields of their dataclass; one that has a default may be missing, as it is from data
+that is older than the field. A field whose type is a union of dataclasses is a map of one key, the
+lower-cased class name. Nothing is coerced, except an integer where a float is expected.
 """
 
 from __future__ import annotations
@@ -52,6 +53,14 @@ def from_plain(kind: type[T], plain: object, *, where: str, none_omitted: bool =
 @functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
+
+
+@functools.cache
+def _defaulted(kind: type) -> frozenset[str]:
+    """The fields of a dataclass that have a default."""
+    fields = dataclasses.fields(kind)
+    missing = dataclasses.MISSING
+    return frozenset(f.name for f in fields if f.default is not missing or f.default_factory is not missing)
 
 
 def _field_to_plain(hint: Any, value: Any, omit_none: bool) -> Any:
@@ -140,12 +149,12 @@ def _decode_class(kind: type, plain: object, where: str, none_omitted: bool) -> 
         raise Mismatch(f"{where} has the unknown key {shown(unknown[0])}")
     values: dict[str, object] = {}
     for name, hint in hints.items():
-        if name not in plain:
+        if name in plain:
+            values[name] = _decode(hint, plain[name], f"{where}.{name}", none_omitted)
+        elif name not in _defaulted(kind):
             if not (none_omitted and type(None) in _members(hint)):
                 raise Mismatch(f"{where} lacks the key {name!r}")
             values[name] = None
-        else:
-            values[name] = _decode(hint, plain[name], f"{where}.{name}", none_omitted)
     return kind(**values)
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from . import peaks, profilefile
 from .devices import Device, select
@@ -103,18 +103,10 @@ def main(parent: str, spec: str, cache_dir: str, *again: str) -> int:
 def _answer(device: Device, cache_dir: str, *, again: bool) -> dict[str, object]:
     profile, no_peaks = device.profile, ""
     try:
-        profile = (_again if again else peaks.measured)(device, cache_dir)
+        profile = (peaks.measured_again if again else peaks.measured)(device, cache_dir)
     except DeviceError as error:
         no_peaks = f"the device's peaks cannot be measured: {error}"
     return {"spec": device.spec, "profile": profilefile.to_dict(profile), "no_peaks": no_peaks}
-
-
-def _again(device: Device, cache_dir: str) -> DeviceProfile:
-    now, before = peaks.measure(device), peaks.measured(device, cache_dir)
-    assert before.peaks is not None
-    profile = replace(before, peaks=peaks.higher(before.peaks, now))
-    peaks.keep(profile, cache_dir)
-    return profile
 
 
 if __name__ == "__main__":

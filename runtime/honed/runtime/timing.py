@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from . import bounds
 from .errors import DeviceError
 from .model import CompiledModel, Kernel
 from .opencl import cl
@@ -103,8 +104,7 @@ def summarise(
 def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:
     """The least time one launch can take by the device's peaks; 0 where its work is not known."""
     half = any(arg.dtype == "float16" for arg in kernel.args)
-    gflops = (peaks.fp16_gflops if half else None) or peaks.fp32_gflops
-    return max(kernel.flops / (gflops * 1e9), kernel.bytes / (peaks.bandwidth_gbs * 1e9))
+    return bounds.least_seconds(peaks, kernel.flops, kernel.bytes, half=half)
 
 
 def _timing(name: str, row: _Row, total: float, peaks: DevicePeaks | None) -> KernelTiming:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from honed.daemon.culprits import SERVICE, ours, whose
 from honed.daemon.kernelfaults import kernel_log
+from honed.runtime.bounds import BUSY
 
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
@@ -135,11 +136,12 @@ def _faults(status: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
-    """Measured peaks in one line."""
+    """Measured peaks in one line; it says so where the machine was too busy for them to be the last word."""
     fp16 = f"{figure_text(peaks['fp16_gflops'])} GFLOP/s fp16, " if peaks.get("fp16_gflops") else ""
+    busy = " (measured while the machine was busy)" if (peaks.get("busy") or 0.0) > BUSY else ""
     return (
         f"{figure_text(peaks['fp32_gflops'])} GFLOP/s fp32, {fp16}"
-        f"{figure_text(peaks['bandwidth_gbs'], 1)} GB/s, {peaks['launch_us']:.1f} us a launch"
+        f"{figure_text(peaks['bandwidth_gbs'], 1)} GB/s, {peaks['launch_us']:.1f} us a launch{busy}"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from honed.runtime.mali import model_of
+
 from .check_machine import FIRMWARE_REMEDY, STACK_OF_DRIVER, bound_gpu, node_problem
 from .finding import Finding
 from .readings import Device, IcdFile, Readings
@@ -138,7 +140,7 @@ def _device(platform: str, device: Device) -> Finding:
         f"{device.compute_units} compute units, {device.memory_bytes // _MIB} MiB, "
         f"{'fp16' if device.fp16 else 'no fp16'}, driver {device.driver_version}"
     )
-    what = f"{device.kind} {device.name} on {platform}: {figures}"
+    what = f"{device.kind} {_named(device.name)} on {platform}: {figures}"
     if device.usable:
         return Finding(TOPIC, "ok", what)
     return Finding(
@@ -147,6 +149,14 @@ def _device(platform: str, device: Device) -> Finding:
         f"{what}, but it is not available or has no compiler",
         "install the driver's full package, compiler included",
     )
+
+
+def _named(name: str) -> str:
+    """A device's name, and what it is where the driver gives a Mali an internal name."""
+    model = model_of(name)
+    if model is None or model.name.casefold() in name.casefold():
+        return name
+    return f"{name}, a {model.name},"
 
 
 def _gpu_left_out(readings: Readings) -> list[Finding]:

@@ -62,10 +62,10 @@ class Bound:
             for kernel, size, block in self._commands
         ]
 
-    def run(self, read: Reader) -> Finished:
-        """One run, waited for."""
+    def run(self, read: Reader, times: int = 1) -> Finished:
+        """So many runs in a row, waited for once."""
         began = time.perf_counter()
-        events = self.enqueue()
+        events = [event for _ in range(times) for event in self.enqueue()]
         self._queue.finish()
         wall = time.perf_counter() - began
         return Finished(tuple(read(event) for event in events), wall)

@@ -26,6 +26,16 @@ class Workload:
     bytes: int
     tolerance: tuple[float, ...]  # per output, of the largest |reference value|; 0: equal
 
+    @property
+    def half(self) -> bool:
+        """Whether it may compute at half precision."""
+        return any(value.dtype == "float16" for value in self.parameters)
+
+    @property
+    def integer(self) -> bool:
+        """Whether it has no floating-point numbers at all."""
+        return not any(value.dtype.startswith("float") for value in self.parameters)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime import proof
+from honed.runtime import bounds, proof
+from honed.runtime.mali import Model
 from honed.runtime.profile import DeviceLimits, DevicePeaks, DeviceProfile
 from honed.tuner.lower.barriers import divergent_barriers
 
@@ -22,10 +23,14 @@ from .limits import Checks, Limits
 Array = NDArray[np.generic]
 COMPLETE = 0  # CL_COMPLETE
 
-# Boost clocks and other measuring noise: arithmetic this far beyond the measured peak is still believed.
-PEAK_MARGIN = 1.25
-# Caches make the rate of moving bytes depend on the pattern: up to this often the rate of the best probe.
-TRAFFIC_MARGIN = 3.0
+# No evidence makes a time believable that needs more than this often what microbenchmarks reach: honest
+# kernels were seen at 1.3 of them, and at 2.2 of those of a busy machine; liars begin at 10.
+BELIEVABLE = 3.0
+# Up to there it takes evidence: runs that were proven right one by one took no longer than this often the
+# claimed time, however cold their caches were,
+REPEATABLE = 2.0
+# and by the host's clock a long series of runs took no longer than this often the claimed time.
+CLOCKS_AGREE = 1.25
 # Four 8-bit multiply-adds fit one lane of 32 bits (dot-product instructions).
 INTEGER_GAIN = 4.0
 
@@ -179,34 +184,78 @@ def wall_below(runs: Sequence[Finished]) -> Refusal | None:
     )
 
 
-def ceiling(workload: Workload, peaks: DevicePeaks, traffic: float) -> Ceiling:
-    """What to believe at most of a workload; `traffic` is the measured rate in bytes per second."""
-    kinds = {np.dtype(value.dtype) for value in workload.parameters}
-    gflops = peaks.fp32_gflops
-    if any(kind == np.float16 for kind in kinds):
-        gflops = max(gflops, peaks.fp16_gflops or 0.0)
-    if all(kind.kind in "iub" for kind in kinds):
+def ceiling(workload: Workload, peaks: DevicePeaks) -> Ceiling:
+    """What the device does at most with a workload."""
+    gflops = bounds.gflops(peaks, half=False)
+    if workload.half:
+        gflops = max(gflops, bounds.gflops(peaks, half=True))
+    if workload.integer:
         gflops *= INTEGER_GAIN
-    return Ceiling(operations=gflops * 1e9, bytes=max(traffic, peaks.bandwidth_gbs * 1e9))
+    return Ceiling(operations=gflops * 1e9, bytes=bounds.gbs(peaks, workload.bytes) * 1e9)
 
 
-def possible(workload: Workload, most: Ceiling, seconds: float) -> Refusal | None:
+def physical(workload: Workload, measured: Ceiling, model: Model | None, cores: int) -> Ceiling:
+    """What no evidence makes believable any more: far above what microbenchmarks measured.
+
+    Where the GPU's model is known, its multiply-adds at a clock that no such chip has bound it more tightly.
+    """
+    operations = BELIEVABLE * measured.operations
+    if model is not None and not workload.integer:
+        chip = model.most_gflops(cores, half=workload.half) * 1e9
+        operations = max(measured.operations, min(operations, chip))
+    return Ceiling(operations=operations, bytes=BELIEVABLE * measured.bytes)
+
+
+def beyond(workload: Workload, most: Ceiling, seconds: float) -> str:
+    """Why a time is shorter than `most` allows, for a sentence; empty where it is not."""
+    rate, moved = workload.flops / seconds, workload.bytes / seconds
+    if rate > most.operations:
+        return (
+            f"{seconds * 1e6:.4g} us would be {rate * 1e-9:.4g} GFLOP/s and the device's measured peak "
+            f"allows {most.operations * 1e-9:.4g}"
+        )
+    if moved > most.bytes:
+        return (
+            f"{seconds * 1e6:.4g} us would move {moved * 1e-9:.4g} GB/s and what was measured at this size "
+            f"allows {most.bytes * 1e-9:.4g} GB/s"
+        )
+    return ""
+
+
+def possible(workload: Workload, limit: Ceiling, seconds: float) -> Refusal | None:
     """Refuse a time in which the device can neither have computed nor moved what the workload needs."""
-    rate = workload.flops / seconds
-    if rate > PEAK_MARGIN * most.operations:
+    why = beyond(workload, limit, seconds)
+    return Refusal(Outcome.IMPOSSIBLE, why) if why else None
+
+
+def evident(
+    claim: str,
+    seconds: float,
+    proven: Sequence[Finished],
+    series: Sequence[Finished],
+    times: int,
+    launch: float,
+) -> Refusal | None:
+    """Refuse a time beyond the measured peak without evidence; `claim` says what it is beyond.
+
+    `seconds` is one run's by the device's clock. `proven` are runs that were found right one by one, `series`
+    waits for `times` runs each. By the host's clock one series at least must have been as fast, as the host
+    may be busy now and then; `launch` seconds for every launch are the device's own cost between them.
+    """
+    alone = min(run.seconds for run in proven)
+    if alone > REPEATABLE * seconds:
         return Refusal(
             Outcome.IMPOSSIBLE,
-            f"{seconds * 1e6:.4g} us would be {rate * 1e-9:.4g} GFLOP/s and the device's measured peak is "
-            f"{most.operations * 1e-9:.4g}",
+            f"{claim}, and no run that was proven right took less than {alone * 1e6:.4g} us",
         )
-    moved = workload.bytes / seconds
-    if moved > TRAFFIC_MARGIN * most.bytes:
-        return Refusal(
-            Outcome.IMPOSSIBLE,
-            f"{seconds * 1e6:.4g} us would move {moved * 1e-9:.4g} GB/s and the device was measured to move "
-            f"{most.bytes * 1e-9:.4g} GB/s at this size",
-        )
-    return None
+    run = min(series, key=lambda run: run.wall)
+    if run.wall <= CLOCKS_AGREE * times * seconds + launch * len(run.launches) + WALL_SLACK:
+        return None
+    return Refusal(
+        Outcome.IMPOSSIBLE,
+        f"{claim}, and the host counts {run.wall * 1e3:.3g} ms for {times} runs, which would be "
+        f"{times * seconds * 1e3:.3g} ms",
+    )
 
 
 def guard_intact(before: Array, after: Array, poison: int, which: str) -> Refusal | None:

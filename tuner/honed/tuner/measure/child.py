@@ -102,6 +102,7 @@ def _measured(session: Session, message: codec.Message) -> codec.Message:
         "tainted": examined.tainted,
         "ran_at": examined.ran_at,
         "spent": examined.spent,
+        "peaks": to_plain(session.peaks),
     }
 
 

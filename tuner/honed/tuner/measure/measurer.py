@@ -6,13 +6,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.runtime.kernellog import FaultStory, Reader, Severity
-from honed.runtime.profile import DeviceProfile
-from honed.runtime.strict import to_plain
+from honed.runtime.profile import DevicePeaks, DeviceProfile
+from honed.runtime.strict import from_plain, to_plain
 
 from . import checks as check
 from . import codec
@@ -90,6 +91,12 @@ class Measurer:
     def rate(self) -> float:
         """Bytes per second that the device was seen to move at the loaded workload's size; 0 if unknown."""
         return self._traffic.get(self._workload.bytes, 0.0) if self._workload else 0.0
+
+    @property
+    def peaks(self) -> DevicePeaks:
+        """The device's peaks, with what measuring again and proven candidates have raised them to since."""
+        assert self._profile.peaks is not None
+        return self._profile.peaks
 
     def load(self, workload: Workload) -> None:
         """Have the following candidates measured on `workload`.
@@ -179,6 +186,7 @@ class Measurer:
             self._stop()
             return Verdict(outcome=Outcome.RUN, reason=str(answer["failed"])), False
         self.spent = answer["spent"]
+        self._profile = replace(self._profile, peaks=from_plain(DevicePeaks, answer["peaks"], where="peaks"))
         verdict = self._looked_after(candidate, codec.verdict_from_plain(answer["verdict"]), answer["ran_at"])
         if answer["tainted"] or answer["worn"] or verdict.outcome is Outcome.FAULT:
             self._stop()

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
-from honed.runtime import peaks
+from honed.runtime import bounds, peaks
 from honed.runtime.devices import Device
 from honed.runtime.errors import InvalidArgument
+from honed.runtime.mali import model_of
 from honed.runtime.opencl import cl, context
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 
 from . import bound, probes
 from .bound import Reader
 from .candidate import Candidate, Workload
-from .checks import Array, Expected, ceiling
+from .checks import Array, Ceiling, Expected, ceiling, physical
 from .guarded import Guarded
 from .limits import Checks, Limits
 from .timed import Warmth
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
 _SETTLE_SECONDS = 0.5  # at most, for the clock to rise at the start
-_PEAKS_SECONDS = 10.0  # between two measurements of the peaks
+_PEAKS_SECONDS = 60.0  # between two measurements of the peaks, which take some seconds
 _MOST_PREPARED = 4
 _SETTLED = 8  # yardsticks in a row that were no faster
 
@@ -33,11 +34,9 @@ _SETTLED = 8  # yardsticks in a row that were no faster
 class Loaded:
     """A workload: its inputs and expected outputs on the host, its buffers on the device."""
 
-    def __init__(self, workload: Workload, in_context: Any, traffic: float, most: DevicePeaks) -> None:
+    def __init__(self, workload: Workload, in_context: Any) -> None:
         """Read and allocate; raises InvalidArgument for tensors that are not as the workload says."""
         self.workload = workload
-        self.traffic = traffic  # bytes per second that were seen to be moved at this size
-        self.most = ceiling(workload, most, traffic)
         self.inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
         self.given: list[dict[int, Array]] = []
         self.expected: list[dict[int, Expected]] = []
@@ -70,6 +69,8 @@ class Session:
         self.device = device
         self.profile = profile
         self.peaks: DevicePeaks = profile.peaks
+        self._benchmarks: DevicePeaks = profile.peaks  # without what kernels raised, once measured here
+        self._model = model_of(profile.identity.name)
         self.limits = limits
         self.checks = checks
         self.announce = announce
@@ -102,24 +103,52 @@ class Session:
                 memory.release()
             self.loaded = None
         if traffic is None:
-            units = self.profile.limits.compute_units
-            traffic = probes.traffic(self.context, self.queue, units, workload.bytes) or 0.0
-        self.loaded = Loaded(workload, self.context, traffic, self.peaks)
+            traffic = self._probed(workload.bytes)
+        self._move(workload.bytes, traffic)
+        self.loaded = Loaded(workload, self.context)
         return traffic
 
-    def measure_peaks_again(self) -> None:
+    def most(self, loaded: Loaded) -> Ceiling:
+        """What the device can do with a workload as far as is known."""
+        return ceiling(loaded.workload, self.peaks)
+
+    def limit(self, loaded: Loaded) -> Ceiling:
+        """What no evidence makes believable: it goes by microbenchmarks, never by what kernels showed.
+
+        So kernels cannot lift it step by step.
+        """
+        measured = ceiling(loaded.workload, self._benchmarks)
+        return physical(loaded.workload, measured, self._model, self.profile.limits.compute_units)
+
+    def measure_peaks_again(self, loaded: Loaded) -> None:
         """Raise what is believed of the device to what it shows right now, unless that was done lately.
 
         The peaks of the profile may be from a busy moment, and no right candidate is to suffer for that.
         """
         now = time.monotonic()
-        if self.loaded is None or now - self._peaks_at < _PEAKS_SECONDS:
+        if now - self._peaks_at < _PEAKS_SECONDS:
             return
-        self._peaks_at = now
-        workload, units = self.loaded.workload, self.profile.limits.compute_units
-        self.peaks = peaks.higher(self.peaks, peaks.measure(self.device))
-        traffic = probes.traffic(self.context, self.queue, units, workload.bytes) or 0.0
-        self.loaded.most = ceiling(workload, self.peaks, max(traffic, self.loaded.traffic))
+        first = self._peaks_at == float("-inf")
+        found = peaks.measure(self.device)
+        self._peaks_at = time.monotonic()
+        self._benchmarks = found if first and self.peaks.raised else bounds.higher(self._benchmarks, found)
+        self.peaks = bounds.higher(self.peaks, found)
+        self._move(loaded.workload.bytes, self._probed(loaded.workload.bytes))
+
+    def believe(self, workload: Workload, seconds: float) -> None:
+        """Raise the peaks to what a candidate was proven to do."""
+        flops = 0 if workload.integer else workload.flops  # of which the peaks say nothing
+        self.peaks = bounds.raised_by(self.peaks, flops, workload.bytes, seconds, half=workload.half)
+
+    def _probed(self, nbytes: int) -> float:
+        """The rate, bytes per second, of probes that move just `nbytes`; 0 for more than caches hold."""
+        units = self.profile.limits.compute_units
+        return probes.traffic(self.context, self.queue, units, nbytes) or 0.0
+
+    def _move(self, nbytes: int, traffic: float) -> None:
+        """Raise what is known of the memory to what probes saw, bytes per second."""
+        self.peaks = bounds.with_traffic(self.peaks, nbytes, traffic * 1e-9)
+        self._benchmarks = bounds.with_traffic(self._benchmarks, nbytes, traffic * 1e-9)
 
     def prepare(self, candidate: Candidate) -> None:
         """Build a candidate's program in a thread, for a later `program`."""
@@ -131,6 +160,10 @@ class Session:
     def building(self) -> bool:
         """Whether a prepared program is being built now, which may hold the driver's locks."""
         return any(not build.done() for build in self._prepared.values())
+
+    def finish_building(self) -> None:
+        """Wait until nothing is built beside, so that the host's clock says something."""
+        wait(self._prepared.values())
 
     def program(self, candidate: Candidate) -> Any:
         """The candidate's program; raises pyopencl's errors."""

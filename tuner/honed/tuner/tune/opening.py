@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from honed.runtime import peaks
 from honed.runtime.errors import HonedError
 from honed.runtime.kernellog import Reader, open_reader
 from honed.runtime.surveying import survey
@@ -53,6 +54,7 @@ class Opened:
             emit({"event": "note", "text": note})
         cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
         self.search = SearchChild(profile, cost_model, seed)
+        self._cache_dir = cache_dir
         log = _kernel_log(emit)
         trials = Trials(
             lambda begin: Measurer(self.spec, profile, limits, kernel_log=log, begin=begin),
@@ -74,6 +76,7 @@ class Opened:
         return self
 
     def __exit__(self, *_: object) -> None:
+        peaks.keep_higher(self.session.profile, self._cache_dir)
         self.search.close()
         self.records.close()
 

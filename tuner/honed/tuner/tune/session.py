@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from honed.runtime.profile import DeviceProfile
+from honed.runtime import bounds
+from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Outcome, Verdict
 from honed.tuner.records import Records
@@ -74,7 +75,7 @@ class Session:
         self.clock = clock
         self.tasks: list[Progress] = []
         self.trials = 0
-        self._profile = profile
+        self.profile = profile  # its peaks rise with what is measured
         self._trying = trials
         self._peaks_again = peaks_again
         self._peaks_at = float("-inf")
@@ -206,21 +207,32 @@ class Session:
         progress.roofline = self._roofline(progress.task)
 
     def _roofline(self, task: Task) -> float:
-        assert self._profile.peaks is not None
-        return task.roofline(self._profile.peaks, self._rates.get(task.key, 0.0))
+        assert self.profile.peaks is not None
+        return task.roofline(self.profile.peaks, self._rates.get(task.key, 0.0))
 
     def _doubt_peaks(self, tasks: list[Progress]) -> None:
         """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low.
 
-        They were measured once, and the machine may have been busy then. What is beyond them afterwards is
-        so in truth, by the caches or a clock that rises.
+        They were measured once, and the machine may have been busy then. What candidates have raised them to
+        meanwhile counts at once.
         """
+        self._take_peaks(self._trying.measurer.peaks)
         if not any(p.beyond for p in tasks) or self.clock() - self._peaks_at < _PEAKS_SECONDS:
             return
         if not self._may_go_on():
             return
         self._peaks_at = self.clock()
-        self._profile = replace(self._profile, peaks=self._peaks_again().peaks)
+        measured = self._peaks_again().peaks
+        assert measured is not None
+        self._take_peaks(measured)
+
+    def _take_peaks(self, found: DevicePeaks) -> None:
+        """Draw the rooflines anew where some figure is higher than was known."""
+        assert self.profile.peaks is not None
+        peaks = bounds.higher(self.profile.peaks, found)
+        if peaks == self.profile.peaks:
+            return
+        self.profile = replace(self.profile, peaks=peaks)
         for p in self.tasks:
             if not p.task.opaque:
                 p.roofline = self._roofline(p.task)

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from honed.runtime.profile import DevicePeaks
+from honed.runtime import bounds
+from honed.runtime.profile import DevicePeaks, Figure
 
 # A task below this share of the model's time could be free and nobody would notice.
 SMALL = 0.002
 # Within this factor of what the device's peaks allow, a better schedule has nothing left to win.
 AT_ROOFLINE = 1.15
+# What kernels may still win over a peak that one of them has raised, or that was measured on a busy machine;
+# more than AT_ROOFLINE, so that the task of that very kernel is not ended by its own record.
+UNKNOWN_ABOVE = 1.25
 
 
 class Stage(StrEnum):
@@ -37,14 +41,21 @@ class Task:
     opaque: str  # why it cannot be tuned; empty where it can
 
     def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
-        """The least seconds that the device's measured peaks and its cost of a launch allow.
+        """The least seconds that the device's peaks and its cost of a launch allow.
 
-        `rate` is what the device was seen to move at the task's size, in bytes per second: caches are
-        faster than its memory.
+        `rate` is what the device was seen to move at the task's size, in bytes per second. Of a peak that is
+        known from below only, UNKNOWN_ABOVE as much is taken for possible.
         """
-        peak = peaks.fp16_gflops if self.dtype == "float16" and peaks.fp16_gflops else peaks.fp32_gflops
-        work = max(self.flops / (peak * 1e9), self.bytes / max(rate, peaks.bandwidth_gbs * 1e9))
+        half = self.dtype == "float16"
+        figure: Figure = "fp16_gflops" if half and peaks.fp16_gflops else "fp32_gflops"
+        arithmetic = bounds.gflops(peaks, half=half) * _headroom(peaks, figure) * 1e9
+        memory = bounds.gbs(peaks, self.bytes) * _headroom(peaks, "bandwidth_gbs") * 1e9
+        work = max(self.flops / arithmetic, self.bytes / max(rate, memory))
         return work + peaks.launch_us * 1e-6
+
+
+def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
+    return UNKNOWN_ABOVE if bounds.known_from_below(peaks, figure) else 1.0
 
 
 @dataclass(kw_only=True)

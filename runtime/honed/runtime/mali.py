@@ -1,0 +1,158 @@
+"""Arm's Mali GPUs, as data: which one a device's reported name means, and what its shader core can do.
+
+One GPU goes by several names: Arm's driver reports `Mali-G610 r0p0` or, where it does not know the product by
+its name, the internal one (`Mali-LODX r0p0`); Mesa reports `Mali-G610 MC4 (Panfrost)`. All are one model.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+# Above every clock these GPUs were sold with; the fastest known is 1.3 GHz (G610, Dimensity 7350).
+FASTEST_HZ = 1.5e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """One model of GPU. Multiply-adds are of the widest shader core that it is sold with.
+
+    Sources: `products` and `codes`, kbase's `mali_kbase_gpu_id.h` (GPU_ID_PRODUCT_*), (9, 3) Mesa's
+    `pan_model.c`. `warp`, and `fma_fp32` and `fma_fp16` up to the G78: *Arm Mali GPU Datasheet* of 2021 (half
+    of its operations per clock). Later `fma_fp32`: Mesa's `pan_model.c` (G310, G610) and AnandTech of
+    25 May 2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610. `full_registers`:
+    Arm's guides, and facts measured offline with Mesa's compiler for the G610.
+    """
+
+    name: str
+    codes: tuple[str, ...]  # internal names, as drivers report them
+    products: tuple[tuple[int, int], ...]  # GPU_ID's architecture (bits 28 to 31), product (16 to 19)
+    architecture: Literal["Bifrost", "Valhall"]
+    generation: int  # of the architecture, as Arm counts
+    warp: int  # work-items that run in step
+    fma_fp32: int  # multiply-adds a core does in one clock
+    fma_fp16: int
+    full_registers: int = 32  # of 32 bits a thread may use while the core holds all its threads
+
+    def most_gflops(self, cores: int, *, half: bool) -> float:
+        """GFLOP/s that no chip with so many cores of this model reaches, at half or single precision."""
+        return 2e-9 * cores * (self.fma_fp16 if half else self.fma_fp32) * FASTEST_HZ
+
+
+MODELS = (
+    Model(
+        name="Mali-G52",
+        codes=("TGOX",),
+        products=((7, 2),),
+        architecture="Bifrost",
+        generation=2,
+        warp=8,
+        fma_fp32=24,  # 16 with two execution engines
+        fma_fp16=48,
+    ),
+    Model(
+        name="Mali-G76",
+        codes=("TNOX",),
+        products=((7, 1),),
+        architecture="Bifrost",
+        generation=3,
+        warp=8,
+        fma_fp32=24,
+        fma_fp16=48,
+    ),
+    Model(
+        name="Mali-G57",
+        codes=("TNAX",),
+        products=((9, 1), (9, 3)),
+        architecture="Valhall",
+        generation=1,
+        warp=16,
+        fma_fp32=32,
+        fma_fp16=64,
+    ),
+    Model(
+        name="Mali-G77",
+        codes=("TTRX",),
+        products=((9, 0),),
+        architecture="Valhall",
+        generation=1,
+        warp=16,
+        fma_fp32=32,
+        fma_fp16=64,
+    ),
+    Model(
+        name="Mali-G68",
+        codes=("LBEX",),
+        products=((9, 4),),
+        architecture="Valhall",
+        generation=2,
+        warp=16,
+        fma_fp32=32,
+        fma_fp16=64,
+    ),
+    Model(
+        name="Mali-G78",
+        codes=("TBEX",),
+        products=((9, 2),),
+        architecture="Valhall",
+        generation=2,
+        warp=16,
+        fma_fp32=32,
+        fma_fp16=64,
+    ),
+    Model(
+        name="Mali-G310",
+        codes=("TVAX",),
+        products=((10, 4),),
+        architecture="Valhall",
+        generation=3,
+        warp=16,
+        fma_fp32=64,  # 16 to 64, in five variants
+        fma_fp16=128,
+    ),
+    Model(
+        name="Mali-G510",
+        codes=("TGRX",),
+        products=((10, 3),),
+        architecture="Valhall",
+        generation=3,
+        warp=16,
+        fma_fp32=64,  # 48 with one narrower engine
+        fma_fp16=128,
+    ),
+    Model(
+        name="Mali-G610",
+        codes=("LODX",),
+        products=((10, 7),),
+        architecture="Valhall",
+        generation=3,
+        warp=16,
+        fma_fp32=64,
+        fma_fp16=128,
+    ),
+    Model(
+        name="Mali-G710",
+        codes=("TODX",),
+        products=((10, 2),),
+        architecture="Valhall",
+        generation=3,
+        warp=16,
+        fma_fp32=64,
+        fma_fp16=128,
+    ),
+)
+# Mesa appends a variant to a product ("G310v2") and Arm a revision or a core count, after a space.
+_NAME = re.compile(r"\bmali-([a-z]+\d*)(?:v\d+)?\b")
+_BY_NAME = {name: model for model in MODELS for name in (model.name.removeprefix("Mali-"), *model.codes)}
+
+
+def is_mali(name: str) -> bool:
+    """Whether a device of that reported name is a Mali, known here or not. Immortalis is one, too."""
+    return any(brand in name.casefold() for brand in ("mali", "immortalis"))
+
+
+def model_of(name: str) -> Model | None:
+    """The model that a device's reported name means; None for one that is not in the table, or no Mali."""
+    found = _NAME.search(name.casefold())
+    return _BY_NAME.get(found[1].upper()) if found else None

@@ -1,0 +1,162 @@
+"""When peaks are measured, and what is kept of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from honed.runtime import bounds, peaks, profilefile
+from honed.runtime.devices import Device
+from honed.runtime.microbench import arithmetic, memory
+from honed.runtime.microbench.arithmetic import Form
+from honed.runtime.profile import DevicePeaks
+
+FOUND = DevicePeaks(
+    fp32_gflops=100.0,
+    fp16_gflops=None,
+    bandwidth_gbs=10.0,
+    launch_us=1.0,
+    caches_gbs=((1 << 16, 50.0),),
+    busy=0.01,
+)
+
+
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch) -> Callable[[DevicePeaks], list[DevicePeaks]]:
+    """Plants what measuring finds; gives a list that grows by each measurement."""
+
+    def plant(found: DevicePeaks) -> list[DevicePeaks]:
+        made: list[DevicePeaks] = []
+
+        def measure(_device: Device) -> DevicePeaks:
+            made.append(found)
+            return found
+
+        monkeypatch.setattr(peaks, "measure", measure)
+        return made
+
+    return plant
+
+
+def kept_file(folder: Path) -> Path:
+    (path,) = (p for p in folder.rglob("*") if p.is_file())
+    return path
+
+
+def age(folder: Path, seconds: float) -> None:
+    """Make what is kept so much older."""
+    path = kept_file(folder)
+    then = path.stat().st_mtime - seconds
+    os.utime(path, (then, then))
+
+
+def test_once(device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]) -> None:
+    made = measuring(FOUND)
+    assert not peaks.known(device, tmp_path)
+    for _ in range(2):
+        assert peaks.measured(device, tmp_path) == replace(device.profile, peaks=FOUND)
+        assert peaks.known(device, tmp_path)
+    age(tmp_path, 1e9)
+    assert peaks.measured(device, tmp_path).peaks == FOUND
+    assert len(made) == 1
+
+
+def test_again_where_the_file_is_damaged(
+    device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
+) -> None:
+    made = measuring(FOUND)
+    profile = peaks.measured(device, tmp_path)
+    kept = kept_file(tmp_path)
+    text = kept.read_text()
+    name = profile.identity.name
+    for damage in ("", text.replace("fp32_gflops", "fp8_gflops"), text.replace(name, "abacus")):
+        kept.write_text(damage)
+        before = len(made)
+        assert not peaks.known(device, tmp_path)
+        assert peaks.measured(device, tmp_path) == profile
+        assert len(made) == before + 1
+        assert kept.read_text() == text
+
+
+def test_again_where_an_older_version_measured_no_caches(
+    device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
+) -> None:
+    made = measuring(FOUND)
+    older = DevicePeaks(fp32_gflops=120.0, fp16_gflops=None, bandwidth_gbs=9.0, launch_us=2.0)
+    peaks.keep(replace(device.profile, peaks=older), tmp_path)
+    path = kept_file(tmp_path)
+    gone = ("caches_gbs", "raised", "busy")
+    path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(gone)))
+    assert profilefile.load(path).peaks == older, "it is read"
+    assert not peaks.known(device, tmp_path)
+    best = replace(FOUND, fp32_gflops=120.0)
+    assert [peaks.measured(device, tmp_path).peaks for _ in range(2)] == [best, best]
+    assert len(made) == 1
+
+
+def test_again_later_where_the_machine_was_busy(
+    device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
+) -> None:
+    busy = replace(FOUND, fp32_gflops=77.0, launch_us=0.5, busy=0.5)
+    measuring(busy)
+    assert peaks.measured(device, tmp_path).peaks == busy
+    made = measuring(FOUND)
+    assert peaks.measured(device, tmp_path).peaks == busy, "not at once"
+    age(tmp_path, peaks.AGAIN_SECONDS + 1)
+    assert not peaks.known(device, tmp_path)
+    best = replace(FOUND, launch_us=0.5)
+    assert peaks.measured(device, tmp_path).peaks == best
+    age(tmp_path, peaks.AGAIN_SECONDS + 1)
+    assert peaks.measured(device, tmp_path).peaks == best
+    assert len(made) == 1
+
+
+def test_why_says_it() -> None:
+    assert peaks.outdated(FOUND, 1e9) == ""
+    assert "no caches" in peaks.outdated(replace(FOUND, caches_gbs=()), 0.0)
+    assert "others took 50 % of the CPUs" in peaks.outdated(replace(FOUND, busy=0.5), 1e9)
+    assert peaks.outdated(replace(FOUND, busy=None), 1e9) == ""
+
+
+def test_raised_peaks_are_kept_and_none_is_lowered(
+    device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
+) -> None:
+    measuring(FOUND)
+    peaks.measured(device, tmp_path)
+    raised = replace(FOUND, fp32_gflops=130.0, bandwidth_gbs=5.0, raised=("fp32_gflops",))
+    peaks.keep_higher(replace(device.profile, peaks=raised), tmp_path)
+    assert peaks.measured(device, tmp_path).peaks == bounds.higher(FOUND, raised)
+    before = kept_file(tmp_path).stat().st_mtime_ns
+    peaks.keep_higher(replace(device.profile, peaks=FOUND), tmp_path)
+    peaks.keep_higher(device.profile, tmp_path)
+    assert kept_file(tmp_path).stat().st_mtime_ns == before, "nothing new is not written"
+
+
+@pytest.mark.parametrize(("family", "widest"), [("cpu", 12), ("mali", 8), ("gpu", 8)])
+def test_forms_hold_what_fits_the_registers(family: str, widest: int) -> None:
+    forms = arithmetic.forms(family)
+    assert len(set(forms)) == len(forms)
+    assert {form.width for form in forms} == {1, 2, 4, 8, 16}
+    assert Form(8, 12) in forms, "AVX2 needs 8 lanes and more than 8 chains"
+    assert max(form.chains for form in forms if form.width == 16) == widest
+
+
+def test_the_best_form_runs_again_with_its_neighbours() -> None:
+    rates = {Form(1, 4): 1.0, Form(8, 12): 9.0, Form(4, 8): 5.0}
+    assert arithmetic.finalists(rates, 1024) == [
+        Form(8, 12),
+        Form(8, 12, "mad"),
+        Form(8, 12, group=256),
+        Form(4, 8),
+    ]
+    assert Form(8, 12, group=256) not in arithmetic.finalists(rates, 128)
+
+
+def test_a_form_does_the_operations_it_counts() -> None:
+    source = arithmetic.source(Form(4, 8), "half")
+    assert source.count("fma(") * 2 * 4 == Form(4, 8).operations(1) == 2 * 4 * 8 * 4
+    assert memory.source(16).count("in[get_global_id(0) + ") == 16
