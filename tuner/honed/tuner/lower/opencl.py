@@ -1,8 +1,8 @@
 """From a scheduled PrimFunc to OpenCL C with its launches and inner buffers.
 
-The passes are those of TVM's S-TIR pipeline up to the split of host and device code. Stopping there leaves a
-host function that is nothing but allocations and launches, which is what a plan needs; packing arguments for
-a TVM runtime, and asserting them, would come after it.
+The passes are those of TVM's S-TIR pipeline up to the split of host and device code, and our own that adds
+long sums up in blocks. Stopping there leaves a host function that is nothing but allocations and launches,
+which is what a plan needs; packing arguments for a TVM runtime, and asserting them, would come after it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from .barriers import divergent_barriers
 from .broadcasts import shorten_broadcasts
 from .cost import executed_operations
 from .program import KernelLaunch, Value
+from .staging import stage_sums
 
 _AXES = ("x", "y", "z")
 _KERNEL_LAUNCH = 2  # CallingConv::kDeviceKernelLaunch
@@ -78,6 +79,7 @@ def _passes(target: Target) -> tvm.transform.Pass:
             t.StmtSimplify(),
             s.AnnotateIrregularLoop(),
             s.LowerOpaqueBlock(),
+            stage_sums(),
             t.FlattenBuffer(),
             t.NarrowDataType(32),
             s.LoopPartition(),
