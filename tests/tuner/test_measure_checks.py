@@ -205,6 +205,29 @@ def test_unchanged_is_bit_for_bit() -> None:
     )
 
 
+def test_repeated_is_bit_for_bit() -> None:
+    answers = np.array([0.0, np.nan, 1.0], np.float32)
+    assert checks.repeated(answers, answers.copy(), "x") is None
+    found = checks.repeated(answers, np.array([-0.0, np.nan, 1 + 2.0**-23], np.float32), "x")
+    assert outcome(found) is Outcome.WRONG
+    assert found is not None
+    assert "2 of 3 elements of x" in found.reason
+
+
+def test_a_time_that_one_run_on_new_inputs_comes_near_is_believed() -> None:
+    slow, near = run(0.1, wall=1), run(0.0081, wall=1)
+    assert checks.computed_anew([slow, near], 1e-3) is None
+    assert outcome(checks.computed_anew([slow, slow], 1e-3)) is Outcome.IMPOSSIBLE
+    assert checks.computed_anew([run(200e-6, wall=1)], 1e-6) is None, "clocks and caches may be cold"
+    assert checks.computed_anew([], 1e-6) is None
+
+
+def test_private_memory_is_counted_for_the_whole_device() -> None:
+    assert checks.private_memory("k", 1024, 256, 4, 1 << 20) is None
+    found = checks.private_memory("k", 1025, 256, 4, 1 << 20)
+    assert outcome(found) is Outcome.MEMORY
+
+
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=12),
     st.lists(st.floats(width=32), min_size=12, max_size=12),

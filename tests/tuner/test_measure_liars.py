@@ -105,6 +105,57 @@ def test_remembers_that_it_ran(judge: Judge) -> None:
     assert judge(kinds.REMEMBERS, only("right"), inner=inner).outcome is Outcome.WRONG
 
 
+@pytest.mark.parametrize("off", ["right", "repeated"])
+def test_reads_what_nobody_wrote(judge: Judge, off: str) -> None:
+    """Within the tolerance, and other bits each time: only comparing runs with each other shows it."""
+    inner = (Value(dtype="float32", shape=(N,)),)
+    passes_without(judge, kinds.READS_WHAT_NOBODY_WROTE, inner=inner)
+    found = judge(kinds.READS_WHAT_NOBODY_WROTE, only(off), inner=inner)
+    if off == "right":
+        assert found.outcome is Outcome.RIGHT
+        return
+    assert found.outcome is Outcome.WRONG
+    assert f"{N} of {N} elements of output 1" in found.reason
+
+
+def test_reads_beyond_its_input(judge: Judge) -> None:
+    """The guard band there is poisoned otherwise in each of two runs."""
+    liar = kinds.reads_beyond(N)
+    assert judge(liar, only("right")).outcome is Outcome.RIGHT
+    assert judge(liar, only("repeated")).outcome is Outcome.WRONG
+
+
+def test_right_once(judge: Judge) -> None:
+    inner = (Value(dtype="uint32", shape=(N,)),)
+    passes_without(judge, kinds.RIGHT_ONCE, inner=inner)
+    assert judge(kinds.RIGHT_ONCE, only("right"), inner=inner).outcome is Outcome.WRONG
+
+
+def test_skips_what_is_there_already(judge: Judge) -> None:
+    """Right wherever it finds poison, so in every run that is looked at, and quick when timed."""
+    assert judge(kinds.SKIPS_WHAT_IS_THERE, only("right", "repeated")).outcome is Outcome.RIGHT
+    assert judge(kinds.SKIPS_WHAT_IS_THERE, only("right", "stale")).outcome is Outcome.WRONG
+
+
+def test_keeps_its_answers(judge: Judge) -> None:
+    """Right always, and quick as long as its inputs stay the same: a time that no app will see."""
+    inner = (Value(dtype="float32", shape=(N,)),)
+    others = only(*(field.name for field in dataclasses.fields(Checks) if field.name != "anew"))
+    assert judge(kinds.KEEPS_ITS_ANSWERS, others, inner=inner).outcome is Outcome.RIGHT
+    found = judge(kinds.KEEPS_ITS_ANSWERS, only("anew"), inner=inner)
+    assert found.outcome is Outcome.IMPOSSIBLE
+    assert "does not compute anew" in found.reason
+
+
+def test_declares_more_local_memory_than_there_is(judge: Judge, device: Device) -> None:
+    """No check: a driver may refuse to build it, and what one builds would not run."""
+    has = device.profile.limits.local_mem_bytes
+    assert judge(kinds.declares_local(64), NONE).outcome is Outcome.RIGHT
+    found = judge(kinds.declares_local(has // 4 + 64), NONE)
+    assert found.outcome is Outcome.BUILD
+    assert "local" in found.reason
+
+
 @pytest.mark.parametrize("element", [N, N + 16383, -1, -500])
 def test_writes_past_its_output(judge: Judge, element: int) -> None:
     found = judge(kinds.writes_at(element), only("guards"))

@@ -9,7 +9,7 @@ from honed.runtime.profile import DeviceIdentity
 from .records import Setup
 
 # Raised when the same trace would give another kernel than before.
-_LOWERING = 1
+_LOWERING = 2
 
 
 def setup_for(identity: DeviceIdentity) -> Setup:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from tvm import tirx
+from tvm import sym, tirx
 from tvm.ir import IRModule
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm_ffi import structural_walk
 
+_UNKNOWN = 2**31  # what the bound of an expression is beyond where it has none
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 
 
@@ -27,7 +28,8 @@ def _operations(stmt: tirx.Stmt) -> int:
     if isinstance(stmt, tirx.SeqStmt):
         return sum(_operations(part) for part in stmt.seq)
     if isinstance(stmt, tirx.For):
-        return int(stmt.extent) * _operations(stmt.body) if isinstance(stmt.extent, tirx.IntImm) else 1
+        most = sym.Analyzer().const_int_bound(stmt.extent).max_value
+        return most * _operations(stmt.body) if most < _UNKNOWN else 1
     if isinstance(stmt, tirx.IfThenElse):
         return _operations(stmt.then_case)
     if isinstance(stmt, tirx.AttrStmt):

@@ -1,8 +1,8 @@
 """From a scheduled PrimFunc to OpenCL C with its launches and inner buffers.
 
-The passes are those of TVM's S-TIR pipeline up to the split of host and device code. Stopping there leaves a
-host function that is nothing but allocations and launches, which is what a plan needs; packing arguments for
-a TVM runtime, and asserting them, would come after it.
+The passes are those of TVM's S-TIR pipeline up to the split of host and device code, and our own that adds
+long sums up in blocks. Stopping there leaves a host function that is nothing but allocations and launches,
+which is what a plan needs; packing arguments for a TVM runtime, and asserting them, would come after it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .barriers import divergent_barriers
 from .cost import executed_operations
 from .printer import print_kernels
 from .program import KernelLaunch, Value
+from .staging import stage_sums
 
 # Kernels by entry name, out of which host code was split, to one source.
 Printer = Callable[[dict[str, tirx.PrimFunc]], str]
@@ -88,6 +89,7 @@ def _passes(target: Target) -> tvm.transform.Pass:
             t.StmtSimplify(),
             s.AnnotateIrregularLoop(),
             s.LowerOpaqueBlock(),
+            stage_sums(),
             t.FlattenBuffer(),
             t.NarrowDataType(32),
             s.LoopPartition(),

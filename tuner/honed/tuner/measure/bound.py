@@ -11,7 +11,7 @@ from honed.runtime.opencl import cl
 from honed.runtime.profile import DeviceLimits
 
 from .candidate import Candidate, Outcome
-from .checks import Finished, Launched, Refusal
+from .checks import Finished, Launched, Refusal, private_memory
 
 Reader = Callable[[Any], Launched]
 
@@ -36,8 +36,12 @@ class Bound:
     def __len__(self) -> int:
         return len(self._commands)
 
-    def fits(self, device: Any, limits: DeviceLimits) -> Refusal | None:
-        """Refuse kernels that need more of a work-group than the driver grants them."""
+    def fits(self, device: Any, limits: DeviceLimits, memory_bytes: int) -> Refusal | None:
+        """Refuse kernels that need more of a work-group than the driver grants them.
+
+        What they declare within (local arrays, private ones that spill) is known to the driver alone, once
+        they are built. Private memory of all work-groups that can run together may take `memory_bytes`.
+        """
         info = cl.kernel_work_group_info
         for kernel, _, block in self._commands:
             most = kernel.get_work_group_info(info.WORK_GROUP_SIZE, device)
@@ -53,6 +57,11 @@ class Bound:
                     f"kernel {kernel.function_name} needs {local} bytes of local memory "
                     f"and the device has {limits.local_mem_bytes}",
                 )
+            private = kernel.get_work_group_info(info.PRIVATE_MEM_SIZE, device)
+            items = block[0] * block[1] * block[2]
+            refusal = private_memory(kernel.function_name, private, items, limits.compute_units, memory_bytes)
+            if refusal is not None:
+                return refusal
         return None
 
     def enqueue(self) -> list[Any]:

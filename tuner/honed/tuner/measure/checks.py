@@ -40,6 +40,10 @@ WALL_RATIO = 8.0
 WALL_PER_FINISH = 5e-3
 WALL_PER_LAUNCH = 50e-6
 
+# A run on inputs that were just written, at a clock that may not be up yet, against one of many in a row.
+ANEW_RATIO = 8.0
+ANEW_SLACK = 200e-6  # seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -292,6 +296,51 @@ def written(first: Array, poison: int, second: Array, other: int, which: str) ->
     if not count:
         return None
     return Refusal(Outcome.UNWRITTEN, f"it leaves {count} of {left.size} elements of {which} unwritten")
+
+
+def repeated(first: Array, second: Array, which: str) -> Refusal | None:
+    """Refuse where two runs on the same inputs did not give the same bits.
+
+    Nothing that the tuner generates uses atomics, so work-items that do not wait for each other, or read
+    what nobody wrote, are all that can make them differ.
+    """
+    count = int(np.count_nonzero(_bits(first) != _bits(second)))
+    if not count:
+        return None
+    return Refusal(
+        Outcome.WRONG,
+        f"it gives other answers to the same inputs: {count} of {first.size} elements of {which}",
+    )
+
+
+def computed_anew(fresh: Sequence[Finished], seconds: float) -> Refusal | None:
+    """Refuse where each run on inputs just written took far longer than `seconds`, that of many in a row.
+
+    What is done in between is left out when nothing has changed, and a model's inputs always change.
+    """
+    least = min((run.seconds for run in fresh), default=0.0)
+    if least <= ANEW_RATIO * seconds + ANEW_SLACK:
+        return None
+    return Refusal(
+        Outcome.IMPOSSIBLE,
+        f"it takes {least * 1e6:.4g} us with new inputs and {seconds * 1e6:.4g} us when they are the same "
+        "again: it does not compute anew",
+    )
+
+
+def private_memory(name: str, each: int, items: int, units: int, limit: int) -> Refusal | None:
+    """Refuse a kernel whose work-items need more private memory than `limit`, with a group on every unit.
+
+    `each` is what the driver says of one work-item (bytes), `items` how many a group has.
+    """
+    need = each * items * units
+    if need <= limit:
+        return None
+    return Refusal(
+        Outcome.MEMORY,
+        f"kernel {name} needs {each} bytes of private memory for each work-item, {need >> 20} MiB on the "
+        f"whole device, and {limit >> 20} MiB are allowed",
+    )
 
 
 @dataclass(frozen=True, slots=True)

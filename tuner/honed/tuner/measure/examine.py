@@ -15,7 +15,7 @@ from honed.runtime.opencl import cl
 from . import bound, checks
 from .bound import Bound
 from .candidate import Candidate, Outcome, Timing, Verdict
-from .checks import Finished, Refusal
+from .checks import Array, Finished, Refusal
 from .guarded import Guarded
 from .session import Loaded, Session
 from .timed import Schedule, Turns, time_candidate, warm_up
@@ -25,6 +25,7 @@ POISONS = (0xFF, 0xA5)
 _WALL_RETRIES = 8  # runs
 _SERIES_SECONDS = 0.02  # of one series of runs, long beside what a wait costs the host
 _SERIES = 5  # of them
+_ANEW_RETRIES = 4  # runs
 _SLACK = 1.0  # seconds a phase may exceed what it is allowed, for a busy machine
 
 _MEMORY_CODES = {
@@ -102,11 +103,14 @@ class Examination:
         self._inner = [Guarded(self._session.context, value) for value in self._candidate.inner]
         buffers = [memory.buffer for memory in (*self._loaded.memory, *self._inner)]
         runnable = Bound(self._session.queue, self._candidate, program, buffers)
-        _demand(runnable.fits(self._session.device.cl, self._session.profile.limits))
+        session = self._session
+        _demand(runnable.fits(session.device.cl, session.profile.limits, session.limits.memory_bytes))
         order = random.sample(range(self._loaded.workload.sets), self._loaded.workload.sets)
         self._examine_twice(runnable, order[0])
         for number in order[1:]:
-            self._run(runnable, number, POISONS[0])
+            # The last set meets what the one before left, as in an app: not poison, and not its answers.
+            stale = session.checks.stale and number == order[-1]
+            self._run(runnable, number, None if stale else POISONS[0])
             self._check_bands()
             self._check_right(number)
         return self._timed(runnable, order[-1])
@@ -125,7 +129,7 @@ class Examination:
         """Run on the same inputs with both poisons, then look at all there is to see."""
         on = self._session.checks
         self._run(runnable, number, POISONS[0])
-        first = {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
+        first = self._answers()
         self._check_bands()
         self._run(runnable, number, POISONS[1])
         if on.wall:
@@ -141,6 +145,7 @@ class Examination:
             if on.right:
                 _demand(checks.right(self._loaded.expected[number][i], before, self._name(i)))
         self._check_right(number)
+        self._check_repeated(first)
 
     def _check_wall(self, runnable: Bound, number: int) -> None:
         """Refuse a contradiction between the clocks that does not go away; the host may just be busy."""
@@ -151,13 +156,17 @@ class Examination:
         if self._alone:
             _demand(checks.wall_below(self._runs), tainted=True)
 
-    def _run(self, runnable: Bound, number: int, poison: int) -> Finished:
-        """Run once on a set of inputs with everything else poisoned, and fetch what came of it."""
+    def _run(self, runnable: Bound, number: int, poison: int | None) -> Finished:
+        """Run once on a set of inputs with everything else poisoned, and fetch what came of it.
+
+        Without `poison` everything else is left as it is.
+        """
         session, limits = self._session, self._session.limits
         self._announce("host", limits.host_seconds)
-        self._poison = poison
-        for memory in (*self._loaded.memory, *self._inner):
-            memory.poison(session.queue, poison)
+        if poison is not None:
+            self._poison = poison
+            for memory in (*self._loaded.memory, *self._inner):
+                memory.poison(session.queue, poison)
         for i, array in self._loaded.given[number].items():
             self._loaded.memory[i].write(session.queue, array)
         session.queue.finish()
@@ -196,6 +205,7 @@ class Examination:
         slow = self._give_up is not None and fastest > self._give_up
         allowed = limits.warm_seconds + limits.timing_seconds + 2 * limits.run_seconds + 2 * _SLACK
         self._announce("time", allowed)
+        answers = self._answers()
         for i in self._loaded.workload.outputs:
             self._loaded.memory[i].poison_inside(session.queue, self._poison)
         # A CPU has just compiled the candidate, its clock is up.
@@ -218,8 +228,29 @@ class Examination:
         self._check_bands()
         self._check_inputs(number)
         self._check_right(number)
+        self._check_repeated(answers)
+        if session.checks.anew:
+            self._check_anew(runnable, number, timing.median)
         self._check_evidence(runnable, number, timing.median)
         return timing
+
+    def _check_anew(self, runnable: Bound, number: int, seconds: float) -> None:
+        """Refuse a time that no run on new inputs comes near; the clock may just not have been up."""
+        more = _ANEW_RETRIES
+        while checks.computed_anew(self._runs, seconds) and more:
+            self._run(runnable, number, POISONS[0])
+            more -= 1
+        _demand(checks.computed_anew(self._runs, seconds))
+
+    def _answers(self) -> dict[int, Array]:
+        """A copy of the outputs as last fetched, by parameter."""
+        return {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
+
+    def _check_repeated(self, before: dict[int, Array]) -> None:
+        if not self._session.checks.repeated:
+            return
+        for i, array in before.items():
+            _demand(checks.repeated(array, self._loaded.memory[i].array, self._name(i)))
 
     def _check_possible(self, seconds: float) -> None:
         """Refuse what is far beyond peaks that were measured again now, too."""

@@ -43,6 +43,9 @@ class Checks:
     inputs: bool = True
     written: bool = True
     right: bool = True
+    stale: bool = True
+    repeated: bool = True
+    anew: bool = True
 
 
 ALL = Checks()

@@ -1,12 +1,16 @@
 """How far an answer may be off: the largest |difference| over the largest |reference value| of an output.
 
-Integers and booleans must be equal. Floats computed in float32 may be off by 1e-3, which every sane order
-of summation keeps to by far and every wrong kernel exceeds by far; in float64, by 1e-6. For float16 the
-rounding itself is visible, and the bound follows from it: each of the `depth` roundings on the longest way
-through the model and each of the `reduction` additions of the longest sum accumulated in float16 errs by up
-to u = 2^-11 of the value, and independent errors add up like a random walk, to about u sqrt(n) (Higham and
-Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019). Both the
-reference and the compiled form err, and deviations of twice the expected size do occur: four times u
+Integers and booleans must be equal. Floats computed in float32 may be off by 1e-3, which every wrong kernel
+exceeds by far; in float64, by 1e-6. A sum keeps to a twentieth of that: its error is at most h u of the sum
+of magnitudes, with u = 2^-24 and h the additions that a term passes through, 512 to 768 up to ten million
+terms (`honed.tuner.lower.sums`). The rest is for what follows: a deviation from the mean errs by as much as
+the mean does, which a normalisation divides by the deviation of nearly constant inputs. Products of k terms
+that a schedule adds up one by one keep below k u, and so to 1e-3 up to 16,000 terms in the worst case. For
+float16 the rounding itself is visible, and the bound follows from it: each of the `depth` roundings on the
+longest way through the model and each of the `reduction` additions of the longest sum accumulated in float16
+errs by up to u = 2^-11 of the value, and independent errors add up like a random walk, to about u sqrt(n)
+(Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis", SIAM J. Sci. Comput. 41, 2019).
+Both the reference and the compiled form err, and deviations of twice the expected size do occur: four times u
 (sqrt(depth) + sqrt(reduction)), never above 5 %, so that a wrong kernel still shows.
 """
 

@@ -19,9 +19,11 @@ from honed.tuner import frontend
 from honed.tuner.lower.cost import function_flops
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
+from honed.tuner.lower.long_sums import most_additions
 from honed.tuner.lower.module import task_key
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
-from honed.tuner.lower.schedule import fresh, longest_reduction
+from honed.tuner.lower.schedule import fresh
+from honed.tuner.lower.staging import in_stages
 from honed.tuner.lower.target import target_for
 
 from .task import Task
@@ -110,11 +112,13 @@ def parameters(func: tirx.PrimFunc) -> tuple[Value, ...]:
 def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
     """How far each output may be off, of its largest reference value.
 
-    Sums of n terms in two orders differ by about u sqrt(n) of the largest partial sum, with u the unit
-    roundoff (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); 32 times that leaves room for what follows the
-    sum, and stays far below what a wrong kernel does. Integers and booleans must be equal.
+    Sums whose terms pass through n additions differ by about u sqrt(n) of the largest partial sum between two
+    orders, with u the unit roundoff (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); 32 times that leaves
+    room for what follows the sum, and stays far below what a wrong kernel does. n is what `lower.sums` bounds
+    for sums, which are added up in blocks, and the number of terms for products, which a schedule may add
+    up one by one. Integers and booleans must be equal.
     """
-    terms = math.sqrt(max(1, longest_reduction(func)))
+    terms = math.sqrt(most_additions(func))
     allowed = {
         "float64": 1e-9,
         "float32": max(1e-5, 32 * SINGLE_ROUNDOFF * terms),
@@ -126,13 +130,15 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
 def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> None:
     """Draw inputs and compute outputs with TVM's CPU code of the unscheduled function; writes S.P.npy.
 
+    Long sums are added up in blocks there, too: a reference must not be further off than what it judges.
+
     `folder` is there when all of them are, and not before.
     """
     values = parameters(func)
     draft = folder.with_name(f"{folder.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
-    module = tvm.compile(tvm.IRModule({"main": _public(func)}), target="llvm")
+    module = tvm.compile(in_stages(_public(func)), target="llvm")
     run = module["main"]
     for n in range(SETS):
         rng = np.random.default_rng([seed, n])
