@@ -44,10 +44,7 @@ def joined(paths: list[Path], to: Path) -> Path:
     whole = onnx.ModelProto()
     for n, path in enumerate(paths):
         model = onnx.compose.add_prefix(onnx.load(path), f"m{n}_")
-        if n == 0:
-            whole = model
-        else:
-            whole = onnx.compose.merge_models(whole, model, io_map=[])
+        whole = model if n == 0 else onnx.compose.merge_models(whole, model, io_map=[])
     onnx.save(whole, to)
     return to
 
@@ -76,7 +73,7 @@ def _depthwise(rng: random.Random) -> str:
     return (
         f"g (float[1,{channels},{side},{side}] x, float[{channels},1,{k},{k}] w, float[{channels}] b)"
         f" => (float[1,{channels},{out},{out}] y) {_BOUNDS} {{"
-        f" c = Conv <group={channels}, pads=[{k // 2},{k // 2},{k // 2},{k // 2}], strides=[{stride},{stride}]>"
+        f" c = Conv <group={channels}, pads=[{','.join([str(k // 2)] * 4)}], strides=[{stride},{stride}]>"
         f" (x, w, b) y = {rng.choice(_ACTIVATIONS)} }}"
     )
 
@@ -92,7 +89,8 @@ def _dense(rng: random.Random) -> str:
 
 
 def _batched(rng: random.Random) -> str:
-    heads, m, k, n = rng.choice((4, 6, 8, 12)), rng.choice(_LENGTHS), rng.choice((32, 64)), rng.choice(_LENGTHS)
+    heads, k = rng.choice((4, 6, 8, 12)), rng.choice((32, 64))
+    m, n = rng.choice(_LENGTHS), rng.choice(_LENGTHS)
     if rng.random() < 0.5:
         k, n = n, k
     if 2 * heads * m * k * n > _MOST_OPERATIONS or m * k < 64:
