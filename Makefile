@@ -6,11 +6,13 @@ help: ## list what can be made
 run: setup ## show the main job: daemon, LightGlue, inference, check, profile
 	@packaging/dev/demo
 
+# Tests wait for processes now and then: one more than there are processors keeps them busy.
+JOBS ?= $(shell expr $$(nproc) + 1)
 test: setup ## run the tests: some ten minutes on two quiet cores
-	@.venv/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
+	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 test-slow: setup ## run the slow ones: real searches, large models, packages
-	@.venv/bin/python -m pytest -n 2 --dist worksteal -m slow
+	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m slow
 
 test-all: test test-slow ## run all tests
 

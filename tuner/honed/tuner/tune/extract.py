@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
+from tvm_ffi import structural_walk
 
 from honed.runtime.errors import InvalidArgument
 from honed.runtime.profile import DeviceProfile
@@ -140,9 +141,10 @@ def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> No
     draft.mkdir()
     module = tvm.compile(in_stages(_public(func)), target="llvm")
     run = module["main"]
+    scale = product_scale(func)
     for n in range(SETS):
         rng = np.random.default_rng([seed, n])
-        arrays = [_draw(rng, v, n, values) for v in values[:-outputs]]
+        arrays = [_draw(rng, v, n, values, scale) for v in values[:-outputs]]
         arrays += [np.zeros(v.shape, v.dtype) for v in values[-outputs:]]
         tensors = [tvm.runtime.tensor(a) for a in arrays]
         run(*tensors)
@@ -155,7 +157,27 @@ def _public(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return fresh(func).with_attr("global_symbol", "main")
 
 
-def _draw(rng: np.random.Generator, value: Value, n: int, values: tuple[Value, ...]) -> np.ndarray:
+def product_scale(func: tirx.PrimFunc) -> float:
+    """What drawn tensors are multiplied by, so that sums of products of two of them are about as large as 1.
+
+    As in a network: sums of the size of sqrt(n), squashed into the range of a tanh, would be judged by that
+    range and not by their own. The variance of n products of two factors of variance v is n v^2.
+    """
+    longest = 1
+
+    def visit(block: s_tir.SBlock) -> None:
+        nonlocal longest
+        reduced = [int(a.dom.extent) for a in block.iter_vars if a.iter_type == tirx.IterVar.CommReduce]
+        if len(block.reads) > 1:
+            longest = max(longest, math.prod(reduced))
+
+    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
+    return float(longest**-0.25)
+
+
+def _draw(
+    rng: np.random.Generator, value: Value, n: int, values: tuple[Value, ...], scale: float
+) -> np.ndarray:
     """Floats of one of three distributions; integers that are indices into every axis they could index."""
     if value.dtype == "bool":
         return rng.integers(0, 2, value.shape).astype(bool)
@@ -164,7 +186,7 @@ def _draw(rng: np.random.Generator, value: Value, n: int, values: tuple[Value, .
         return rng.integers(0, max(1, min(room, 100)), value.shape).astype(value.dtype)
     if n == 1:
         return rng.uniform(0.1, 1.0, value.shape).astype(value.dtype)
-    drawn = rng.standard_normal(value.shape)
+    drawn = rng.standard_normal(value.shape) * (scale if len(value.shape) > 1 else 1.0)
     if n == 2:
         drawn *= rng.random(value.shape) < 0.7
     return drawn.astype(value.dtype)

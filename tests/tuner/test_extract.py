@@ -1,0 +1,62 @@
+"""Tasks as the tuner gets them: what is drawn for them judges kernels as a network would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx.parser
+import pytest
+
+from honed.runtime.devices import Device
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.tune.extract import SETS, extract, parameters, product_scale, tolerances, write_sets
+
+from .search_functions import dense
+
+pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
+
+SQUASHED = """(float[1,256,5,5] x, float[16,256,3,3] w, float[16] b) => (float[1,16,5,5] y) {
+    c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Tanh(c) }"""
+
+
+@pytest.mark.parametrize("depth", [16, 4096])
+def test_sums_of_drawn_products_are_about_as_large_as_one(depth: int, tmp_path: Path) -> None:
+    func = dense(8, 32, depth)
+    assert product_scale(func) == pytest.approx(depth**-0.25)
+    write_sets(func, 1, tmp_path / "sets", 1)
+    sums = np.load(tmp_path / "sets" / f"0.{len(func.params) - 1}.npy")
+    assert 0.5 < sums.std() < 2
+
+
+def test_what_squashes_long_sums_is_judged_by_their_size(
+    device: Device, profile: DeviceProfile, tmp_path: Path
+) -> None:
+    """Sums of 2,304 products, squashed into the range of a tanh: refused once, by the range of the tanh."""
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {SQUASHED}')
+    onnx.save(model, tmp_path / "m.onnx")
+    ((one,), _) = extract(tmp_path / "m.onnx", {}, "fp32", profile)
+    write_sets(one.func, one.outputs, tmp_path / "sets", 1)
+    values = parameters(one.func)
+    workload = Workload(
+        task=one.task.key,
+        parameters=values,
+        outputs=(len(values) - 1,),
+        sets=SETS,
+        folder=tmp_path / "sets",
+        flops=one.task.flops,
+        bytes=one.task.bytes,
+        tolerance=tolerances(one.func, 1),
+    )
+    _, lowered, _ = default_kernels(one.func, "main", target_for(profile), profile)
+    with Measurer(device.spec, profile) as measurer:
+        measurer.load(workload)
+        verdict = measurer.measure(
+            Candidate(id="default", source=lowered.source, inner=lowered.inner, launches=lowered.launches)
+        )
+    assert verdict.outcome is Outcome.RIGHT, verdict.reason
