@@ -24,7 +24,7 @@ from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.evolve import WIDTH
+from honed.tuner.search.features import WIDTH
 
 from .nvidia import faults, prebuild, tuning
 from .nvidia.sidebyside import compare

@@ -13,7 +13,8 @@ from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import evolve, rules, traces
 from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.evolve import WIDTH, Evolution
+from honed.tuner.search.evolve import Evolution
+from honed.tuner.search.features import WIDTH
 
 from .search_functions import dense, draws, imagined
 

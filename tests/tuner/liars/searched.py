@@ -17,7 +17,8 @@ from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.evolve import WIDTH, Evolution
+from honed.tuner.search.evolve import Evolution
+from honed.tuner.search.features import WIDTH
 from honed.tuner.search.rules import postprocs, space
 from honed.tuner.tune.extract import SETS, parameters, tolerances, write_sets
 

@@ -23,6 +23,7 @@ from honed.runtime.profile import DeviceProfile
 from . import frontend
 from .assemble import Expected, assemble
 from .bind import bind_shapes
+from .first import first_kernels
 from .frontend import Normalised, Precision
 from .lower.module import Choose, LoweredModel, lower_module
 from .prove import locate, probes, reference
@@ -162,7 +163,9 @@ def _lower(
     choose: Choose,
 ) -> tuple[Normalised, LoweredModel]:
     normalised, module = _import(model, profile, shapes, precision, stage)
-    return normalised, lower_module(module, profile, lambda done, text: stage("lower", done, text), choose)
+    return normalised, lower_module(
+        module, profile, lambda done, text: stage("lower", done, text), choose, first_kernels
+    )
 
 
 def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, tuple[str, ...]]:

@@ -27,8 +27,10 @@ Progress = Callable[[float, str], None]
 # Of kernels, in characters: they fit a table, and PoCL, which makes them folder names, fails on long ones.
 LONGEST_NAME = 40
 # Given a task and its function: the name of a schedule and the function scheduled by it, or None for the
-# default. May raise LoweringFailed.
+# one that needs no trial. May raise LoweringFailed.
 Choose = Callable[[str, tirx.PrimFunc], tuple[str, tirx.PrimFunc] | None]
+# Given a function, a name, a target and a profile: kernels that need no trial, as of `default_kernels`.
+First = Callable[[tirx.PrimFunc, str, Target, DeviceProfile], tuple[str, Lowered, list[str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +51,9 @@ def lower_module(
     profile: DeviceProfile,
     progress: Progress = lambda _fraction, _text: None,
     choose: Choose = lambda _task, _func: None,
+    first: First = default_kernels,
 ) -> LoweredModel:
-    """Lower the `main` of a Relax module with the schedules chosen, else with default ones.
+    """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
     `progress` is called with the share done (0 to 1) and what is being done. Raises ModelRefused with every
     function that cannot be lowered.
@@ -69,7 +72,7 @@ def lower_module(
         try:
             short = kernel_name(name, task_key(legal[name]), taken)
             taken.add(short)
-            functions[name], told = _lower(legal[name], short, target, profile, choose)
+            functions[name], told = _lower(legal[name], short, target, profile, choose, first)
             notes += told
         except LoweringFailed as error:
             failed.append(f"{name}: {error}")
@@ -79,7 +82,7 @@ def lower_module(
 
 
 def _lower(
-    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile, choose: Choose
+    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile, choose: Choose, first: First
 ) -> tuple[Function, list[str]]:
     """A function's kernels, and what the user should know about how they came to be."""
     task = task_key(func)
@@ -92,7 +95,7 @@ def _lower(
     except LoweringFailed as failed:
         notes.append(f"{name} keeps its default schedule, the recorded one cannot be used: {failed}")
     if found is None:
-        rule, lowered, passed_over = default_kernels(func, name, target, profile)
+        rule, lowered, passed_over = first(func, name, target, profile)
         found = rule, lowered
         if rule == SERIAL:
             why = "; ".join(passed_over)

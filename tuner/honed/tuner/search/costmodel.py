@@ -76,7 +76,7 @@ class CostModel:
 
     def train(self) -> None:
         """Learn from all samples; with fewer than 24 it stays untrained and predicts nothing."""
-        scores = self._scores()
+        scores = self.scores()
         if len(scores) < _LEAST_TO_TRAIN or float(np.ptp(scores)) == 0.0:
             return
         data = xgboost.DMatrix(self._features, label=scores)
@@ -90,7 +90,18 @@ class CostModel:
         found: Array = self._booster.predict(xgboost.DMatrix(features))
         return found
 
-    def _scores(self) -> Array:
+    @property
+    def features(self) -> Array:
+        """Features [samples, width] of all that it has learned from."""
+        return self._features
+
+    @property
+    def tasks(self) -> NDArray[np.str_]:
+        """The task of each sample."""
+        return self._tasks
+
+    def scores(self) -> Array:
+        """Of each sample the best known time of its task over its own, 0 for the refused."""
         scores = np.zeros(len(self._seconds), np.float32)
         for task in np.unique(self._tasks):
             mine = self._tasks == task

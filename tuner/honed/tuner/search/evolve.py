@@ -21,12 +21,11 @@ from tvm.target import Target
 from . import traces
 from .context import tune_context
 from .costmodel import Array, CostModel
+from .features import features
 
 POPULATION = 192
 _GENERATIONS = 3
 _PLAIN_STEPS = 30  # of a trace for a dense product on a CPU
-_STORE_WIDTH = 164  # of MetaSchedule's features of one store
-WIDTH = 2 * _STORE_WIDTH
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +60,6 @@ class Evolution:
         self._target = target
         self._database = ms.database.MemoryDatabase()
         self._workload = self._database.commit_workload(self._module)
-        self._extractor = ms.feature_extractor.PerStoreFeature(extract_workload=False)
         self._proposed: set[str] = set()
         self._random = np.random.default_rng(seed)
         generator = ms.space_generator.ScheduleFn(
@@ -105,16 +103,8 @@ class Evolution:
         return found
 
     def features(self, candidates: Sequence[Any]) -> Array:
-        """Features [n, WIDTH]: over a schedule's stores, the sum and the greatest of the logarithms."""
-        found = np.zeros((len(candidates), WIDTH), np.float32)
-        if not candidates:
-            return found
-        for n, array in enumerate(self._extractor.extract_from(self._context, list(candidates))):
-            stores = np.log1p(np.maximum(array.numpy().astype(np.float32), 0.0))
-            if len(stores):
-                found[n, :_STORE_WIDTH] = stores.sum(0)
-                found[n, _STORE_WIDTH:] = stores.max(0)
-        return found
+        """Features [n, WIDTH] of schedules."""
+        return features(self._context, candidates)
 
     def predict(self, candidates: Sequence[Any]) -> NDArray[np.float64]:
         """Scores [n]; random while the cost model is untrained."""

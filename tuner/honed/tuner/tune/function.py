@@ -12,8 +12,9 @@ import tvm
 from tvm import tirx
 
 from honed.runtime.errors import DeviceError
+from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function
-from honed.tuner.lower.schedule import default_kernels, narrow_indices
+from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import traces
 
@@ -84,7 +85,7 @@ def tune_function(
     target = target_for(run.profile)
     scheduled = None
     if progress.best_trace is None:
-        _, lowered, _ = default_kernels(func, name, target, run.profile)
+        _, lowered, _ = first_kernels(func, name, target, run.profile)
     else:
         scheduled = traces.apply(progress.best_trace, narrow_indices(func)).mod["main"]
         lowered = lower_function(scheduled, name, target, run.profile)

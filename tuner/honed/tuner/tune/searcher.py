@@ -23,14 +23,16 @@ from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
 from honed.runtime.offspring import die_with
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import from_plain, to_plain
+from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.schedule import default_kernels, narrow_indices
+from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.search import traces
 from honed.tuner.search.costmodel import CostModel, ranking
-from honed.tuner.search.evolve import WIDTH, Evolution, Proposal
+from honed.tuner.search.evolve import Evolution, Proposal
+from honed.tuner.search.features import WIDTH
 from honed.tuner.search.rules import postprocs, space
 
 from .extract import SETS, Extracted, adopt, extract, parameters, tolerances, write_sets
@@ -142,7 +144,7 @@ class Searcher:
     def default(self, _message: Mapping[str, Any]) -> codec.Message:
         """The default schedule as a candidate."""
         assert self.func is not None
-        rule, lowered, _ = default_kernels(self.func, "main", self.target, self.profile)
+        rule, lowered, _ = first_kernels(self.func, "main", self.target, self.profile)
         return {"candidate": codec.candidate_to_plain(_candidate("default", lowered)), "rule": rule}
 
     def propose(self, message: Mapping[str, Any]) -> codec.Message:

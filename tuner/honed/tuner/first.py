@@ -1,0 +1,42 @@
+"""What serves a function first: the best of many draws by the family's prior, else a default rule."""
+
+from __future__ import annotations
+
+import numpy as np
+from tvm import tirx
+from tvm.target import Target
+
+from honed.runtime.profile import DeviceProfile
+
+from .lower.opencl import Lowered, LoweringFailed, lower_function
+from .lower.schedule import default_kernels, narrow_indices
+from .search.draw import draws
+from .search.prior import prior_of
+
+_EACH = 4  # draws from each sketch: with 2 to 8 sketches, a dozen or two
+_TRIED = 4  # of the best by the prior, until one can be lowered
+_SEED = 1
+
+
+def first_kernels(
+    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+) -> tuple[str, Lowered, list[str]]:
+    """The kernels that need no trial: where they come from, themselves, and why others were passed over.
+
+    The same for the same function and profile. Raises LoweringFailed as `default_kernels` does.
+    """
+    passed_over: list[str] = []
+    prior = prior_of(profile.rules.family)
+    if prior is not None:
+        plain = narrow_indices(func)
+        found = draws(plain, profile, _EACH, _SEED)
+        scores = prior.predict(np.array([one.features for one in found])) if found else []
+        for n in np.argsort(scores)[::-1][:_TRIED]:
+            try:
+                lowered = lower_function(found[n].scheduled, name, target, profile)
+            except LoweringFailed as failed:
+                passed_over.append(f"{prior.name}: {failed}")
+                continue
+            return prior.name, lowered, passed_over
+    rule, lowered, more = default_kernels(func, name, target, profile)
+    return rule, lowered, [*passed_over, *more]

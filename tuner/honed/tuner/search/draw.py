@@ -1,0 +1,57 @@
+"""Draws from a function's space of schedules, with the features that cost models judge them by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.target import target_for
+
+from . import rules, traces
+from .context import tune_context
+from .costmodel import Array
+from .features import features
+
+_MOST_FAILURES = 64  # draws in a row that fit no device, after which a sketch is left
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draw:
+    """One schedule, of the sketch with that number in the space."""
+
+    sketch: int
+    trace: str  # the text that `traces.apply` makes the same schedule of
+    scheduled: tirx.PrimFunc
+    features: Array  # [features.WIDTH]
+
+
+def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
+    """About `each` different schedules of every sketch of the function's space; the same for one seed."""
+    found: list[Draw] = []
+    for number, sketch in enumerate(rules.space(func, target_for(profile), profile)):
+        found += _of_sketch(func, profile, number, sketch, each, seed)
+    return found
+
+
+def _of_sketch(
+    func: tirx.PrimFunc, profile: DeviceProfile, number: int, sketch: Schedule, count: int, seed: int
+) -> list[Draw]:
+    generator = ms.space_generator.ScheduleFn(
+        lambda _schedule: None, sch_rules=[], postprocs=rules.postprocs(profile), mutator_probs={}
+    )
+    strategy = ms.search_strategy.ReplayTrace(max_fail_count=_MOST_FAILURES)
+    module, target = traces.as_module(func), target_for(profile)
+    context = tune_context(module, target, generator, strategy, seed=seed, threads=1)
+    database, random = ms.database.MemoryDatabase(), ms.cost_model.RandomModel()
+    context.pre_tuning(count, count, [sketch], database, random)
+    candidates = list(context.generate_measure_candidates() or [])
+    different = list({traces.to_text(one.sch.trace): one for one in candidates}.items())
+    rows = features(context, [one for _, one in different])
+    return [
+        Draw(number, trace, one.sch.mod["main"], row)
+        for (trace, one), row in zip(different, rows, strict=True)
+    ]

@@ -1,0 +1,45 @@
+"""What is believed of a family's schedules before any was measured on the device at hand.
+
+A prior is a cost model that ships with the package, one for each family of devices, learned by
+`benchmarks/prior` from many measured draws over made-up layers. It scores schedules by their features, as the
+cost model of a device does, between 0 and 1: the best time of the task over the schedule's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import xgboost
+
+from .costmodel import Array
+from .features import WIDTH
+
+FOLDER = Path(__file__).with_name("priors")
+VERSION = 1  # raised when features or spaces change, so that older files are not used
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prior:
+    """The prior of a family; `name` says which, as `hone show` tells it."""
+
+    name: str
+    booster: xgboost.Booster
+
+    def predict(self, features: Array) -> Array:
+        """Scores [n] of features [n, WIDTH]."""
+        found: Array = self.booster.predict(xgboost.DMatrix(features))
+        return found
+
+
+@cache
+def prior_of(family: str) -> Prior | None:
+    """The family's prior; None where none is shipped."""
+    path = FOLDER / f"{family}-{VERSION}.ubj"
+    if not path.exists():
+        return None
+    booster = xgboost.Booster(params={"nthread": 1}, model_file=path)
+    if booster.num_features() != WIDTH:
+        raise ValueError(f"{path} was learned from {booster.num_features()} features, not {WIDTH}")
+    return Prior(f"prior:{family}-{VERSION}", booster)
