@@ -8,14 +8,18 @@ from tvm.target import Target
 
 from honed.runtime.profile import DeviceProfile
 
+from .lower.cost import function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import default_kernels, narrow_indices
 from .search.draw import draws
 from .search.prior import prior_of
+from .tune.extract import parameters
 
 _EACH = 4  # draws from each sketch: with 2 to 8 sketches, a dozen or two
 _TRIED = 4  # of the best by the prior, until one can be lowered
 _SEED = 1
+# What takes about as long as its launch, whatever its schedule: a rule does for it.
+_SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 
 
 def first_kernels(
@@ -27,7 +31,7 @@ def first_kernels(
     """
     passed_over: list[str] = []
     prior = prior_of(profile.rules.family)
-    if prior is not None:
+    if prior is not None and not _small(func):
         plain = narrow_indices(func)
         found = draws(plain, profile, _EACH, _SEED)
         scores = prior.predict(np.array([one.features for one in found])) if found else []
@@ -40,3 +44,8 @@ def first_kernels(
             return prior.name, lowered, passed_over
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
+
+
+def _small(func: tirx.PrimFunc) -> bool:
+    nbytes = sum(value.nbytes for value in parameters(func))
+    return function_flops(func) < _SMALL_FLOPS and nbytes < _SMALL_BYTES

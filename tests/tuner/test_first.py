@@ -1,0 +1,76 @@
+"""What serves a function first: picked by a shipped prior, the same every time, and right."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xgboost
+
+from honed.runtime.devices import Device
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.first import first_kernels
+from honed.tuner.lower.target import target_for
+from honed.tuner.search import prior
+from honed.tuner.search.features import WIDTH
+
+from .lowering import normal, run_lowered
+from .search_functions import dense, imagined
+
+pytestmark = pytest.mark.tvm
+
+
+SHIPPED = sorted(path.name.split("-")[0] for path in prior.FOLDER.glob(f"*-{prior.VERSION}.ubj"))
+
+
+def test_processors_have_a_prior() -> None:
+    assert "cpu" in SHIPPED
+
+
+@pytest.mark.parametrize("family", SHIPPED)
+def test_priors_know_the_present_features_and_are_small(family: str) -> None:
+    found = prior.prior_of(family)
+    assert found is not None
+    assert found.name == f"prior:{family}-{prior.VERSION}"
+    assert found.predict(np.zeros((3, WIDTH), np.float32)).shape == (3,)
+    assert (prior.FOLDER / f"{family}-{prior.VERSION}.ubj").stat().st_size < 2 << 20
+
+
+def test_one_learned_from_other_features_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = xgboost.DMatrix(np.eye(4, 5, dtype=np.float32), label=np.arange(4))
+    xgboost.train({}, data, 1).save_model(tmp_path / f"cpu-{prior.VERSION}.ubj")
+    monkeypatch.setattr(prior, "FOLDER", tmp_path)
+    prior.prior_of.cache_clear()
+    try:
+        with pytest.raises(ValueError, match="from 5 features"):
+            prior.prior_of("cpu")
+    finally:
+        prior.prior_of.cache_clear()
+
+
+@pytest.mark.opencl
+def test_the_pick_is_the_same_every_time_and_right(device: Device, profile: DeviceProfile) -> None:
+    func, target = dense(96, 128, 64), target_for(profile)
+    rule, lowered, passed_over = first_kernels(func, "main", target, profile)
+    assert rule.startswith("prior:")
+    assert passed_over == []
+    assert first_kernels(func, "main", target, profile)[1] == lowered
+    a, b, c = normal(96, 64), normal(64, 128), np.zeros((96, 128), np.float32)
+    run_lowered(lowered, [a, b], [c], device)
+    np.testing.assert_allclose(c, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_small_and_what_has_no_prior_go_by_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = imagined("cpu")
+    assert not first_kernels(dense(8, 8, 8), "main", target_for(one), one)[0].startswith("prior:")
+    monkeypatch.setattr("honed.tuner.first.prior_of", lambda _family: None)
+    assert not first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0].startswith("prior:")
+
+
+def test_what_cannot_be_lowered_is_passed_over_and_told() -> None:
+    one = imagined("cpu")
+    narrow = replace(one, rules=replace(one.rules, max_source_bytes=10))
+    with pytest.raises(Exception, match="above the device profile's"):
+        first_kernels(dense(96, 128, 64), "main", target_for(narrow), narrow)
