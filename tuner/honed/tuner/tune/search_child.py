@@ -68,8 +68,11 @@ class SearchChild:
         seed: int,
         command: Sequence[str] = COMMAND,
         deadlines: Deadlines = _DEADLINES,
+        *,
+        answers: bool = True,
     ) -> None:
-        """`command` is another child in tests."""
+        """Without `answers` its workloads have no sets of inputs; `command` is another child in tests."""
+        self._answers = answers
         self._deadlines = deadlines
         self._profile = profile
         self._cost_model = cost_model
@@ -194,6 +197,7 @@ class SearchChild:
                 "folder": str(folder),
                 "cost_model": str(self._cost_model),
                 "seed": self._seed,
+                "answers": self._answers,
             },
             self._deadlines.start,
         )
