@@ -66,10 +66,12 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from .tuneview import Run
 
     benchtuning.check(arguments)
+    if arguments.bench is not None:
+        return _on_bench(
+            arguments, output, Run(model=Path(arguments.model).name, trials_wanted=arguments.trials)
+        )
     model = arguments.model
     run = Run(model=model, trials_wanted=arguments.trials)
-    if arguments.bench is not None:
-        return _on_bench(arguments, output, run)
     with Client(arguments.socket) as client:
         status = client.status()
         tuned = _in_service if only_by_service(status) else _here
