@@ -15,7 +15,9 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.protocol import Begin, Measures
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
-from honed.tuner.valhall.measurer import YARDSTICK, BenchMeasurer
+from honed.tuner.valhall.measurer import AHEAD, YARDSTICK, BenchMeasurer
+
+from .search_child import BATCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Instrument:
     """`profile` has peaks; `peaks_again` measures them anew, `keep_peaks` those that rose meanwhile.
 
     `spec` is the device's; None: nothing runs, times are predicted and answers are not looked at.
-    `yardstick` is that of the reference speed in seconds; None: it is to be measured.
+    `yardstick` is that of the reference speed in seconds; None: it is to be measured. `batch` is how many
+    candidates are proposed at once.
     """
 
     spec: str | None
@@ -40,6 +43,7 @@ class Instrument:
     peaks_again: Callable[[], DeviceProfile]
     keep_peaks: Callable[[DeviceProfile], None]
     yardstick: float | None = None
+    batch: int = BATCH
 
 
 def on_device(device: str | None, cache_dir: Path, limits: Limits, log: Reader | None) -> Instrument:
@@ -65,4 +69,5 @@ def on_bench(bench: Bench) -> Instrument:
         peaks_again=lambda: profile,
         keep_peaks=lambda _: None,
         yardstick=YARDSTICK,
+        batch=AHEAD,
     )

@@ -58,7 +58,9 @@ class Opened:
         for note in self.records.notes:
             emit({"event": "note", "text": note})
         cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
-        self.search = SearchChild(profile, cost_model, seed, answers=bench is None)
+        self.search = SearchChild(
+            profile, cost_model, seed, batch=instrument.batch, answers=instrument.spec is not None
+        )
         self._keep_peaks = instrument.keep_peaks
         trials = Trials(instrument.measurer, self.records, setup)
         self.session = Session(

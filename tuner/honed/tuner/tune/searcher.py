@@ -36,7 +36,6 @@ from honed.tuner.search.rules import postprocs, space
 from .extract import SETS, Extracted, adopt, extract, parameters, tolerances, write_sets
 from .task import Task
 
-BATCH = 16
 _log = logging.getLogger(__name__)
 
 
@@ -90,6 +89,7 @@ class Searcher:
         self.folder = Path(message["folder"])
         self.model_file = Path(message["cost_model"])
         self.seed = int(message["seed"])
+        self.batch = int(message["batch"])
         self.answers = bool(message["answers"])
         self.target = target_for(self.profile)
         self.model = _cost_model(self.model_file)
@@ -159,7 +159,7 @@ class Searcher:
                 self.target,
                 sketches,
                 self.model,
-                batch=BATCH,
+                batch=self.batch,
                 seed=self.seed + int(message["round"]),
                 postprocs=postprocs(self.profile),
             )

@@ -17,7 +17,8 @@ from .compiler import Dump, NotBuilt
 from .judge import Compiler, Judge, seconds
 
 YARDSTICK = 1.0  # seconds; the device's speed is always the same
-_AHEAD = 64  # more than a batch has: the compiler builds on all cores
+# A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
+AHEAD = 64
 
 
 class BenchMeasurer:
@@ -26,7 +27,7 @@ class BenchMeasurer:
     So what it finds right is only not known to be wrong: it has to be proven on a device before it is served.
     """
 
-    ahead = _AHEAD
+    ahead = AHEAD
     rate = 0.0  # none was seen
 
     def __init__(self, compiler: Compiler, profile: DeviceProfile, begin: Begin) -> None:
