@@ -59,14 +59,24 @@ def _row(program: Program, found: Measured) -> Row:
 
 
 def _together(pairs: Sequence[tuple[Program, Measured]]) -> str:
-    known = [(p.packed_us, m.us) for p, m in pairs if m.us]
+    known = [(p, m.us) for p, m in pairs if m.us]
     if len(known) < 3:
         return f"{len(known)} of {len(pairs)} measured: too few to compare"
-    ratios = sorted(taken / told for told, taken in known)
+    ratios = sorted(taken / program.packed_us for program, taken in known)
+    tasks = [[(p.packed_us, us) for p, us in known if p.task == task] for task in {p.task for p, _ in known}]
+    across = spearman([pair for task in tasks for pair in task])
     return (
-        f"{len(known)} of {len(pairs)} measured; rank correlation {spearman(known):.2f}; "
-        f"measured over predicted: median {median(ratios):.2f}, from {ratios[0]:.2f} to {ratios[-1]:.2f}"
+        f"{len(known)} of {len(pairs)} measured; measured over predicted: median {median(ratios):.2f}, from "
+        f"{ratios[0]:.2f} to {ratios[-1]:.2f}; rank correlation {across:.2f} in all, "
+        f"{median(map(spearman, tasks)):.2f} among schedules of a task; the schedule predicted to be the "
+        f"fastest takes {median(map(_regret, tasks)):.2f} times the fastest one's time"
     )
+
+
+def _regret(pairs: Sequence[tuple[float, float]]) -> float:
+    """What trusting the prediction costs: of equally predicted ones the slowest counts."""
+    least = min(predicted for predicted, _ in pairs)
+    return max(us for predicted, us in pairs if predicted == least) / min(us for _, us in pairs)
 
 
 def spearman(pairs: Sequence[tuple[float, float]]) -> float:

@@ -6,9 +6,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks.board import __main__ as board
-from benchmarks.board import kernels, report, supervising
+from benchmarks.board import kernels, measuring, report, supervising
 from benchmarks.board.anonymous import anonymous, secrets
 from benchmarks.board.hone import Failed, hone
 from benchmarks.board.kernels import FAMILIES, Program
@@ -16,6 +17,7 @@ from benchmarks.board.measuring import Measured
 from benchmarks.board.models import Served
 
 from honed.runtime.devices import Device
+from honed.runtime.opencl import cl, context
 from honed.tuner.valhall.benches import predicted
 
 
@@ -57,14 +59,10 @@ def test_what_is_kept_is_what_was_drawn(programs: list[Program], tmp_path: Path)
 
 @pytest.mark.opencl
 def test_schedules_are_measured_and_their_answers_compared(device: Device, programs: list[Program]) -> None:
-    from benchmarks.board import measuring
-
     first, second, *_ = (p for p in programs if p.family == "products" and not p.half)
     assert first.task == second.task
-    queue = measuring.cl.CommandQueue(
-        measuring.context(device.cl), properties=measuring.cl.command_queue_properties.PROFILING_ENABLE
-    )
-    answers: dict[str, list[measuring.np.ndarray]] = {}
+    queue = cl.CommandQueue(context(device.cl), properties=cl.command_queue_properties.PROFILING_ENABLE)
+    answers: dict[str, list[np.ndarray]] = {}
     found = [measuring._measured(device, queue, each, answers) for each in (first, second)]
     assert all(one.us and one.least_us and one.us >= one.least_us for one in found)
     assert found[0].differs is None
@@ -129,10 +127,20 @@ def test_the_table_says_what_was_predicted_measured_and_wrong(programs: list[Pro
         Measured(failed="it took more than 30 s"),
     ]
     text = report.kernel_tables(mine, found)
-    assert "3 of 4 measured; rank correlation 1.00; measured over predicted: median 3.00" in text
+    assert "3 of 4 measured; measured over predicted: median 3.00, from 3.00 to 3.00" in text
+    assert "rank correlation 1.00 in all, 1.00 among schedules of a task" in text
+    assert "takes 1.00 times the fastest one's time" in text
     assert text.count("answers differ") == 1
     assert "answers differ by 0.5 of the largest value" in text
     assert "it took more than 30 s" in text
+
+
+def test_what_trusting_the_prediction_costs_is_told(programs: list[Program]) -> None:
+    mine = [replace(programs[n], packed_us=10.0 * (n + 1)) for n in range(3)]
+    found = [Measured(us=us, least_us=us, runs=9) for us in (30.0, 20.0, 40.0)]
+    text = report.kernel_tables(mine, found)
+    assert "0.50 among schedules of a task" in text
+    assert "takes 1.50 times the fastest one's time" in text
 
 
 def test_the_models_that_failed_say_why() -> None:
