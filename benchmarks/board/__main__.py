@@ -11,6 +11,7 @@ import argparse
 import getpass
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -40,6 +41,7 @@ def main() -> int:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("board.txt"), help="the report (board.txt)")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service ends, too
     with tempfile.TemporaryDirectory(prefix="honed-board-") as cache:
         hidden = secrets(
             getpass.getuser(),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +21,40 @@ class Failed(Exception):
     """A command failed; the text is what it said."""
 
 
-def hone(*arguments: str, seconds: float, socket: Path | None = None) -> dict[str, Any]:
-    """What `hone ARGUMENTS --json` says; raises Failed where it fails or takes longer."""
+def hone(
+    *arguments: str, seconds: float, socket: Path | None = None, enough: float | None = None
+) -> dict[str, Any]:
+    """What `hone ARGUMENTS --json` says; raises Failed where it fails or takes longer.
+
+    After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with what it has found.
+    """
     command = [sys.executable, "-m", "honed.daemon.tool", *arguments, "--json"]
     command += [] if socket is None else [f"--socket={socket}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, words = _heard(process, seconds, enough)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"`hone {arguments[0]}` took more than {seconds:.0f} s") from error
+        finally:
+            process.kill()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"`hone {arguments[0]}` took more than {seconds:.0f} s") from error
-    try:
-        said: dict[str, Any] = json.loads(done.stdout)
+        said: dict[str, Any] = json.loads(out)
     except ValueError as error:
-        words = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        last = (words.strip().splitlines() or ["nothing"])[-1]
         raise Failed(
-            f"`hone {arguments[0]}` ended with status {done.returncode} and said: {words}"
+            f"`hone {arguments[0]}` ended with status {process.returncode} and said: {last}"
         ) from error
     if "error" in said:
         raise Failed(str(said["error"].get("message", said["error"])))
     return said
+
+
+def _heard(process: subprocess.Popen[str], seconds: float, enough: float | None) -> tuple[str, str]:
+    if enough is not None:
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=enough)
+        process.send_signal(signal.SIGINT)
+    return process.communicate(timeout=seconds)
 
 
 class Service:
@@ -74,9 +92,9 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __call__(self, *arguments: str, seconds: float) -> dict[str, Any]:
+    def __call__(self, *arguments: str, seconds: float, enough: float | None = None) -> dict[str, Any]:
         """`hone` with this service."""
-        return hone(*arguments, seconds=seconds, socket=self.socket)
+        return hone(*arguments, seconds=seconds, socket=self.socket, enough=enough)
 
     def close(self) -> None:
         """End it and remove its folder."""

@@ -18,7 +18,7 @@ _MODELS = (
     ("lightglue", "", ""),  # written by `hone demo`
 )
 _RUNS = 10
-_LEAST_TUNING = 15.0  # seconds, of which a part goes by before the first candidate
+_LEAST = 15.0  # seconds that are worth beginning to tune, or to add, for
 _LONGEST = 300.0  # seconds one command may take
 
 
@@ -38,12 +38,15 @@ class Served:
 
 
 def measure(service: Service, seconds: float) -> Iterator[Served]:
-    """Each model in its turn; together they take about so long, more where adding them does."""
+    """Each model in its turn, as far as the time goes: what was begun is ended."""
     end = time.monotonic() + seconds
     for n, (name, file, shape) in enumerate(_MODELS):
         found = Served(name=name)
+        left = end - time.monotonic()
         try:
-            _measure(service, found, file, shape, (end - time.monotonic()) / (len(_MODELS) - n))
+            if left < _LEAST:
+                raise Failed("no time was left for it")
+            _measure(service, found, file, shape, left / (len(_MODELS) - n))
         except Failed as failed:
             found.text = str(failed)
         yield found
@@ -58,8 +61,10 @@ def _measure(service: Service, found: Served, file: str, shape: str, seconds: fl
     found.added_s = time.monotonic() - began
     found.first_ms = _bench(service, found.name)
     # What was found is compiled and compared afterwards, which takes about as long as adding did.
-    left = max(_LEAST_TUNING, seconds - 2 * (time.monotonic() - began))
-    tuned = service("tune", found.name, f"--minutes={left / 60:.3f}", seconds=left + _LONGEST)
+    left = seconds - 2 * (time.monotonic() - began)
+    if left < _LEAST:
+        raise Failed("no time was left to tune it")
+    tuned = service("tune", found.name, seconds=_LONGEST, enough=left)
     found.trials, found.text = int(tuned["trials"]), str(tuned["sentence"])
     found.tuned_ms = _bench(service, found.name)
 
