@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ _MODELS = (
     ("lightglue", "", ""),  # written by `hone demo`
 )
 _RUNS = 10
-_LEAST = 15.0  # seconds that are worth beginning to tune, or to add, for
+_LEAST = 40.0  # seconds of tuning that are worth beginning: it times every default schedule first
 _LONGEST = 300.0  # seconds one command may take
 
 
@@ -37,34 +36,44 @@ class Served:
     text: str = ""
 
 
-def measure(service: Service, seconds: float) -> Iterator[Served]:
-    """Each model in its turn, as far as the time goes: what was begun is ended."""
+def measure(service: Service, seconds: float) -> list[Served]:
+    """All are served first, then tuned in turns as far as the time goes; what was begun is ended."""
     end = time.monotonic() + seconds
-    for n, (name, file, shape) in enumerate(_MODELS):
-        found = Served(name=name)
-        left = end - time.monotonic()
+    found = [_served(service, *model, end) for model in _MODELS]
+    waiting = [one for one in found if one.first_ms is not None]
+    for n, one in enumerate(waiting):
+        # What tuning finds is compiled and compared after it, which takes about as long as adding did.
+        left = end - time.monotonic() - (one.added_s or 0.0)
+        if left < _LEAST:
+            one.text = "no time was left to tune it"
+            continue
         try:
-            if left < _LEAST:
-                raise Failed("no time was left for it")
-            _measure(service, found, file, shape, left / (len(_MODELS) - n))
+            _tune(service, one, max(_LEAST, left / (len(waiting) - n)))
         except Failed as failed:
-            found.text = str(failed)
-        yield found
+            one.text = str(failed)
+    return found
 
 
-def _measure(service: Service, found: Served, file: str, shape: str, seconds: float) -> None:
-    path = _FOLDER / file if file else service.folder / f"{found.name}.onnx"
-    if not file:
-        hone("demo", found.name, f"--output={path}", seconds=_LONGEST)
-    began = time.monotonic()
-    service("add", str(path), f"--name={found.name}", *filter(None, [shape]), seconds=_LONGEST)
-    found.added_s = time.monotonic() - began
-    found.first_ms = _bench(service, found.name)
-    # What was found is compiled and compared afterwards, which takes about as long as adding did.
-    left = seconds - 2 * (time.monotonic() - began)
-    if left < _LEAST:
-        raise Failed("no time was left to tune it")
-    tuned = service("tune", found.name, seconds=_LONGEST, enough=left)
+def _served(service: Service, name: str, file: str, shape: str, end: float) -> Served:
+    found = Served(name=name)
+    if time.monotonic() > end:
+        found.text = "no time was left for it"
+        return found
+    path = _FOLDER / file if file else service.folder / f"{name}.onnx"
+    try:
+        if not file:
+            hone("demo", name, f"--output={path}", seconds=_LONGEST)
+        began = time.monotonic()
+        service("add", str(path), f"--name={name}", *filter(None, [shape]), seconds=_LONGEST)
+        found.added_s = time.monotonic() - began
+        found.first_ms = _bench(service, name)
+    except Failed as failed:
+        found.text = str(failed)
+    return found
+
+
+def _tune(service: Service, found: Served, seconds: float) -> None:
+    tuned = service("tune", found.name, seconds=_LONGEST, enough=seconds)
     found.trials, found.text = int(tuned["trials"]), str(tuned["sentence"])
     found.tuned_ms = _bench(service, found.name)
 

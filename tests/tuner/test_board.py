@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from benchmarks.board import __main__ as board
-from benchmarks.board import kernels, measuring, report, supervising
+from benchmarks.board import kernels, measuring, models, report, supervising
 from benchmarks.board.anonymous import anonymous, secrets
-from benchmarks.board.hone import Failed, hone
+from benchmarks.board.hone import Failed, Service, hone
 from benchmarks.board.kernels import FAMILIES, Program
 from benchmarks.board.measuring import Measured
 from benchmarks.board.models import Served
@@ -149,6 +150,46 @@ def test_the_models_that_failed_say_why() -> None:
     text = report.model_table(rows)
     assert "a      1.0             2.00      3       1.00     2 times faster" in text
     assert text.splitlines()[2].endswith("no compiler")
+
+
+class Told:
+    """Stands for a service whose commands take some time, by a clock of ours."""
+
+    folder = Path("/nonexistent")
+
+    def __init__(self, clock: list[float], takes: dict[str, float]) -> None:
+        self.clock, self.takes = clock, takes
+        self.given: list[tuple[str, str]] = []
+
+    def __call__(self, *words: str, seconds: float, enough: float | None = None) -> dict[str, object]:
+        name = words[2].removeprefix("--name=") if words[0] == "add" else words[1]
+        self.given.append((words[0], name))
+        self.clock[0] += self.takes[words[0]] if enough is None else enough + self.takes[words[0]]
+        if words[:2] == ("bench", "yolox-nano"):
+            raise Failed("it was lost")
+        return {"median_ms": 1.0, "trials": 5, "sentence": "2 times faster"}
+
+
+def test_models_are_all_served_before_the_first_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the time does not suffice for is left out, with a reason."""
+    clock = [0.0]
+    monkeypatch.setattr(models.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(models, "hone", lambda *_words, seconds: {})
+    told = Told(clock, {"add": 20.0, "bench": 5.0, "tune": 20.0})
+    found = models.measure(cast("Service", told), 300.0)
+    tuned = [name for command, name in told.given if command == "tune"]
+    assert [command for command, _ in told.given[:10]] == ["add", "bench"] * 5
+    assert tuned == ["mobilenet", "squeezenet"]
+    assert clock[0] <= 300.0
+    assert [one.text for one in found] == [
+        "2 times faster",
+        "2 times faster",
+        "no time was left to tune it",
+        "it was lost",
+        "no time was left to tune it",
+    ]
+    clock[0] = 0.0
+    assert {one.text for one in models.measure(cast("Service", told), -1.0)} == {"no time was left for it"}
 
 
 def test_predictions_are_not_taken_for_those_of_another_device() -> None:
