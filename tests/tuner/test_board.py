@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
@@ -173,7 +174,7 @@ class Told:
 def test_models_are_all_served_before_the_first_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what the time does not suffice for is left out, with a reason."""
     clock = [0.0]
-    monkeypatch.setattr(models.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(models, "hone", lambda *_words, seconds: {})
     told = Told(clock, {"add": 20.0, "bench": 5.0, "tune": 20.0})
     found = models.measure(cast("Service", told), 300.0)
