@@ -75,8 +75,8 @@ def add_global_options(parser: argparse.ArgumentParser, *, nested: bool = False)
     )
 
 
-def add_compile_options(parser: argparse.ArgumentParser) -> None:
-    """--shape and --precision, as `add` and `compile` take them."""
+def add_compile_options(parser: argparse._ActionsContainer) -> None:
+    """--shape and --precision, as `add`, `compile` and `tune` take them."""
     parser.add_argument(
         "--shape",
         action="append",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from honed.daemon.places import records_in
 
+from . import benchtuning
 from .output import Output, fields, line, seconds_text
 from .parser import add_command, count, minutes
 from .tasks import failures_text, milliseconds, print_reasons, progress_table
@@ -42,13 +43,20 @@ def register(commands: Any) -> None:
             "Searches schedules for the model's kernels, measures them on the service's device, and serves "
             "the best, proven right, in place of the present ones. It stops when what is left is not worth "
             "it, or when the trials or minutes allowed are used up. Ctrl-C stops it and uses what was found "
-            "until then; a second Ctrl-C aborts. What was measured is kept: another run goes on from there."
+            "until then; a second Ctrl-C aborts. What was measured is kept: another run goes on from there. "
+            "With --bench no device and no service is used: kernels for a device that is not here are judged "
+            "by their machine code. Such times are bounds, and no answer is checked."
         ),
-        examples="hone tune lightglue\nhone tune lightglue --minutes 20\nhone tune yolox --trials 500 --json",
+        examples="""\
+            hone tune lightglue
+            hone tune lightglue --minutes 20
+            hone tune yolox --trials 500 --json
+            hone tune lightglue.onnx --bench mali-g610 -o lightglue.honed""",
     )
-    tune.add_argument("model", metavar="M", help="name of the model")
+    tune.add_argument("model", metavar="M", help="name of the model; with --bench an ONNX file")
     tune.add_argument("--trials", metavar="N", type=count, help="candidates to measure at most")
     tune.add_argument("--minutes", metavar="T", type=minutes, help="minutes to search at most")
+    benchtuning.add_options(tune)
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:
@@ -57,6 +65,11 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from .inservice import only_by_service
     from .tuneview import Run
 
+    benchtuning.check(arguments)
+    if arguments.bench is not None:
+        return _on_bench(
+            arguments, output, Run(model=Path(arguments.model).name, trials_wanted=arguments.trials)
+        )
     model = arguments.model
     run = Run(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
@@ -85,6 +98,23 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
+    """Tune a file for a device that is not here."""
+    from honed.daemon.limits import Limits
+
+    from .compiler import started
+
+    with started(["tune", *_budget(arguments), *benchtuning.command(arguments)], Limits()) as child:
+        document = benchtuning.document(_searched(child, run), run)
+
+    def show(console: Console) -> None:
+        _print_table(console, document, run)
+        benchtuning.print_result(console, document)
+
+    output.emit(document, show)
+    return 0
+
+
 def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Mapping[str, Any], Told]:
     """Tune in a child of ours, with records of this user; what it told last, and what the service said."""
     from honed.daemon.limits import Limits
@@ -110,12 +140,13 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tupl
 
 
 def _command(arguments: argparse.Namespace, found: Tunable) -> list[str]:
-    command = ["tune", f"--output={found.tuned}", f"--current={found.current}"]
-    if arguments.trials is not None:
-        command.append(f"--trials={arguments.trials}")
-    if arguments.minutes is not None:
-        command.append(f"--seconds={arguments.minutes * 60:g}")
-    return [*command, *found.arguments]
+    files = [f"--output={found.tuned}", f"--current={found.current}"]
+    return ["tune", *files, *_budget(arguments), *found.arguments]
+
+
+def _budget(arguments: argparse.Namespace) -> list[str]:
+    trials = [] if arguments.trials is None else [f"--trials={arguments.trials}"]
+    return trials + ([] if arguments.minutes is None else [f"--seconds={arguments.minutes * 60:g}"])
 
 
 def _searched(child: Child | Remote, run: Run) -> Mapping[str, Any]:
@@ -164,6 +195,11 @@ def _published(client: Client, model: str, found: Tunable, done: Mapping[str, An
 
 
 def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
+    _print_table(console, document, run)
+    line(console, result_text(document))
+
+
+def _print_table(console: Console, document: Mapping[str, Any], run: Run) -> None:
     console.print(progress_table(document["tasks"], console.width))
     console.print()
     print_reasons(console, document["tasks"])
@@ -179,7 +215,6 @@ def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
     ]
     console.print(fields(rows))
     console.print()
-    line(console, result_text(document))
 
 
 def result_text(document: Mapping[str, Any]) -> str:

@@ -21,6 +21,7 @@ from .candidate import Candidate, Outcome, Verdict, Workload
 from .faultwatch import FaultWatch
 from .limits import ALL, Checks, Limits
 from .process import COMMAND, Child, Ended
+from .protocol import Begin
 
 DEFAULT_LIMITS = Limits()
 _SPARE_CORES = 4  # from here on building beside a running CPU device does not disturb it much
@@ -40,7 +41,7 @@ class Measurer:
         *,
         kernel_log: Reader | None = None,
         checks: Checks = ALL,
-        begin: Callable[[Candidate], None] | None = None,
+        begin: Begin | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
         """`profile` must hold measured peaks (InvalidArgument). `begin` is called before a candidate is
@@ -83,9 +84,9 @@ class Measurer:
         return self._child.pid if self._child else None
 
     @property
-    def pipelines(self) -> bool:
-        """Whether `prepare` does anything: only where building does not disturb what is timed."""
-        return self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= _SPARE_CORES
+    def ahead(self) -> int:
+        """Candidates built beside the one measured: one, and only where that does not disturb the timing."""
+        return int(self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= _SPARE_CORES)
 
     @property
     def rate(self) -> float:
@@ -111,7 +112,7 @@ class Measurer:
 
     def prepare(self, candidate: Candidate) -> None:
         """Have the child build the next candidate beside the one that `measure` is called with after this."""
-        if not self.pipelines or self._child is None or self._workload is None:
+        if not self.ahead or self._child is None or self._workload is None:
             return
         if self._without_device(self._workload, candidate) is None:
             self._note(candidate)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import argparse
 import signal
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from honed.tuner.shapes import parse_shapes
+from honed.tuner.valhall.benches import BENCHES, marked
+from honed.tuner.valhall.compiler import ROOT
 
-from .compare import Comparison, compare
-from .compiling import Compilation, compile_apart
+from . import publishing
+from .instruments import Bench
 from .opening import Opened
 from .search_child import Found
 from .session import Budget, Session
 from .task import Stage
 
 Emit = Callable[[dict[str, Any]], None]
-# Below this, a difference between two medians is noise.
-_GAIN = 1.02
 
 
 def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
@@ -36,7 +35,12 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         parser.add_argument("file", type=Path)
         parser.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,224,224")
         parser.add_argument("--precision", choices=("auto", "fp32", "fp16"), default="auto")
-        parser.add_argument("--device")
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument("--device")
+        where.add_argument(
+            "--bench", choices=BENCHES, help="judge by machine code for this device, not there"
+        )
+        parser.add_argument("--bench-root", type=Path, default=ROOT, help="where the bench's compiler is")
         parser.add_argument("--records", type=Path, required=True)
         parser.add_argument("--cache-dir", type=Path, required=True)
         parser.add_argument("--name", help="the model's name in the records")
@@ -64,7 +68,8 @@ def tune_model(arguments: argparse.Namespace, emit: Emit) -> None:
             _extraction(arguments, run), Budget(trials=arguments.trials, seconds=arguments.seconds)
         )
         run.search.close()
-        done = _published(arguments, emit, run)
+        publish = publishing.predicted if arguments.bench else publishing.measured
+        done = _told(run.session) | publish(arguments, emit, run)
     emit(done)
 
 
@@ -94,13 +99,15 @@ def _stoppable() -> Iterator[_Stop]:
 
 
 def _opened(arguments: argparse.Namespace, emit: Emit) -> Opened:
+    name = arguments.name or arguments.file.stem
     return Opened(
-        arguments.name or arguments.file.stem,
+        marked(name, arguments.bench) if arguments.bench else name,
         device=arguments.device,
         records=arguments.records,
         cache_dir=arguments.cache_dir,
         seed=getattr(arguments, "seed", 0),
         emit=emit,
+        bench=Bench(arguments.bench, arguments.bench_root) if arguments.bench else None,
     )
 
 
@@ -109,14 +116,13 @@ def _extraction(arguments: argparse.Namespace, run: Opened) -> Callable[[], Foun
     return lambda: run.search.extract(arguments.file, shapes, arguments.precision)
 
 
-def _published(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[str, Any]:
-    """Compile the best, compare it with what is served now, and say what came of it."""
-    session, spec = run.session, run.spec
+def _told(session: Session) -> dict[str, Any]:
+    """The last event of a run, but for what was made of it."""
     stages = Counter(p.stage for p in session.tasks)
     failures: Counter[str] = Counter()
     for p in session.tasks:
         failures.update(p.failures)
-    event: dict[str, Any] = {
+    return {
         "event": "done",
         "output": None,
         "trials": session.trials,
@@ -129,49 +135,3 @@ def _published(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[s
         "before_us": None,
         "after_us": None,
     }
-    if arguments.output is None or all(p.best_trace is None for p in session.tasks):
-        return event | {"sentence": _nothing(session)}
-    emit({"event": "stage", "stage": "publish", "fraction": 0.0, "text": "compile with the best schedules"})
-    with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
-        wanted = Compilation(
-            source=arguments.file,
-            output=arguments.output,
-            device=spec,
-            precision=arguments.precision,
-            shapes=parse_shapes(arguments.shape),
-            records=arguments.records,
-        )
-        compile_apart(wanted)
-        current = arguments.current or Path(folder) / "default.honed"
-        if arguments.current is None:
-            compile_apart(replace(wanted, output=current, records=None))
-        emit({"event": "stage", "stage": "publish", "fraction": 0.7, "text": "compare side by side"})
-        found = compare(current, arguments.output, spec)
-    event |= {"before_us": found.old * 1e6, "after_us": found.new * 1e6}
-    sentence = _sentence(found)
-    if found.wrong or found.new * _GAIN > found.old:
-        arguments.output.unlink(missing_ok=True)
-        return event | {"sentence": sentence}
-    why = f"tuned: {session.trials} trials in {session.seconds:.0f} s"
-    run.records.add_version(session.name, why, found.new)
-    return event | {"output": str(arguments.output), "sentence": sentence}
-
-
-def _nothing(session: Session) -> str:
-    """Why nothing faster is there."""
-    if session.trials:
-        return "no schedule faster than the present ones was found"
-    if session.stopped:
-        return "it was stopped before a candidate was tried"
-    reasons = Counter(p.reason for p in session.tasks if p.reason)
-    most = f", most often because: {reasons.most_common(1)[0][0]}" if reasons else ""
-    return f"nothing could be tried: no task is left to tune{most}"
-
-
-def _sentence(found: Comparison) -> str:
-    times = f"{found.old * 1e3:.3g} ms before, {found.new * 1e3:.3g} ms now, {found.runs} runs each"
-    if found.wrong:
-        return f"the tuned model is not used: as a whole it answers wrong ({found.wrong})"
-    if found.new * _GAIN > found.old:
-        return f"the tuned model is not used: side by side it is not faster ({times})"
-    return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"

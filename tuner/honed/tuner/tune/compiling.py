@@ -18,20 +18,26 @@ _SECONDS = 900.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compilation:
-    """What to compile, for which device (a spec), and with whose best schedules, None: the default ones."""
+    """What to compile, and with whose best schedules, None: the default ones.
+
+    `device` is a spec; None: for the machine of the file `profile`, and the answers are not checked.
+    """
 
     source: Path
     output: Path
-    device: str
+    device: str | None
     precision: str
     shapes: Mapping[str, tuple[int, ...]]
     records: Path | None
+    profile: Path | None = None
 
 
 def compile_apart(wanted: Compilation) -> None:
     """Compile; raises ModelRefused with the compiler's reasons, DeviceError where it fails."""
     command = [sys.executable, "-P", "-m", "honed.tuner", "compile", str(wanted.source)]
-    command += ["-o", str(wanted.output), "--device", wanted.device, "--precision", wanted.precision]
+    command += ["-o", str(wanted.output), "--precision", wanted.precision]
+    command += ["--device", wanted.device] if wanted.device is not None else []
+    command += ["--profile", str(wanted.profile)] if wanted.profile is not None else []
     command += [f"--shape={name}={','.join(map(str, shape))}" for name, shape in wanted.shapes.items()]
     if wanted.records is not None:
         command += ["--records", str(wanted.records)]

@@ -1,4 +1,4 @@
-"""A session with all it needs: device, records, kernel log, searching and measuring children."""
+"""A session with all it needs: device or bench, records, kernel log, searching and measuring children."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import peaks
 from honed.runtime.errors import HonedError
 from honed.runtime.kernellog import Reader, open_reader
-from honed.runtime.surveying import survey
 from honed.tuner.measure.limits import Limits
-from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
+from honed.tuner.measure.measurer import DEFAULT_LIMITS
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
+from .instruments import Bench, on_bench, on_device
 from .search_child import SearchChild
 from .session import Gate, Session
 from .trials import Trials
@@ -37,37 +36,40 @@ class Opened:
         gate: Gate | None = None,
         limits: Limits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
+        bench: Bench | None = None,
     ) -> None:
         """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
-        `trust_defaults` are the session's. `limits` bound each measurement.
+        `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used.
 
-        Raises DeviceError where there is no device, and what `Records.open` raises.
+        Raises DeviceError where there is no device or bench, and what `Records.open` raises.
         """
         emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "look at the device"})
-        found = survey(device, cache_dir)
-        self.spec = found.spec
-        self.profile = profile = found.measured()
+        if bench is None:
+            instrument = on_device(device, cache_dir, limits, _kernel_log(emit))
+        else:
+            instrument = on_bench(bench)
+        self.spec = instrument.spec
+        self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
         records.parent.mkdir(parents=True, exist_ok=True)
         self.records = Records.open(records)
+        if instrument.yardstick is not None:
+            self.records.keep_yardstick(setup, instrument.yardstick)
         for note in self.records.notes:
             emit({"event": "note", "text": note})
         cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
-        self.search = SearchChild(profile, cost_model, seed)
-        self._cache_dir = cache_dir
-        log = _kernel_log(emit)
-        trials = Trials(
-            lambda begin: Measurer(self.spec, profile, limits, kernel_log=log, begin=begin),
-            self.records,
-            setup,
+        self.search = SearchChild(
+            profile, cost_model, seed, batch=instrument.batch, answers=instrument.spec is not None
         )
+        self._keep_peaks = instrument.keep_peaks
+        trials = Trials(instrument.measurer, self.records, setup)
         self.session = Session(
             name,
             profile,
             trials,
             self.search,
             emit,
-            peaks_again=lambda: survey(self.spec, cache_dir, again=True).measured(),
+            peaks_again=instrument.peaks_again,
             gate=gate,
             trust_defaults=trust_defaults,
         )
@@ -76,7 +78,7 @@ class Opened:
         return self
 
     def __exit__(self, *_: object) -> None:
-        peaks.keep_higher(self.session.profile, self._cache_dir)
+        self._keep_peaks(self.session.profile)
         self.search.close()
         self.records.close()
 

@@ -19,6 +19,7 @@ from honed.tuner.measure.process import Child, Ended
 from .scratch import scratch
 from .task import Task
 
+BATCH = 16  # candidates of a proposal
 COMMAND = (sys.executable, "-P", "-m", "honed.tuner.tune.searcher")
 Found = tuple[list[tuple[Task, int]], list[Task]]  # tasks with their outputs, and what cannot be tuned
 
@@ -68,8 +69,15 @@ class SearchChild:
         seed: int,
         command: Sequence[str] = COMMAND,
         deadlines: Deadlines = _DEADLINES,
+        *,
+        batch: int = BATCH,
+        answers: bool = True,
     ) -> None:
-        """`command` is another child in tests."""
+        """`batch` is how many candidates it proposes at once. Without `answers` its workloads have no sets of
+        inputs. `command` is another child in tests.
+        """
+        self._batch = batch
+        self._answers = answers
         self._deadlines = deadlines
         self._profile = profile
         self._cost_model = cost_model
@@ -194,6 +202,8 @@ class SearchChild:
                 "folder": str(folder),
                 "cost_model": str(self._cost_model),
                 "seed": self._seed,
+                "batch": self._batch,
+                "answers": self._answers,
             },
             self._deadlines.start,
         )

@@ -38,7 +38,6 @@ from honed.tuner.search.rules import postprocs, space
 from .extract import SETS, Extracted, adopt, extract, parameters, tolerances, write_sets
 from .task import Task
 
-BATCH = 16
 _log = logging.getLogger(__name__)
 
 
@@ -92,6 +91,8 @@ class Searcher:
         self.folder = Path(message["folder"])
         self.model_file = Path(message["cost_model"])
         self.seed = int(message["seed"])
+        self.batch = int(message["batch"])
+        self.answers = bool(message["answers"])
         self.target = target_for(self.profile)
         self.model = _cost_model(self.model_file)
         self.key = ""
@@ -121,18 +122,18 @@ class Searcher:
         }
 
     def load(self, message: Mapping[str, Any]) -> codec.Message:
-        """Take up a task: its workload with drawn inputs and outputs from TVM's CPU code."""
+        """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs."""
         self.key, outputs = message["task"], int(message["outputs"])
         self.func = tvm.ir.load_json((self.folder / f"{self.key}.json").read_text())
         sets = self.folder / self.key
-        if not sets.exists():
+        if self.answers and not sets.exists():
             write_sets(self.func, outputs, sets, self.seed)
         values = parameters(self.func)
         workload = Workload(
             task=self.key,
             parameters=values,
             outputs=tuple(range(len(values) - outputs, len(values))),
-            sets=SETS,
+            sets=SETS if self.answers else 0,
             folder=sets,
             flops=int(message["flops"]),
             bytes=int(message["bytes"]),
@@ -160,7 +161,7 @@ class Searcher:
                 self.target,
                 sketches,
                 self.model,
-                batch=BATCH,
+                batch=self.batch,
                 seed=self.seed + int(message["round"]),
                 postprocs=postprocs(self.profile),
             )

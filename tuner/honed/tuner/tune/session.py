@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from honed.runtime import bounds
@@ -333,9 +334,9 @@ class Session:
                 results[entry.id] = None
                 self._filtered(progress, entry.refused)
                 continue
-            following = next((e for e in entries[n + 1 :] if e.candidate), None)
-            if following is not None and following.candidate is not None:
-                self._trying.prepare(following.candidate, following.trace)
+            following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
+            for candidate, trace in islice(following, self._trying.measurer.ahead):
+                self._trying.prepare(candidate, trace)
             trial = self._trying.measure(entry.candidate, entry.trace, progress.best)
             self._gate.leave()
             if trial is None:

@@ -11,7 +11,7 @@ from honed.runtime.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.kernellog import FaultStory
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Candidate, Outcome, Timing, Verdict, Workload
-from honed.tuner.measure.measurer import Measurer
+from honed.tuner.measure.protocol import Begin, Measures
 from honed.tuner.records.rows import sha256
 
 from .speed import Speed
@@ -71,11 +71,11 @@ class Trials:
 
     def __init__(
         self,
-        measurer: Callable[[Callable[[Candidate], None]], Measurer],
+        measurer: Callable[[Begin], Measures],
         records: kept.Records,
         setup: kept.Setup,
     ) -> None:
-        """`measurer` makes one that calls what it is given before a candidate may touch the device."""
+        """`measurer` makes one that calls what it is given before a candidate is judged."""
         self.measurer = measurer(self._begin)
         self.records = records
         self.setup = setup
@@ -130,7 +130,7 @@ class Trials:
 
     def prepare(self, candidate: Candidate, trace: str) -> None:
         """Have a candidate built beside the one that is tried next, where the device allows that."""
-        if not self.measurer.pipelines or not self._may_run(candidate, trace):
+        if not self.measurer.ahead or not self._may_run(candidate, trace):
             return
         self._traces[candidate.id] = trace
         try:

@@ -136,6 +136,7 @@ class _Server:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            start_new_session=True,  # a Ctrl-C is meant for the parent
         )
         self._line(_START_SECONDS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from .compiler import Dump
 from .trips import trip_counts
@@ -49,7 +50,7 @@ def kernels(dump: Dump) -> dict[str, Kernel]:
     starts = [n for n, line in enumerate(lines) if line.startswith(_KERNEL)]
     totals = [match.groups() for match in _TOTALS.finditer(f"{dump.code}\n{dump.stats}")]
     found: dict[str, Kernel] = {}
-    sections = [lines[a:b] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    sections = [lines[a:b] for a, b in pairwise([*starts, len(lines)])]
     sections = [section for section in sections if any(_BLOCK.match(line) for line in section)]
     if len(sections) != len(totals):
         raise Unreadable(f"the dump has {len(sections)} kernels and totals of {len(totals)}")

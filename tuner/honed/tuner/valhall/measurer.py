@@ -3,33 +3,41 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from honed.runtime.errors import InvalidArgument
 from honed.runtime.kernellog import FaultStory
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Candidate, Outcome, Timing, Verdict, Workload
 from honed.tuner.measure.limits import ALL, Limits
+from honed.tuner.measure.protocol import Begin
 
-from .compiler import Dump, NotBuilt, OfflineCompiler
-from .judge import Judge, seconds
+from .compiler import Dump, NotBuilt
+from .judge import Compiler, Judge, seconds
+
+YARDSTICK = 1.0  # seconds; the device's speed is always the same
+# A batch at once: the compiler builds on all cores, and proposing few takes as long as proposing many.
+AHEAD = 64
 
 
 class BenchMeasurer:
-    """Stands where `measure.measurer.Measurer` does. Its times are bounds, and its answers are not computed.
+    """`Measures` without a device. Its times are bounds, and its answers are not computed.
 
     So what it finds right is only not known to be wrong: it has to be proven on a device before it is served.
     """
 
-    pipelines = True
-    rate = 0.0  # bytes per second that were seen: none are
+    ahead = AHEAD
+    rate = 0.0  # none was seen
 
-    def __init__(
-        self, compiler: OfflineCompiler, profile: DeviceProfile, begin: Callable[[Candidate], None]
-    ) -> None:
-        """`begin` is called before a candidate is first judged."""
+    def __init__(self, compiler: Compiler, profile: DeviceProfile, begin: Begin) -> None:
+        """Takes over the compiler. Raises InvalidArgument where `profile` has no peaks.
+
+        `begin` is called once a candidate is built: until then nothing can go wrong that should be known.
+        """
+        if profile.peaks is None:
+            raise InvalidArgument("the bench's profile has no peaks; give them in its [peaks]")
+        self.peaks: DevicePeaks = profile.peaks
         self._compiler = compiler
         self._judge = Judge(compiler)
         self._profile = profile
@@ -44,29 +52,31 @@ class BenchMeasurer:
     def load(self, workload: Workload) -> None:
         """Have the following candidates judged as those of `workload`."""
         self._workload = workload
+        for dump in self._begun.values():
+            dump.cancel()
         self._begun.clear()
 
     def prepare(self, candidate: Candidate) -> None:
         """Have a candidate built meanwhile."""
-        if candidate.id not in self._begun:
-            self._begin(candidate)
+        if candidate.id not in self._begun and self._refusal(candidate) is None:
             self._begun[candidate.id] = self._judge.begin(candidate.source)
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
         """The verdict on a candidate; raises InvalidArgument before `load`."""
         began = time.monotonic()
-        if self._workload is None:
-            raise InvalidArgument("no workload is loaded; load one before judging candidates")
-        refusal = checks.without_device(self._workload, candidate, self._profile, Limits(), ALL)
+        refusal = self._refusal(candidate)
         if refusal is not None:
             return Verdict(outcome=refusal.outcome, reason=refusal.reason)
         self.prepare(candidate)
+        dump = self._begun.pop(candidate.id)
+        wait([dump])
+        self._begin(candidate)
         try:
-            judged = self._judge.judge(candidate.source, candidate.launches, self._begun.pop(candidate.id))
+            judged = self._judge.judge(candidate.source, candidate.launches, dump)
         except NotBuilt as failed:
             return Verdict(outcome=Outcome.BUILD, reason=str(failed), seconds=time.monotonic() - began)
         found = seconds(judged)
-        timing = Timing(median=found, low=found, high=found, repeats=1, yardstick=1.0)
+        timing = Timing(median=found, low=found, high=found, repeats=1, yardstick=YARDSTICK)
         return Verdict(outcome=Outcome.RIGHT, reason="", timing=timing, seconds=time.monotonic() - began)
 
     def settle(self) -> None:
@@ -75,3 +85,8 @@ class BenchMeasurer:
     def take_faults(self) -> list[tuple[str, FaultStory]]:
         """None: nothing runs."""
         return []
+
+    def _refusal(self, candidate: Candidate) -> checks.Refusal | None:
+        if self._workload is None:
+            raise InvalidArgument("no workload is loaded; load one before judging candidates")
+        return checks.without_device(self._workload, candidate, self._profile, Limits(), ALL)

@@ -1,0 +1,158 @@
+"""What honed is on your board, in ten minutes and one text file to send: `python -m benchmarks.board`.
+
+Doctor's findings, the device and its peaks, a hundred kernels predicted for a Mali-G610 and measured here,
+five models served and tuned for a short time, and the faults in the kernel log meanwhile. It needs no root,
+installs nothing, and leaves nothing but the report, which has no names of hosts or users in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import platform
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from honed.runtime import kernellog, mali, profilefile
+from honed.runtime.errors import HonedError
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.surveying import survey
+
+from . import kernels, models, report, supervising
+from .anonymous import anonymous, secrets
+from .hone import Failed, Service, hone
+
+_KERNELS_SHARE = 0.3  # of the time; the models get the rest
+_DOCTOR_SECONDS = 120.0
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.board", description=__doc__)
+    parser.add_argument("--device", metavar="SPEC", help="OpenCL device: a number or part of its name")
+    parser.add_argument(
+        "--minutes", type=float, default=10.0, help="what it may take (10), a little more or less"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("board.txt"), help="the report (board.txt)")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service ends, too
+    with tempfile.TemporaryDirectory(prefix="honed-board-") as cache:
+        hidden = secrets(
+            getpass.getuser(),
+            (platform.node(),),
+            str(Path.home()),
+            {cache: "TMP", str(supervising.ROOT): "CLONE"},
+        )
+        with options.output.open("w") as file:
+            for part in _parts(options.device, Path(cache), options.minutes * 60):
+                text = anonymous(part, hidden)
+                print(text, end="", flush=True)
+                file.write(text)
+                file.flush()
+    print(f"\n{options.output} is written. Read it, and send it to whoever asked for it.", file=sys.stderr)
+    return 0
+
+
+def _parts(device: str | None, cache: Path, seconds: float) -> Iterator[str]:
+    """The report's parts, as they come; a part that fails says so and the rest goes on."""
+    began = time.monotonic()
+    log = _KernelLog()
+    yield f"honed on a board, {time.strftime('%Y-%m-%d', time.gmtime())}, report 1\n"
+    yield f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores\n"
+    yield from _doctor()
+    try:
+        found = survey(device, cache)
+    except HonedError as error:
+        yield f"{report.heading('Device')}There is none to measure: {error}\n"
+        return
+    yield _described(found.profile, found.no_peaks)
+    programs = kernels.load()
+    yield report.heading("Kernels, predicted and measured") + _comparable(found.profile.identity.name)
+    measured = supervising.measure(found.spec, len(programs), _KERNELS_SHARE * seconds)
+    yield report.kernel_tables(programs, measured)
+    yield report.heading("Models, first served and tuned for a short time")
+    yield from _models(found.spec, began + seconds - time.monotonic())
+    yield report.heading("Faults in the kernel log meanwhile") + log.told()
+    yield f"\nTook {time.monotonic() - began:.0f} s.\n"
+
+
+def _doctor() -> Iterator[str]:
+    yield report.heading("Doctor")
+    try:
+        said = hone("doctor", seconds=_DOCTOR_SECONDS)
+    except Failed as failed:
+        yield f"{failed}\n"
+        return
+    for finding in said["findings"]:
+        remedy = f" -> {finding['remedy']}" if finding["remedy"] else ""
+        yield f"{finding['level']:4}  {finding['topic']}: {finding['what']}{remedy}\n"
+
+
+def _described(profile: DeviceProfile, no_peaks: str) -> str:
+    model = mali.model_of(profile.identity.name)
+    row = "Mali model: none that is known by this name\n"
+    if model is not None:
+        row = (
+            f"Mali model: {model.name}, {model.architecture} {model.generation}, warps of {model.warp}, "
+            f"{model.fma_fp32} fp32 and {model.fma_fp16} fp16 multiply-adds a core and clock\n"
+        )
+    return (
+        report.heading("Device and peaks")
+        + row
+        + f"{no_peaks}\n" * bool(no_peaks)
+        + profilefile.dumps(profile)
+    )
+
+
+def _comparable(name: str) -> str:
+    model = mali.model_of(name)
+    if model is not None and model.name == kernels.PREDICTED_FOR:
+        return f"Predictions are for this GPU, a {kernels.PREDICTED_FOR} with four cores at 1 GHz.\n"
+    return (
+        f"Predictions are for a {kernels.PREDICTED_FOR} with four cores at 1 GHz, which {name} is not: "
+        "only orders within a family can be compared, and ratios say nothing.\n"
+    )
+
+
+def _models(spec: str, seconds: float) -> Iterator[str]:
+    try:
+        with Service(spec) as service:
+            yield report.model_table(models.measure(service, seconds))
+    except Failed as failed:
+        yield f"{failed}\n"
+
+
+class _KernelLog:
+    """What of the kernel log is new since it was made."""
+
+    def __init__(self) -> None:
+        self._reader: kernellog.Reader | None = None
+        self._why = ""
+        try:
+            self._reader = kernellog.open_reader()
+        except HonedError as error:
+            self._why = str(error)
+
+    def told(self) -> str:
+        """Each fault as the kernel wrote it."""
+        if self._reader is None:
+            return f"not known: {self._why}\n"
+        found: list[kernellog.Seen] = []
+        with suppress(HonedError):
+            while records := self._reader.read():
+                found += [one for one in map(kernellog.seen, records) if one is not None]
+        stories = kernellog.group(found)
+        lines = [
+            f"{story.severity}: {' / '.join(s.fault.text.strip() for s in story.seen)}" for story in stories
+        ]
+        return "".join(f"{line}\n" for line in lines) or "none\n"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

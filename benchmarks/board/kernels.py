@@ -1,0 +1,76 @@
+"""The kernels that are measured beside their predictions: `kernels.jsonl`, which `draw` makes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from honed.runtime import strict
+
+FILE = Path(__file__).with_name("kernels.jsonl")
+FAMILIES = ("products", "convolutions", "depthwise", "rows", "moves")
+PREDICTED_FOR = "Mali-G610"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffer:
+    """Memory of a program: what is in it, and whether it is read, written, or both by turns (scratch)."""
+
+    dtype: str
+    elements: int
+    role: str  # "in", "out" or "scratch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """One launch; `args` number the program's buffers, `grid` is in work-groups."""
+
+    entry: str
+    args: tuple[int, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """One schedule of a task, as OpenCL C. Schedules of one task answer the same.
+
+    `plain_us` is the bound of its launches on a Mali-G610 with Mesa's code as it is, `packed_us` where
+    arithmetic on vectors of halves goes in pairs, as in Arm's driver; `limiter` is what bounds it then.
+    """
+
+    family: str
+    task: str
+    schedule: str
+    buffers: tuple[Buffer, ...]
+    launches: tuple[Launched, ...]
+    flops: int
+    plain_us: float
+    packed_us: float
+    limiter: str
+    source: str
+
+    @property
+    def half(self) -> bool:
+        """Whether it needs cl_khr_fp16."""
+        return any(buffer.dtype == "float16" for buffer in self.buffers)
+
+    @property
+    def tolerance(self) -> float:
+        """How far two schedules' answers may differ, of the largest value: sums of hundreds of terms."""
+        return 0.05 if self.half else 1e-3
+
+
+def load(file: Path = FILE) -> list[Program]:
+    """All of them, in the order of the file."""
+    with file.open() as lines:
+        return [strict.from_plain(Program, json.loads(line), where="kernel") for line in lines]
+
+
+def save(programs: Iterable[Program], file: Path = FILE) -> None:
+    """Write them, so that the same kernels give the same bytes."""
+    with file.open("w") as lines:
+        for program in programs:
+            lines.write(json.dumps(strict.to_plain(program), separators=(",", ":")) + "\n")

@@ -1,0 +1,82 @@
+"""Five models as a user meets them: served at first, tuned for a short time, and served then."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from .hone import Failed, Service, hone
+
+_FOLDER = Path(__file__).parents[2] / "tests" / "models"
+_MODELS = (
+    ("mobilenet", "mobilenet_v2_035_128.onnx", "--shape=input_1=1,3,128,128"),
+    ("squeezenet", "squeezenet_fp16.onnx", ""),
+    ("super-resolution", "super_resolution.onnx", ""),
+    ("yolox-nano", "yolox_nano.onnx", ""),
+    ("lightglue", "", ""),  # written by `hone demo`
+)
+_RUNS = 10
+_LEAST = 40.0  # seconds of tuning that are worth beginning: it times every default schedule first
+_LONGEST = 300.0  # seconds one command may take
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """One model: seconds until it was served, milliseconds of an inference at first and tuned.
+
+    What failed says so in `text`, as the tuner says what it won.
+    """
+
+    name: str
+    added_s: float | None = None
+    first_ms: float | None = None
+    trials: int | None = None
+    tuned_ms: float | None = None
+    text: str = ""
+
+
+def measure(service: Service, seconds: float) -> list[Served]:
+    """All are served first, then tuned in turns as far as the time goes; what was begun is ended."""
+    end = time.monotonic() + seconds
+    found = [_served(service, *model, end) for model in _MODELS]
+    waiting = [one for one in found if one.first_ms is not None]
+    for n, one in enumerate(waiting):
+        # What tuning finds is compiled and compared after it, which takes about as long as adding did.
+        left = end - time.monotonic() - (one.added_s or 0.0)
+        if left < _LEAST:
+            one.text = "no time was left to tune it"
+            continue
+        try:
+            _tune(service, one, max(_LEAST, left / (len(waiting) - n)))
+        except Failed as failed:
+            one.text = str(failed)
+    return found
+
+
+def _served(service: Service, name: str, file: str, shape: str, end: float) -> Served:
+    found = Served(name=name)
+    if time.monotonic() > end:
+        found.text = "no time was left for it"
+        return found
+    path = _FOLDER / file if file else service.folder / f"{name}.onnx"
+    try:
+        if not file:
+            hone("demo", name, f"--output={path}", seconds=_LONGEST)
+        began = time.monotonic()
+        service("add", str(path), f"--name={name}", *filter(None, [shape]), seconds=_LONGEST)
+        found.added_s = time.monotonic() - began
+        found.first_ms = _bench(service, name)
+    except Failed as failed:
+        found.text = str(failed)
+    return found
+
+
+def _tune(service: Service, found: Served, seconds: float) -> None:
+    tuned = service("tune", found.name, seconds=_LONGEST, enough=seconds)
+    found.trials, found.text = int(tuned["trials"]), str(tuned["sentence"])
+    found.tuned_ms = _bench(service, found.name)
+
+
+def _bench(service: Service, name: str) -> float:
+    return float(service("bench", name, f"--runs={_RUNS}", seconds=_LONGEST)["median_ms"])

@@ -1,0 +1,203 @@
+"""The report of a board: kernels that can be run, children that may be lost, names that are not told."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+from benchmarks.board import __main__ as board
+from benchmarks.board import kernels, measuring, models, report, supervising
+from benchmarks.board.anonymous import anonymous, secrets
+from benchmarks.board.hone import Failed, Service, hone
+from benchmarks.board.kernels import FAMILIES, Program
+from benchmarks.board.measuring import Measured
+from benchmarks.board.models import Served
+
+from honed.runtime.devices import Device
+from honed.runtime.opencl import cl, context
+from honed.tuner.valhall.benches import predicted
+
+
+@pytest.fixture(scope="module")
+def programs() -> list[Program]:
+    return kernels.load()
+
+
+def test_each_family_has_tasks_with_several_schedules(programs: list[Program]) -> None:
+    assert [program.family for program in programs] == sorted(
+        (program.family for program in programs), key=FAMILIES.index
+    )
+    for family in FAMILIES:
+        mine = [program for program in programs if program.family == family]
+        assert 18 <= len(mine) <= 20
+        assert len({program.task for program in mine}) == 5
+        assert {program.half for program in mine} == {True, False}
+        assert sum(program.schedule == "default" for program in mine) >= 4
+
+
+def test_every_kernel_fits_a_mali(programs: list[Program]) -> None:
+    limits = predicted("mali-g610").limits
+    for program in programs:
+        assert program.plain_us >= program.packed_us > 0
+        written = {n for n, buffer in enumerate(program.buffers) if buffer.role == "out"}
+        assert written
+        assert written <= {n for launch in program.launches for n in launch.args}
+        for launch in program.launches:
+            assert f"{launch.entry}(" in program.source
+            assert max(launch.args) < len(program.buffers)
+            x, y, z = launch.block
+            assert x * y * z <= limits.max_work_group_size
+
+
+def test_what_is_kept_is_what_was_drawn(programs: list[Program], tmp_path: Path) -> None:
+    kernels.save(programs, tmp_path / "again.jsonl")
+    assert (tmp_path / "again.jsonl").read_bytes() == kernels.FILE.read_bytes()
+
+
+@pytest.mark.opencl
+def test_schedules_are_measured_and_their_answers_compared(device: Device, programs: list[Program]) -> None:
+    first, second, *_ = (p for p in programs if p.family == "products" and not p.half)
+    assert first.task == second.task
+    queue = cl.CommandQueue(context(device.cl), properties=cl.command_queue_properties.PROFILING_ENABLE)
+    answers: dict[str, list[np.ndarray]] = {}
+    found = [measuring._measured(device, queue, each, answers) for each in (first, second)]
+    assert all(one.us and one.least_us and one.us >= one.least_us for one in found)
+    assert found[0].differs is None
+    assert found[1].differs is not None
+    assert found[1].differs <= second.tolerance
+    idle = replace(second, launches=())
+    assert measuring._measured(device, queue, idle, answers).differs == float("inf"), "nothing is written"
+
+
+CHILD = """
+import os, signal, sys, time
+for n in range(int(sys.argv[2]), 6):
+    print(n, flush=True)
+    if n == 1: os.kill(os.getpid(), signal.SIGSEGV)
+    if n == 3: time.sleep(3600)
+    if n == 4: raise SystemExit("no more")
+    print('{"us": 2.0, "least_us": 1.0, "runs": 7, "differs": null, "failed": ""}', flush=True)
+"""
+
+
+def test_a_kernel_that_takes_its_process_along_is_one_line_of_the_report() -> None:
+    command = [sys.executable, "-c", CHILD]
+    found = supervising.measure("any", 6, 60.0, command=command, kernel_seconds=5.0)
+    assert [one.us for one in found] == [2.0, None, 2.0, None, None, 2.0]
+    assert found[1].failed == "its process was ended by SIGSEGV"
+    assert found[3].failed == "it took more than 5 s"
+    assert found[4].failed == "its process ended with status 1: no more"
+
+
+def test_a_device_that_loses_every_process_is_given_up() -> None:
+    command = [sys.executable, "-c", "raise SystemExit('no device')"]
+    found = supervising.measure("any", 9, 60.0, command=command)
+    assert {one.failed for one in found} == {"left out: its process ended with status 1: no device"}
+    assert len(found) == 9
+
+
+def test_without_time_nothing_is_begun() -> None:
+    (found,) = supervising.measure("any", 1, 0.0, command=["/nonexistent"])
+    assert found.failed == "no time was left for it"
+
+
+def test_names_of_user_host_and_folders_are_not_told() -> None:
+    hidden = secrets("ada", ("orange.example.org",), "/home/ada", {"/tmp/honed-board-x": "TMP"})
+    text = "ada at orange, orange.example.org: /home/ada/.cache, /tmp/honed-board-x/s; ada's Mali-ada, canada"
+    assert anonymous(text, hidden) == "USER at HOST, HOST: ~/.cache, TMP/s; USER's Mali-ada, canada"
+    assert secrets("root", ("localhost",), "/root", {}) == {}
+
+
+def test_ranks() -> None:
+    assert report.spearman([(1, 10), (2, 20), (3, 30)]) == pytest.approx(1)
+    assert report.spearman([(1, 30), (2, 20), (3, 10)]) == pytest.approx(-1)
+    assert report.spearman([(1, 1), (2, 1), (3, 1)]) == 0
+    assert report.spearman([(1, 1), (2, 3), (3, 2), (4, 4)]) == pytest.approx(0.8)
+
+
+def test_the_table_says_what_was_predicted_measured_and_wrong(programs: list[Program]) -> None:
+    mine = [replace(programs[n], plain_us=20.0, packed_us=10.0 * (n + 1)) for n in range(4)]
+    found = [
+        Measured(us=30.0, least_us=29.0, runs=9),
+        Measured(us=60.0, least_us=59.0, runs=9, differs=0.5),
+        Measured(us=90.0, least_us=89.0, runs=9, differs=0.001),
+        Measured(failed="it took more than 30 s"),
+    ]
+    text = report.kernel_tables(mine, found)
+    assert "3 of 4 measured; measured over predicted: median 3.00, from 3.00 to 3.00" in text
+    assert "rank correlation 1.00 in all, 1.00 among schedules of a task" in text
+    assert "takes 1.00 times the fastest one's time" in text
+    assert text.count("answers differ") == 1
+    assert "answers differ by 0.5 of the largest value" in text
+    assert "it took more than 30 s" in text
+
+
+def test_what_trusting_the_prediction_costs_is_told(programs: list[Program]) -> None:
+    mine = [replace(programs[n], packed_us=10.0 * (n + 1)) for n in range(3)]
+    found = [Measured(us=us, least_us=us, runs=9) for us in (30.0, 20.0, 40.0)]
+    text = report.kernel_tables(mine, found)
+    assert "0.50 among schedules of a task" in text
+    assert "takes 1.50 times the fastest one's time" in text
+
+
+def test_the_models_that_failed_say_why() -> None:
+    rows = [Served(name="a", added_s=1.0, first_ms=2.0, trials=3, tuned_ms=1.0, text="2 times faster"),
+            Served(name="b", text="no compiler")]  # fmt: skip
+    text = report.model_table(rows)
+    assert "a      1.0             2.00      3       1.00     2 times faster" in text
+    assert text.splitlines()[2].endswith("no compiler")
+
+
+class Told:
+    """Stands for a service whose commands take some time, by a clock of ours."""
+
+    folder = Path("/nonexistent")
+
+    def __init__(self, clock: list[float], takes: dict[str, float]) -> None:
+        self.clock, self.takes = clock, takes
+        self.given: list[tuple[str, str]] = []
+
+    def __call__(self, *words: str, seconds: float, enough: float | None = None) -> dict[str, object]:
+        name = words[2].removeprefix("--name=") if words[0] == "add" else words[1]
+        self.given.append((words[0], name))
+        self.clock[0] += self.takes[words[0]] if enough is None else enough + self.takes[words[0]]
+        if words[:2] == ("bench", "yolox-nano"):
+            raise Failed("it was lost")
+        return {"median_ms": 1.0, "trials": 5, "sentence": "2 times faster"}
+
+
+def test_models_are_all_served_before_the_first_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what the time does not suffice for is left out, with a reason."""
+    clock = [0.0]
+    monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(models, "hone", lambda *_words, seconds: {})
+    told = Told(clock, {"add": 20.0, "bench": 5.0, "tune": 20.0})
+    found = models.measure(cast("Service", told), 300.0)
+    tuned = [name for command, name in told.given if command == "tune"]
+    assert [command for command, _ in told.given[:10]] == ["add", "bench"] * 5
+    assert tuned == ["mobilenet", "squeezenet"]
+    assert clock[0] <= 300.0
+    assert [one.text for one in found] == [
+        "2 times faster",
+        "2 times faster",
+        "no time was left to tune it",
+        "it was lost",
+        "no time was left to tune it",
+    ]
+    clock[0] = 0.0
+    assert {one.text for one in models.measure(cast("Service", told), -1.0)} == {"no time was left for it"}
+
+
+def test_predictions_are_not_taken_for_those_of_another_device() -> None:
+    assert "which Mali-G57 MC1 is not" in board._comparable("Mali-G57 MC1")
+    assert "which" not in board._comparable("Mali-LODX r0p0")
+
+
+def test_a_command_that_fails_is_told_in_its_words() -> None:
+    with pytest.raises(Failed, match="no service"):
+        hone("status", seconds=60.0, socket=Path("/nonexistent/s"))

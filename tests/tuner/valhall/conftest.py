@@ -1,0 +1,21 @@
+"""A real dump of Mesa's compiler: `sums.cl` as it makes it for a Mali-G610, less its forms in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from honed.tuner.valhall.compiler import Dump
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def source() -> str:
+    return (HERE / "sums.cl").read_text()
+
+
+@pytest.fixture(scope="session")
+def dump() -> Dump:
+    return Dump((HERE / "sums.dump").read_text(), (HERE / "sums.stats").read_text())

@@ -1,0 +1,224 @@
+"""Candidates judged on the bench, with a compiler that knows one program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from honed.daemon.cli import benchtuning
+from honed.runtime.errors import DeviceError, InvalidArgument
+from honed.runtime.model import KernelArg
+from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.records import Records
+from honed.tuner.records.rows import sha256
+from honed.tuner.setup import setup_for
+from honed.tuner.tune.search_child import Entry, Found, SearchChild
+from honed.tuner.tune.session import Budget, Session
+from honed.tuner.tune.task import Task
+from honed.tuner.tune.trials import Trials
+from honed.tuner.valhall.benches import BENCHES, DRIVER, predicted
+from honed.tuner.valhall.compiler import Dump, NotBuilt, OfflineCompiler
+from honed.tuner.valhall.count import Counts
+from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, Geometry, bound
+from honed.tuner.valhall.measurer import YARDSTICK, BenchMeasurer
+
+ITEMS = 1024
+SIZES = (ITEMS * 96 * 16, 96 * 16, ITEMS * 16)  # bytes of x, w and y
+
+
+@dataclass
+class OneProgram:
+    """Stands for the offline compiler."""
+
+    known: dict[str, Dump]
+    asked: list[str] = field(default_factory=list)
+    closed: bool = False
+
+    def build(self, source: str) -> Future[Dump]:
+        self.asked.append(source)
+        future: Future[Dump] = Future()
+        if source in self.known:
+            future.set_result(self.known[source])
+        else:
+            future.set_exception(NotBuilt("the compiler refused: no such program"))
+        return future
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def launch(entry: str = "sums", items: int = ITEMS) -> KernelLaunch:
+    kinds = [
+        KernelArg(dtype="float16", nbytes=size, access="read" if n < 2 else "write")
+        for n, size in enumerate(SIZES)
+    ]
+    return KernelLaunch(
+        entry=entry,
+        args=(0, 1, 2),
+        arg_types=tuple(kinds),
+        grid=(items // 16, 1, 1),
+        block=(16, 1, 1),
+        flops=2 * items * 96 * 8,
+        bytes=sum(SIZES),
+    )
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Workload:
+    return Workload(
+        task="sums",
+        parameters=tuple(Value(dtype="float16", shape=(size // 2,)) for size in SIZES),
+        outputs=(2,),
+        sets=0,
+        folder=tmp_path,
+        flops=launch().flops,
+        bytes=launch().bytes,
+        tolerance=(0.01,),
+    )
+
+
+@pytest.fixture
+def compiler(source: str, dump: Dump) -> OneProgram:
+    return OneProgram({source: dump})
+
+
+def candidate(source: str, name: str = "one") -> Candidate:
+    return Candidate(id=name, source=source, inner=(), launches=(launch(),))
+
+
+def test_the_bound_is_that_of_the_busiest_pipe_of_the_busiest_core() -> None:
+    counts = Counts(fma=400, half=400, cvt=200, sfu=60, ls=20, lines=90)
+    geometry = Geometry(grid=(5, 1, 1), block=(24, 1, 1))
+    assert geometry.warps == 2 * 2, "two groups of the five on one core, and a partial warp costs a whole"
+    found = bound(counts, geometry, 272, packs=False)
+    cycles = [each * CLOCK_HZ / 4 for each in (found.fma, found.cvt, found.sfu, found.ls)]
+    assert cycles == pytest.approx([100, 50, 60, 90])
+    assert found.memory == 272 / BANDWIDTH
+    assert (found.limiter, found.seconds) == ("fma", found.fma)
+    packed = bound(counts, geometry, 272, packs=True)
+    assert (packed.fma, packed.limiter) == (found.fma / 2, "ls")
+
+
+def test_a_launch_is_judged_by_its_kernel(compiler: OneProgram, source: str) -> None:
+    (judged,) = Judge(compiler).judge(source, [launch()])
+    assert judged.kernel.name == "__wrapped_sums"
+    assert judged.plain.memory == sum(SIZES) / BANDWIDTH
+    assert judged.plain.sfu == pytest.approx(867 * (ITEMS // 16 // 4) / CLOCK_HZ)
+    assert judged.packed.fma == judged.plain.fma / 2, "the source has vectors of halves"
+    assert seconds([judged, judged]) == 2 * (judged.packed.seconds + LAUNCH_SECONDS)
+    with pytest.raises(NotBuilt, match="no other"):
+        Judge(compiler).judge(source, [launch("other")])
+
+
+def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, workload: Workload) -> None:
+    noted: list[str] = []
+    measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda one: noted.append(one.id))
+    with pytest.raises(InvalidArgument, match="no workload"):
+        measurer.measure(candidate(source))
+    measurer.load(workload)
+    measurer.prepare(candidate(source))
+    assert (compiler.asked, noted) == ([source], []), "what is only built may be forgotten"
+    verdict = measurer.measure(candidate(source))
+    assert (compiler.asked, noted) == ([source], ["one"])
+    assert verdict.outcome is Outcome.RIGHT
+    assert verdict.timing is not None
+    assert verdict.timing.median == seconds(Judge(compiler).judge(source, [launch()]))
+    assert verdict.timing.yardstick == YARDSTICK
+    measurer.close()
+    assert compiler.closed
+
+
+def test_what_does_not_build_is_refused(compiler: OneProgram, source: str, workload: Workload) -> None:
+    measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda _: None)
+    measurer.load(workload)
+    verdict = measurer.measure(candidate("__kernel void other() {}"))
+    assert (verdict.outcome, verdict.timing) == (Outcome.BUILD, None)
+    assert "no such program" in verdict.reason
+    too_large = replace(candidate(source), launches=(replace(launch(), block=(4096, 1, 1)),))
+    assert measurer.measure(too_large).outcome is Outcome.BUILD
+    assert len(compiler.asked) == 1, "what the device could not run is not built"
+
+
+class Planted:
+    """Proposes one batch of kernels that differ in a comment."""
+
+    pid = 1
+
+    def __init__(self, workload: Workload, sources: Sequence[str]) -> None:
+        self.workload = workload
+        self.default_source, *self.batch = sources
+        self.told: dict[str, float | None] = {}
+
+    def extract(self) -> Found:
+        work = {"flops": self.workload.flops, "bytes": self.workload.bytes}
+        task = Task(key="sums", name="sums", weight=1, dtype="float16", opaque="", **work)
+        return [(task, 1)], []
+
+    def load(self, _task: Task, _outputs: int) -> Workload:
+        return self.workload
+
+    def default(self) -> Candidate:
+        return candidate(self.default_source)
+
+    def propose(self, _known: object, _round: int) -> list[Entry]:
+        batch, self.batch = self.batch, []
+        return [
+            Entry(sha256(source), json.dumps([source]), None, candidate(source, sha256(source)), "")
+            for source in batch
+        ]
+
+    def learn(self, results: dict[str, float | None]) -> None:
+        self.told = results
+
+
+def test_a_session_has_a_whole_batch_built_at_once(
+    source: str, dump: Dump, workload: Workload, tmp_path: Path
+) -> None:
+    slower = Dump(dump.code.replace("(0x60)", "(0x600)"), dump.stats)
+    sources = [f"{source}// {n}\n" for n in range(5)]
+    compiler = OneProgram({each: dump if n == 3 else slower for n, each in enumerate(sources[:-1])})
+    planted, built = Planted(workload, sources), list[int]()
+    profile = predicted("mali-g610")
+    with Records.open(tmp_path / "records.sqlite") as records:
+        records.keep_yardstick(setup_for(profile.identity), YARDSTICK)
+        session = Session(
+            "m",
+            profile,
+            Trials(
+                lambda begin: BenchMeasurer(compiler, profile, begin), records, setup_for(profile.identity)
+            ),
+            cast("SearchChild", planted),
+            lambda event: built.append(len(compiler.asked)) if event["event"] == "trial" else None,
+            peaks_again=lambda: profile,
+        )
+        session.run(planted.extract, Budget())
+        best = records.best("sums", setup_for(profile.identity))
+    assert built == [5, 5, 5, 5], "the default schedule's, and the whole batch before the first is judged"
+    assert sum(seconds is None for seconds in planted.told.values()) == 1
+    assert best is not None
+    assert best.trace == json.dumps([sources[3]])
+    assert session.tasks[0].failures == {"build": 1}
+
+
+def test_predictions_are_kept_apart_from_what_a_board_measures() -> None:
+    board = replace(predicted("mali-g610").identity, platform="ARM Platform", kernel_driver="kbase")
+    ours = setup_for(predicted("mali-g610").identity)
+    assert ours.driver == DRIVER
+    assert ours.device_key != setup_for(board).device_key
+
+
+def test_the_tool_offers_the_benches_there_are() -> None:
+    assert tuple(BENCHES) == benchtuning.BENCHES
+
+
+def test_without_the_compiler_it_is_said_how_to_make_it(tmp_path: Path) -> None:
+    with pytest.raises(DeviceError, match="benchmarks/valhall/build"):
+        OfflineCompiler(tmp_path)

@@ -1,0 +1,118 @@
+"""What is read from a dump and counted, against what the compiler says of itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from honed.tuner.valhall.compiler import Dump
+from honed.tuner.valhall.count import counted
+from honed.tuner.valhall.dump import Unreadable, kernels
+from honed.tuner.valhall.pipes import pipe_of
+from honed.tuner.valhall.trips import trip_counts
+
+SUMS, UNTIL = "__wrapped_sums", "__wrapped_until"
+
+
+def test_every_kernel_is_read_as_it_was_made_last(dump: Dump) -> None:
+    found = kernels(dump)
+    assert list(found) == [SUMS, UNTIL]
+    assert [kernel.instructions for kernel in found.values()] == [79, 28]
+    assert [kernel.trips for kernel in found.values()] == [(96,), (None,)]
+    blocks = found[SUMS].blocks
+    assert [block.number for block in blocks] == [0, 1, 2, 3, 4, 5]
+    assert blocks[0].instructions[0] == "r0 = IMUL.i32 r60, u259.b2"
+    assert [block.successors for block in blocks] == [(1,), (3, 2), (5,), (4,), (1,), ()]
+
+
+def test_registers_and_spills_are_read(dump: Dump) -> None:
+    assert not kernels(dump)[SUMS].half_occupancy
+    stats = dump.stats.replace("2 threads, 1 loops, 0:0", "1 threads, 1 loops, 3:5")
+    kernel = kernels(replace(dump, stats=stats))[SUMS]
+    assert (kernel.half_occupancy, kernel.spills, kernel.fills) == (True, 3, 5)
+
+
+@pytest.mark.parametrize("name", [SUMS, UNTIL])
+def test_instructions_go_to_the_pipes_that_the_compiler_counts_them_for(dump: Dump, name: str) -> None:
+    """Its totals count each instruction once, in clocks of 64 lanes (FMA, CVT) or 16 (SFU)."""
+    kernel = kernels(dump)[name]
+    said = dump.stats.splitlines()[1 if name == SUMS else 2]
+    cycles = {pipe: float(c) for c, pipe in re.findall(r"([\d.]+) (fma|cvt|sfu|ls)\b", said)}
+    once = counted(replace(kernel, trips=(1,))).whole
+    assert once.fma / 64 == cycles["fma"]
+    assert once.cvt / 64 == cycles["cvt"]
+    assert once.sfu / 16 == cycles["sfu"]
+    assert once.ls == cycles["ls"]
+
+
+def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
+    found = counted(kernels(dump)[SUMS])
+    assert found.certain
+    assert (found.main.fma, found.whole.fma) == (8, 96 * 8)
+    assert found.whole.half == found.whole.fma, "all of it is on halves"
+    assert found.whole.ls == 96 * 4 + 2, "four loads of half4 a turn, and two stores at the end"
+    assert found.whole.lines == 2 * found.whole.ls, "16 lanes side by side touch 128 bytes each time"
+
+
+def test_a_loop_of_unknown_turns_counts_once_and_is_said_to(dump: Dump) -> None:
+    found = counted(kernels(dump)[UNTIL])
+    assert not found.certain
+    assert found.whole.fma == 1
+
+
+def test_lines_of_loads_are_those_of_their_width(dump: Dump) -> None:
+    narrow = Dump(dump.code.replace("LOAD.i64", "LOAD.i16"), dump.stats)
+    assert counted(kernels(narrow)[SUMS]).main.lines == 4
+    wide = Dump(dump.code.replace("LOAD.i64", "LOAD.i128"), dump.stats)
+    assert counted(kernels(wide)[SUMS]).main.lines == 16
+
+
+@pytest.mark.parametrize(
+    ("start", "step", "comparison", "limit", "turns"),
+    [
+        ("%0 (0x0)", "%1 (0x1)", "ige32", "%9 (0x60)", 96),
+        ("%0 (0x0)", "%1 (0x4)", "ige32", "%9 (0x60)", 24),
+        ("%0 (0x5)", "%1 (0x4)", "uge32", "%9 (0x60)", 23),
+        ("%0 (0x60)", "%1 (0xffffffff)", "ieq32", "%9 (0x0)", 96),
+        ("%0 (0x0)", "%1 (0x1)", "ige32", "%9", None),
+        ("%0", "%1 (0x1)", "ige32", "%9 (0x60)", None),
+    ],
+)
+def test_turns_of_a_loop(start: str, step: str, comparison: str, limit: str, turns: int | None) -> None:
+    lines = f"""
+    loop {{
+        block b1:
+        32     %2 = phi b0: {start}, b4: %4
+        32     %3 = {comparison} %2, {limit}
+        if %3 {{
+            break
+        }}
+        32     %4 = iadd %2, {step}
+    }}""".split("\n")
+    assert trip_counts(lines) == [turns]
+
+
+def test_what_is_no_dump_is_refused(dump: Dump) -> None:
+    with pytest.raises(Unreadable, match="no kernel"):
+        kernels(Dump("", ""))
+    with pytest.raises(Unreadable, match="totals of 2"):
+        kernels(replace(dump, stats="".join(dump.stats.splitlines(keepends=True)[1:])))
+
+
+@pytest.mark.parametrize(
+    ("opcode", "pipe"),
+    [
+        ("FMA.v2f16", "fma"),
+        ("IADD.s32", "cvt"),
+        ("MKVEC.v2i16", "cvt"),
+        ("LSHIFT_OR.i32", "sfu"),
+        ("IMUL.i32", "sfu"),
+        ("LOAD.i64.flow1", "ls"),
+        ("STORE.i32", "ls"),
+        ("PHI", "none"),
+    ],
+)
+def test_pipes(opcode: str, pipe: str) -> None:
+    assert pipe_of(opcode) == pipe

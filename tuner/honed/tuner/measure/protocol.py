@@ -1,0 +1,51 @@
+"""What a tuning session needs of what judges its candidates: a device that runs them, or a model of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from honed.runtime.kernellog import FaultStory
+from honed.runtime.profile import DevicePeaks
+
+from .candidate import Candidate, Verdict, Workload
+
+# Called before a candidate is judged: notes it in the records, or raises where it must not be tried.
+Begin = Callable[[Candidate], None]
+
+
+class Measures(Protocol):
+    """Judges the candidates of one workload after the other; not for several threads.
+
+    Calls may raise DeviceError where the judging itself broke; they may be made again then.
+    """
+
+    @property
+    def ahead(self) -> int:
+        """How many candidates `prepare` may have built beside the one being judged; 0: it does nothing."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that the device was seen to move at the loaded workload's size; 0 if unknown."""
+
+    @property
+    def peaks(self) -> DevicePeaks:
+        """The device's peaks as they are known now."""
+
+    def load(self, workload: Workload) -> None:
+        """Judge candidates of `workload` from now on."""
+
+    def prepare(self, candidate: Candidate) -> None:
+        """Have a candidate built that is soon judged."""
+
+    def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
+        """The verdict on a candidate; one far slower than `best` (seconds) may be timed less well."""
+
+    def settle(self) -> None:
+        """Wait until faults of what was judged last must be known; `take_faults` has them then."""
+
+    def take_faults(self) -> list[tuple[str, FaultStory]]:
+        """Faults found since the last call, with the ids of the candidates they belong to."""
+
+    def close(self) -> None:
+        """End its processes."""
