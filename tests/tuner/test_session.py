@@ -22,7 +22,7 @@ from honed.tuner.records import Outcome as Recorded
 from honed.tuner.records import Timing as RecordedTiming
 from honed.tuner.records import Verdict as RecordedVerdict
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.search_child import Entry, Found, SearchBroke, SearchChild
+from honed.tuner.tune.search_child import Entry, Found, Loaded, Proposed, SearchBroke, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.speed import Speed
 from honed.tuner.tune.task import Stage, Task
@@ -50,6 +50,8 @@ class Planted:
         self.batches = list(batches)
         self.known: list[tuple[str, float | None]] = []
         self.results: dict[str, float | None] = {}
+        self.kin: list[str] = []
+        self.begun: list[str] = []  # tasks that a batch was asked for
         self.replayed: list[str] = []
 
     def extract(self) -> Found:
@@ -64,24 +66,37 @@ class Planted:
         )
         return [(task, 1)], []
 
-    def load(self, _task: Task, _outputs: int) -> Workload:
-        return replace(self.workload, task="scale")
+    def load(self, _task: Task, _outputs: int) -> Loaded:
+        return Loaded(workload=replace(self.workload, task="scale"), fresh=True)
 
-    def default(self) -> Candidate:
+    def default(self, _task: str) -> Candidate:
         return self._made(SLOW)
 
-    def propose(self, known: Sequence[tuple[str, float | None]], _round: int) -> list[Entry]:
+    def begin(
+        self,
+        task: Task,
+        outputs: int,
+        known: Sequence[tuple[str, float | None]],
+        kin: Sequence[str],
+        _round: int,
+    ) -> None:
+        self.begun.append(task.key)
         self.known += known
+        self.kin += kin
+        self.asked = task, outputs
+
+    def collect(self) -> Proposed:
         batch = self.batches.pop(0) if self.batches else ()
         if isinstance(batch, SearchBroke):
             raise batch
-        return [self._entry(source) for source in batch]
+        entries = [self._entry(source) for source in batch]
+        return Proposed(loaded=self.load(*self.asked), entries=entries, way="evolution", last=False)
 
-    def replay(self, traces: Sequence[str]) -> list[Entry]:
+    def replay(self, _task: str, traces: Sequence[str]) -> list[Entry]:
         self.replayed += traces
         return [self._entry(json.loads(trace)[0]) for trace in traces]
 
-    def learn(self, results: Mapping[str, float | None]) -> None:
+    def learn(self, _task: str, results: Mapping[str, float | None]) -> None:
         self.results.update(results)
 
     def _made(self, source: str) -> Candidate:
@@ -340,9 +355,9 @@ class Several(Planted):
         [(task, outputs)], opaque = super().extract()
         return [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)], opaque
 
-    def load(self, task: Task, _outputs: int) -> Workload:
+    def load(self, task: Task, _outputs: int) -> Loaded:
         self.loaded.append(task.key)
-        return replace(self.workload, task=task.key)
+        return Loaded(workload=replace(self.workload, task=task.key), fresh=True)
 
 
 @pytest.mark.slow

@@ -125,6 +125,7 @@ def _published(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[s
         "skipped": stages[Stage.SKIPPED],
         "lost": stages[Stage.LOST],
         "failures": dict(failures),
+        "spent": session.spent.plain(),
         **session.table(),
         "before_us": None,
         "after_us": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from honed.tuner.measure.measurer import DEFAULT_LIMITS, Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
+from .proposals import Proposals
 from .search_child import SearchChild
 from .session import Gate, Session
+from .sharing import sharing
 from .trials import Trials
 
 Emit = Callable[[dict[str, Any]], None]
@@ -53,11 +56,15 @@ class Opened:
         for note in self.records.notes:
             emit({"event": "note", "text": note})
         cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
-        self.search = SearchChild(profile, cost_model, seed)
+        cores = len(os.sched_getaffinity(0))
+        beside = sharing(profile.rules.family, cores)
+        self.search = SearchChild(profile, cost_model, seed, threads=beside.threads)
         self._cache_dir = cache_dir
         log = _kernel_log(emit)
         trials = Trials(
-            lambda begin: Measurer(self.spec, profile, limits, kernel_log=log, begin=begin),
+            lambda begin: Measurer(
+                self.spec, profile, limits, kernel_log=log, begin=begin, builders=beside.builders
+            ),
             self.records,
             setup,
         )
@@ -65,7 +72,7 @@ class Opened:
             name,
             profile,
             trials,
-            self.search,
+            Proposals(self.search, self.records, setup, ahead=beside.ahead),
             emit,
             peaks_again=lambda: survey(self.spec, cache_dir, again=True).measured(),
             gate=gate,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -127,6 +127,13 @@ class Trials:
         """Take the speed at which default schedules were measured for the reference, where there is none."""
         if self.speed.reference is None and self.speed.now is not None:
             self.speed.reference = self.records.keep_yardstick(self.setup, self.speed.now)
+
+    def build(self, candidates: Sequence[tuple[Candidate, str]]) -> None:
+        """Have candidates, given with their traces, built ahead, the next to be tried first.
+
+        They are not noted: the driver's compiler alone cannot harm the device.
+        """
+        self.measurer.build([candidate for candidate, trace in candidates if self._may_run(candidate, trace)])
 
     def prepare(self, candidate: Candidate, trace: str) -> None:
         """Have a candidate built beside the one that is tried next, where the device allows that."""
