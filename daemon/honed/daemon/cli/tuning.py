@@ -15,7 +15,7 @@ from honed.daemon.places import records_in
 
 from .output import Output, fields, line, seconds_text
 from .parser import add_command, count, minutes
-from .tasks import failures_text, milliseconds, print_reasons, progress_table
+from .tasks import failures_text, milliseconds, print_reasons, progress_table, spent_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -172,6 +172,7 @@ def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
     rows = [
         ("tasks", f"{document['tuned']} tuned, {document['skipped']} skipped, {document['lost']} lost"),
         ("trials", f"{document['trials']} in {seconds_text(seconds)}{rate}"),
+        ("spent", spent_text(document["spent"])),
         ("failed", failures_text(document["failures"]) or "none"),
         ("cost model", run.ranking_text),
         ("records", document["records"]),

@@ -110,8 +110,7 @@ class Measurer:
         Raises InvalidArgument for tensors that do not fit it, DeviceError where the device cannot be used.
         """
         self._workload = workload
-        if self._builders is not None:
-            self._builders.forget()
+        self.forget()
         if self._child is None:
             self._start()
         else:
@@ -129,6 +128,11 @@ class Measurer:
             return
         allowed = [c for c in candidates if self._without_device(self._workload, c) is None]
         self._builders.submit(allowed, self._workload)
+
+    def forget(self) -> None:
+        """What `build` was told is not measured any more."""
+        if self._builders is not None:
+            self._builders.forget()
 
     def prepare(self, candidate: Candidate) -> None:
         """Have the child build the next candidate beside the one that `measure` is called with after this."""

@@ -30,10 +30,6 @@ class Spent:
         """So much more was spent waiting for the search."""
         return replace(self, search=self.search + seconds)
 
-    def with_build(self, seconds: float) -> Spent:
-        """So much more was spent waiting for builds ahead."""
-        return replace(self, build=self.build + seconds)
-
     def with_candidate(self, phases: Mapping[str, float], seconds: float) -> Spent:
         """A candidate took `seconds` altogether; `phases` is `Measurer.spent` of it."""
         build = sum(phases.get(phase, 0.0) for phase in _BUILDING)

@@ -189,7 +189,8 @@ class Trials:
         return Trial(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
 
     def withdraw(self) -> None:
-        """Take back what was prepared and never run."""
+        """End a batch: take back what was prepared and never run, and forget what was built."""
+        self.measurer.forget()
         for number in self._flight.values():
             with suppress(HonedError):
                 self.records.withdraw(number)
