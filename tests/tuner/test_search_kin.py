@@ -146,5 +146,5 @@ def test_what_was_added_after_the_draw_is_left_out() -> None:
 
 @pytest.mark.parametrize("text", ["[]", "3", "{}", "nonsense", '[[["SamplePerfectTile"]], [[0, [1, 2]]]]'])
 def test_what_is_no_trace_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="no trace|JSON|Expecting|unpack"):
+    with pytest.raises(ValueError, match=r"no trace|Expecting|unpack"):
         read(text)

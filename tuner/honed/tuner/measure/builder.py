@@ -1,8 +1,8 @@
 """The building child: `python -m honed.tuner.measure.builder --channel FD`, one of the pool of `building`.
 
 It fills the driver's cache of compiled programs, which the measuring child then finds. Where the device is
-the processor, it launches the kernels, too: PoCL compiles most at the first launch, for the size of its
-work-groups. Nothing that it does says anything of a candidate.
+the processor, it launches a single work-group of each kernel, too: PoCL compiles most at the first launch,
+for the size of the work-groups, however many there are. Nothing that it does says anything of a candidate.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from honed.runtime.offspring import die_with
 from honed.runtime.opencl import cl, context
 
 from . import codec
-from .bound import Bound, build
+from .bound import build
 from .candidate import Candidate
 from .memory import bound_data
 
@@ -54,7 +54,10 @@ def _launch(queue: Any, candidate: Candidate, program: Any, parameters: list[int
     sizes = [*parameters, *(value.nbytes for value in candidate.inner)]
     buffers = [cl.Buffer(queue.context, cl.mem_flags.READ_WRITE, max(1, size)) for size in sizes]
     try:
-        Bound(queue, candidate, program, buffers).enqueue()
+        for launch in candidate.launches:
+            kernel = cl.Kernel(program, launch.entry)
+            kernel.set_args(*(buffers[index] for index in launch.args))
+            cl.enqueue_nd_range_kernel(queue, kernel, launch.block, launch.block)
         queue.finish()
     finally:
         for buffer in buffers:

@@ -27,7 +27,7 @@ from .costmodel import Array, CostModel
 
 POPULATION = 48
 _GENERATIONS = 1
-_SETTLES = 3  # plays until extents that depend on other decisions are known
+_SETTLES = 3  # plays at most until extents that depend on other decisions are known
 _PLAIN_STEPS = 30  # of a trace for a dense product on a CPU
 _STORE_WIDTH = 164  # of MetaSchedule's features of one store
 WIDTH = 2 * _STORE_WIDTH
@@ -112,23 +112,23 @@ class Evolution:
     def _played(self, wanted: decisions.Drawn) -> Schedule | None:
         """The schedule with the wanted decisions, ready to be lowered; None where it cannot be had."""
         with suppress(LoweringFailed, ValueError, RuntimeError):
-            schedule = traces.apply(self._settled(wanted).text(), self._module["main"])
+            schedule = self._settled(wanted)
             schedule.enter_postproc()
             if all(postproc.apply(schedule) for postproc in self._postprocs):
                 return schedule
         return None
 
-    def _settled(self, wanted: decisions.Drawn) -> decisions.Drawn:
-        """The wanted decisions for the extents that they themselves lead to further down the steps."""
+    def _settled(self, wanted: decisions.Drawn) -> Schedule:
+        """Play the wanted decisions, fitted to the extents that they themselves lead to further down."""
         settled = wanted
         for _ in range(_SETTLES):
             schedule = traces.apply(settled.text(), self._module["main"])
-            played = decisions.read(traces.to_text(schedule.trace.simplified(remove_postproc=True)))
+            played = decisions.read(traces.to_text(schedule.trace))
             again = kin.adapt(wanted, played)
-            if again is None or again == settled:
+            if again is None or again.decisions == played.decisions:
                 break
             settled = again
-        return settled
+        return schedule
 
     def _proposals(self, schedules: Sequence[Schedule]) -> list[Proposal]:
         new: dict[str, tuple[str, Schedule]] = {}
