@@ -98,7 +98,6 @@ class SearchChild:
         self._folder = scratch("honed-search-")
         self._child: Child | None = None
         self._held: set[str] = set()  # tasks that the child has loaded
-        self._asked = ""  # the task whose batch was begun
 
     def __enter__(self) -> SearchChild:
         return self
@@ -180,7 +179,10 @@ class SearchChild:
         kin: Sequence[str],
         round_: int,
     ) -> None:
-        """Have a batch made as `propose` does; `collect` gives it, and nothing else may be asked before."""
+        """Have a batch made as `propose` does; `collect` gives it, and nothing else may be asked before.
+
+        Waits only where the task must be loaded first.
+        """
         message = {
             "do": "propose",
             **_named(task, outputs),
@@ -188,14 +190,13 @@ class SearchChild:
             "kin": list(kin),
             "round": round_,
         }
-        self._asked = task.key
+        if self._child is None or task.key not in self._held:
+            self.load(task, outputs)
         self._started().tell(message)
 
     def collect(self) -> Proposed:
         """The batch that `begin` had made; waits for it."""
-        loading = 0.0 if self._asked in self._held else self._deadlines.load
-        answer = self._answered(lambda child: child.answer(loading + self._deadlines.propose))
-        self._held.add(self._asked)
+        answer = self._answered(lambda child: child.answer(self._deadlines.propose))
         if answer["why"]:
             raise SearchBroke(str(answer["why"]))
         return Proposed(
