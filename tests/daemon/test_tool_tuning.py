@@ -60,7 +60,8 @@ def search(rounds):
             best = 4000.0 - i
             say(event="trial", task="a" * 16, outcome=outcome, reason="", us=us, best_us=best)
         say(event="round", round=i + 1, task="a" * 16, trials=trials, seconds=2.0 * i + 2, seconds_left=60.0,
-            ranking=dict(correlation=0.71, best_rank=2, batch=16),
+            ranking=dict(correlation=0.71, best_rank=2, batch=16), way="evolution",
+            spent=dict(search=0.5, build=1.0, check=0.3, measure=0.2),
             **table(4000.0 - i, trials, {{"wrong": i + 1, "build": i + 1}}))
         if rounds > 100: stopping.wait(0.05)
     return trials
@@ -68,6 +69,7 @@ def search(rounds):
 def done(trials, **more):
     say(**dict(event="done", output=None, trials=trials, seconds=12.0, tuned=1, skipped=2, lost=1,
         failures=dict(wrong=2, build=2), before_us=None, after_us=None,
+        spent=dict(search=1.0, build=5.0, check=2.5, measure=1.5),
         sentence="no schedule faster than the present ones was found",
         **table(4000.0, trials, dict(wrong=2, build=2), "tuned")) | more)
 
@@ -225,6 +227,7 @@ def test_json_is_one_document(hone: Any, stub: StubTuner) -> None:
     assert document["ranking"] == {"correlation": 0.71, "best_rank": 2, "batch": 16}
     assert document["notes"] == ["candidates are not watched"]
     assert document["trials"] == 6
+    assert document["spent"] == {"search": 1.0, "build": 5.0, "check": 2.5, "measure": 1.5}
     assert document["before_us"] > document["after_us"]
 
 

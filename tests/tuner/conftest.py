@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from honed.tuner.measure.process import _NO_CACHES
+from honed.tuner.measure.process import NO_CACHES
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -16,5 +16,5 @@ def _kept_kernels() -> Iterator[None]:
     A tuner forbids that, as its candidates come once. Tests that run a whole tuner as a process have it so.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.delitem(_NO_CACHES, "POCL_KERNEL_CACHE")
+        patch.delitem(NO_CACHES, "POCL_KERNEL_CACHE")
         yield

@@ -22,6 +22,7 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
+from honed.tuner.tune.proposals import Proposals
 from honed.tuner.tune.search_child import SearchChild
 from honed.tuner.tune.session import Session
 from honed.tuner.tune.trials import Trials
@@ -127,13 +128,16 @@ def session(
     kernel_log: Reader | None = None,
     peaks_again: Callable[[], DeviceProfile] | None = None,
     trust_defaults: bool = False,
+    ahead: bool = False,
+    builders: int = 0,
 ) -> Iterator[Session]:
     """A session in this process, with real records and a real measuring child."""
     with Records.open(records) as opened:
         trials = Trials(
-            lambda begin: Measurer(spec, profile, kernel_log=kernel_log, begin=begin),
+            lambda begin: Measurer(spec, profile, kernel_log=kernel_log, begin=begin, builders=builders),
             opened,
             setup_for(profile.identity),
         )
         again = peaks_again or (lambda: profile)
-        yield Session("m", profile, trials, search, emit, peaks_again=again, trust_defaults=trust_defaults)
+        proposals = Proposals(search, opened, trials.setup, ahead=ahead)
+        yield Session("m", profile, trials, proposals, emit, peaks_again=again, trust_defaults=trust_defaults)

@@ -11,7 +11,7 @@ from tvm_ffi import structural_equal
 
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.target import target_for
-from honed.tuner.search import evolve, rules, traces
+from honed.tuner.search import rules, traces
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.evolve import Evolution
 from honed.tuner.search.features import WIDTH
@@ -21,12 +21,6 @@ from .search_functions import dense, draws, imagined
 pytestmark = pytest.mark.tvm
 
 BATCH = 8
-
-
-@pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fewer candidates to choose from: it is not how good they are that is tested."""
-    monkeypatch.setattr(evolve, "POPULATION", 48)
 
 
 def search(model: CostModel, family: str = "cpu", seed: int = 3) -> Evolution:

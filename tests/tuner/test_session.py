@@ -22,7 +22,7 @@ from honed.tuner.records import Outcome as Recorded
 from honed.tuner.records import Timing as RecordedTiming
 from honed.tuner.records import Verdict as RecordedVerdict
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.search_child import Entry, Found, SearchBroke, SearchChild
+from honed.tuner.tune.search_child import Entry, Found, Loaded, Proposed, SearchBroke, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.speed import Speed
 from honed.tuner.tune.task import Stage, Task
@@ -50,6 +50,8 @@ class Planted:
         self.batches = list(batches)
         self.known: list[tuple[str, float | None]] = []
         self.results: dict[str, float | None] = {}
+        self.kin: list[str] = []
+        self.begun: list[str] = []  # tasks that a batch was asked for
         self.replayed: list[str] = []
 
     def extract(self) -> Found:
@@ -64,24 +66,37 @@ class Planted:
         )
         return [(task, 1)], []
 
-    def load(self, _task: Task, _outputs: int) -> Workload:
-        return replace(self.workload, task="scale")
+    def load(self, _task: Task, _outputs: int) -> Loaded:
+        return Loaded(workload=replace(self.workload, task="scale"), fresh=True)
 
-    def default(self) -> Candidate:
+    def default(self, _task: str) -> Candidate:
         return self._made(SLOW)
 
-    def propose(self, known: Sequence[tuple[str, float | None]], _round: int) -> list[Entry]:
+    def begin(
+        self,
+        task: Task,
+        outputs: int,
+        known: Sequence[tuple[str, float | None]],
+        kin: Sequence[str],
+        _round: int,
+    ) -> None:
+        self.begun.append(task.key)
         self.known += known
+        self.kin += kin
+        self.asked = task, outputs
+
+    def collect(self) -> Proposed:
         batch = self.batches.pop(0) if self.batches else ()
         if isinstance(batch, SearchBroke):
             raise batch
-        return [self._entry(source) for source in batch]
+        entries = [self._entry(source) for source in batch]
+        return Proposed(loaded=self.load(*self.asked), entries=entries, way="evolution", last=False)
 
-    def replay(self, traces: Sequence[str]) -> list[Entry]:
+    def replay(self, _task: str, traces: Sequence[str]) -> list[Entry]:
         self.replayed += traces
         return [self._entry(json.loads(trace)[0]) for trace in traces]
 
-    def learn(self, results: Mapping[str, float | None]) -> None:
+    def learn(self, _task: str, results: Mapping[str, float | None]) -> None:
         self.results.update(results)
 
     def _made(self, source: str) -> Candidate:
@@ -104,6 +119,11 @@ def marked(number: int) -> str:
     return f"{honest.SCALE}// {number}\n"
 
 
+def slow(number: int) -> str:
+    """A right kernel that wins nothing, another one for each number."""
+    return f"{SLOW}// {number}\n"
+
+
 @pytest.fixture
 def tuned(
     device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
@@ -116,6 +136,7 @@ def tuned(
         believed: DeviceProfile = profile,
         on_event: Callable[[Session, dict[str, Any]], None] = lambda _session, _event: None,
         kernel_log: InjectedLog | None = None,
+        ahead: bool = False,
     ) -> tuple[Session, Planted, list[dict[str, Any]]]:
         planted, events = Planted(workload, batches), list[dict[str, Any]]()
 
@@ -131,6 +152,7 @@ def tuned(
             emit,
             kernel_log=cast("Reader | None", kernel_log),
             peaks_again=lambda: profile,
+            ahead=ahead,
         ) as session:
             session.run(planted.extract, Budget(seconds=60))
         return session, planted, events
@@ -313,6 +335,49 @@ def test_the_best_of_another_driver_is_measured_again_first(
         assert trace(marked(1)) in [c.trace for c in records.history("scale", session.setup)]
 
 
+def test_the_next_batch_is_asked_for_before_this_one_is_measured(tuned: Any) -> None:
+    order: list[str] = []
+
+    def note(session: Session, event: dict[str, Any]) -> None:
+        if event["event"] in ("trial", "round"):
+            order.append(f"{event['event']} {len(session._proposals.search.begun)}")
+
+    batches = [[slow(1)], [slow(2)], []]
+    session, planted, events = tuned(batches, on_event=note, ahead=True)
+    assert order[:4] == ["trial 2", "round 2", "trial 3", "round 3"]
+    assert session.trials == 2
+    assert len(planted.results) == 2
+    rounds = [event for event in events if event["event"] == "round"]
+    assert rounds[0]["way"] == "evolution"
+    assert session.spent.plain() == pytest.approx(
+        {name: sum(event["spent"][name] for event in rounds) for name in rounds[0]["spent"]}, abs=1e-2
+    )
+    assert all(session.spent.plain()[name] > 0 for name in ("build", "check", "measure"))
+
+
+def test_a_batch_that_breaks_beside_another_breaks_in_its_turn(tuned: Any) -> None:
+    broke = SearchBroke("the compiler ended")
+    session, planted, events = tuned([[slow(1)], broke, [slow(2)], []], ahead=True)
+    assert session.trials == 2
+    assert len(planted.results) == 2
+    assert "broke" not in {event["event"] for event in events}, "it was asked again, and went well"
+
+
+@pytest.mark.slow
+def test_the_best_of_other_tasks_is_offered_as_kin_once(
+    tuned: Any, kept: Any, profile: DeviceProfile
+) -> None:
+    setup = setup_for(profile.identity)
+    with kept() as records:
+        for task, seconds in (("another", 2e-3), ("another", 1e-3), ("a third", 1e-3), ("scale", 1e-3)):
+            name = trace(f"{task} {seconds}")
+            timing = RecordedTiming(median_s=seconds, low_s=seconds, high_s=seconds, repeats=3)
+            new = NewCandidate(workload=task, setup=setup, trace=name)
+            records.finish(records.begin(new), RecordedVerdict(outcome=Recorded.RIGHT, timing=timing))
+    _, planted, _ = tuned([[marked(1)], [marked(2)], []])
+    assert sorted(planted.kin) == sorted([trace("another 0.001"), trace("a third 0.001")])
+
+
 def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
     kept: Any, profile: DeviceProfile, tmp_path: Path
 ) -> None:
@@ -340,9 +405,9 @@ class Several(Planted):
         [(task, outputs)], opaque = super().extract()
         return [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)], opaque
 
-    def load(self, task: Task, _outputs: int) -> Workload:
+    def load(self, task: Task, _outputs: int) -> Loaded:
         self.loaded.append(task.key)
-        return replace(self.workload, task=task.key)
+        return Loaded(workload=replace(self.workload, task=task.key), fresh=True)
 
 
 @pytest.mark.slow

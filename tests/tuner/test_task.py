@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks
-from honed.tuner.tune.task import Progress, Stage, Task, finish, judge, latency, next_task
+from honed.tuner.tune.task import (
+    Progress,
+    Stage,
+    Task,
+    finish,
+    judge,
+    latency,
+    likely_next,
+    next_task,
+)
 
 PEAKS = DevicePeaks(fp32_gflops=100.0, fp16_gflops=None, bandwidth_gbs=10.0, launch_us=1.0)
 
@@ -193,3 +202,24 @@ def test_choosing_always_ends(tasks: list[tuple[float, int]], seed: int) -> None
         chosen.found(before * random.uniform(0.9, 1.0), "t")
         chosen.end_round(before, random.uniform(0.1, 30.0))
     pytest.fail("the search never ends")
+
+
+def test_a_round_that_left_nothing_beside_the_best_ends_a_task_sooner() -> None:
+    fruitless, exhausted = timed("a", 1e-3), timed("b", 1e-3)
+    for progress in (fruitless, exhausted):
+        progress.end_round(1e-3, 1.0, last=progress is exhausted)
+    assert exhausted.rate == pytest.approx(fruitless.rate / 2)
+    won = timed("c", 1e-3)
+    won.found(0.5e-3, "t")
+    won.end_round(1e-3, 1.0, last=True)
+    assert won.rate == pytest.approx(0.5), "what wins is not left"
+
+
+def test_the_task_whose_turn_comes_next_is_foretold() -> None:
+    one, other = timed("one", 1e-3), timed("other", 0.8e-3)
+    assert next_task([one, other]) is one
+    assert likely_next([one, other], one) is other, "should this round win nothing"
+    assert likely_next([one], one) is one
+    assert one.rate == 0.5, "foretelling changes nothing"
+    one.rate = 0.003
+    assert likely_next([one], one) is None

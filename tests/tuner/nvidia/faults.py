@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -17,10 +17,11 @@ from honed.runtime.kernellog import Reader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
-from honed.tuner.tune.search_child import Entry, SearchChild
+from honed.tuner.tune.proposals import Proposals
+from honed.tuner.tune.search_child import Entry, Loaded, Proposed, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.task import Task
 from honed.tuner.tune.trials import Trials
@@ -40,6 +41,7 @@ class Planted:
         self._right = _candidate("default", lowered)
         self._folder = folder
         self.pid = 1
+        self._asked: tuple[Task, int, int] | None = None
         self.results: dict[str, float | None] = {}
 
     def extract(self, *_: Any) -> tuple[list[tuple[Task, int]], list[Task]]:
@@ -55,15 +57,22 @@ class Planted:
         )
         return [(task, 1)], []
 
-    def load(self, _task: Task, _outputs: int) -> Workload:
-        return dense_workload(self._folder / "dense", *SHAPE)
+    def load(self, _task: Task, _outputs: int) -> Loaded:
+        return Loaded(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
 
-    def default(self) -> Candidate:
+    def default(self, _task: str) -> Candidate:
         return self._right
 
-    def propose(self, _known: Sequence[tuple[str, float | None]], round_: int) -> list[Entry]:
-        if round_:
-            return []
+    def begin(self, task: Task, outputs: int, _known: object, _kin: object, round_: int) -> None:
+        self._asked = task, outputs, round_
+
+    def collect(self) -> Proposed:
+        assert self._asked is not None
+        task, outputs, round_ = self._asked
+        entries = [] if round_ else self._entries()
+        return Proposed(loaded=self.load(task, outputs), entries=entries, way="evolution", last=False)
+
+    def _entries(self) -> list[Entry]:
         made = {
             "right-1": _marked(self._right, 1),
             "near": writing_beyond(self._right, NEAR),
@@ -72,7 +81,7 @@ class Planted:
         }
         return [Entry(name, json.dumps([name]), None, replace(c, id=name), "") for name, c in made.items()]
 
-    def learn(self, results: Mapping[str, float | None]) -> None:
+    def learn(self, _task: str, results: Mapping[str, float | None]) -> None:
         self.results.update(results)
 
 
@@ -106,7 +115,8 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
             lambda begin: Measurer(spec, profile, kernel_log=kernel_log, begin=begin), records, setup
         )
         search = cast("SearchChild", planted)
-        session = Session("dense", profile, trials, search, events.append, peaks_again=lambda: profile)
+        proposals = Proposals(search, records, setup, ahead=False)
+        session = Session("dense", profile, trials, proposals, events.append, peaks_again=lambda: profile)
         session.run(planted.extract, Budget(seconds=120))
         candidates = [
             {"trace": c.trace, "state": str(c.state), "outcome": str(c.outcome), "reason": c.reason}

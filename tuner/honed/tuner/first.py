@@ -11,8 +11,8 @@ from honed.runtime.profile import DeviceProfile
 from .lower.cost import function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import default_kernels, narrow_indices
-from .search.draw import draws
-from .search.prior import prior_of
+from .search.draw import Draw, draws
+from .search.prior import Prior, prior_of
 from .tune.extract import parameters
 
 _EACH = 4  # draws from each sketch: with 2 to 8 sketches, a dozen or two
@@ -34,16 +34,22 @@ def first_kernels(
     if prior is not None and not _small(func):
         plain = narrow_indices(func)
         found = draws(plain, profile, _EACH, _SEED)
-        scores = prior.predict(np.array([one.features for one in found])) if found else []
-        for n in np.argsort(scores)[::-1][:_TRIED]:
+        for one in _best_first(found, prior)[:_TRIED]:
             try:
-                lowered = lower_function(found[n].scheduled, name, target, profile)
+                lowered = lower_function(one.scheduled, name, target, profile)
             except LoweringFailed as failed:
                 passed_over.append(f"{prior.name}: {failed}")
                 continue
             return prior.name, lowered, passed_over
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
+
+
+def _best_first(found: list[Draw], prior: Prior) -> list[Draw]:
+    if not found:
+        return []
+    scores = prior.predict(np.array([one.features for one in found]))
+    return [found[n] for n in np.argsort(-scores, kind="stable")]
 
 
 def _small(func: tirx.PrimFunc) -> bool:

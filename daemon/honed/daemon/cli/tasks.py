@@ -161,6 +161,15 @@ def latency_text(estimate: Mapping[str, Any]) -> str:
     return f"estimated {milliseconds(before)} an inference before, {milliseconds(now)} now{gain}"
 
 
+def spent_text(spent: Mapping[str, float]) -> str:
+    """Where the seconds of a search went, as shares."""
+    doing = {"search": "searching", "build": "building", "check": "checking", "measure": "timing"}
+    whole = sum(spent.values())
+    if not whole:
+        return "nothing"
+    return ", ".join(f"{100 * spent[name] / whole:.0f} % {text}" for name, text in doing.items())
+
+
 def failures_text(failures: Mapping[str, int]) -> str:
     """`build 3, wrong 1`, the most frequent first."""
     return ", ".join(f"{clean(reason)} {number}" for reason, number in Counter(failures).most_common())

@@ -16,7 +16,7 @@ from honed.daemon.places import records_in
 from . import benchtuning
 from .output import Output, fields, line, seconds_text
 from .parser import add_command, count, minutes
-from .tasks import failures_text, milliseconds, print_reasons, progress_table
+from .tasks import failures_text, milliseconds, print_reasons, progress_table, spent_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -208,6 +208,7 @@ def _print_table(console: Console, document: Mapping[str, Any], run: Run) -> Non
     rows = [
         ("tasks", f"{document['tuned']} tuned, {document['skipped']} skipped, {document['lost']} lost"),
         ("trials", f"{document['trials']} in {seconds_text(seconds)}{rate}"),
+        ("spent", spent_text(document["spent"])),
         ("failed", failures_text(document["failures"]) or "none"),
         ("cost model", run.ranking_text),
         ("records", document["records"]),

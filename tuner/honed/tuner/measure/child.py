@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from honed.runtime import devices
 from honed.runtime.errors import HonedError
@@ -26,6 +24,7 @@ from . import codec, probes
 from .bound import Reader
 from .examine import Examination
 from .limits import Checks, Limits
+from .memory import bound_data, data_bytes
 from .session import Session
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
@@ -63,13 +62,13 @@ def _serve(channel: socket.socket, read: Reader) -> None:
                 raise codec.ChannelClosed("the first message must open a device")
             elif do == "load":
                 traffic = session.load(codec.workload_from_plain(message["workload"]), message["traffic"])
-                loaded_at = _data_bytes()
+                loaded_at = data_bytes()
                 codec.send(channel, {"loaded": traffic})
             elif do == "prepare":
                 session.prepare(codec.candidate_from_plain(message["candidate"]))
             else:
                 answer = _measured(session, message)
-                worn = _data_bytes() - loaded_at > session.limits.memory_bytes * _WORN
+                worn = data_bytes() - loaded_at > session.limits.memory_bytes * _WORN
                 codec.send(channel, {**answer, "worn": worn})
         except HonedError as error:
             codec.send(channel, {"failed": str(error), "code": error.code})
@@ -88,7 +87,7 @@ def _opened(message: codec.Message, announce: Callable[[str, float], None], read
         announce,
         read,
     )
-    _bound_memory(limits.memory_bytes)
+    bound_data(limits.memory_bytes)
     return session
 
 
@@ -108,24 +107,6 @@ def _measured(session: Session, message: codec.Message) -> codec.Message:
 
 def _announce(channel: socket.socket, phase: str, seconds: float) -> None:
     codec.send(channel, {"phase": phase, "seconds": seconds})
-
-
-def _bound_memory(more: int) -> None:
-    """Allow `more` bytes beyond what the process has now, so that a compiler gone wild ends alone.
-
-    RLIMIT_DATA and not RLIMIT_AS: drivers reserve address space far beyond what they use.
-    """
-    now = _data_bytes()
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = now + more if hard == resource.RLIM_INFINITY else min(now + more, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-
-
-def _data_bytes() -> int:
-    """What RLIMIT_DATA bounds, now."""
-    status = Path("/proc/self/status").read_text()
-    return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData:"))
 
 
 if __name__ == "__main__":

@@ -17,10 +17,11 @@ from honed.runtime.strict import from_plain, to_plain
 
 from . import checks as check
 from . import codec
+from .building import Builders, cached_in
 from .candidate import Candidate, Outcome, Verdict, Workload
 from .faultwatch import FaultWatch
 from .limits import ALL, Checks, Limits
-from .process import COMMAND, Child, Ended
+from .process import COMMAND, NO_CACHES, Child, Ended
 from .protocol import Begin
 
 DEFAULT_LIMITS = Limits()
@@ -43,9 +44,11 @@ class Measurer:
         checks: Checks = ALL,
         begin: Begin | None = None,
         command: Sequence[str] = COMMAND,
+        builders: int = 0,
     ) -> None:
         """`profile` must hold measured peaks (InvalidArgument). `begin` is called before a candidate is
         first given to the child, so that it can be noted durably. `command` is another child in tests.
+        `builders` children build what `build` is told.
         """
         if profile.peaks is None:
             raise InvalidArgument("the device's peaks are not known; measure them before tuning")
@@ -57,12 +60,13 @@ class Measurer:
         self._command = tuple(command)
         self._watch = FaultWatch(kernel_log if checks.clean else None)
         self._folder = tempfile.TemporaryDirectory(prefix="honed-measure-")
+        self._builders = self._pool(builders) if builders else None
         self._child: Child | None = None
         self._workload: Workload | None = None
         self._traffic: dict[int, float] = {}
         self._begun: set[str] = set()
         self._preparing: set[str] = set()
-        self.spent: dict[str, float] = {}  # wall seconds by phase of the last candidate, for benchmarks
+        self.spent: dict[str, float] = {}  # wall seconds by phase of the last candidate
         self.children = 0  # started so far
 
     def __enter__(self) -> Measurer:
@@ -74,8 +78,10 @@ class Measurer:
         self.close()
 
     def close(self) -> None:
-        """End the child."""
+        """End the children."""
         self._stop()
+        if self._builders is not None:
+            self._builders.close()
         self._folder.cleanup()
 
     @property
@@ -105,10 +111,29 @@ class Measurer:
         Raises InvalidArgument for tensors that do not fit it, DeviceError where the device cannot be used.
         """
         self._workload = workload
+        self.forget()
         if self._child is None:
             self._start()
         else:
             self._load(self._child)
+
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Have candidates built by the pool, the next to be measured first.
+
+        Beside a GPU that goes on while others are timed. Where the device is the processor, all of them are
+        built before the first is measured, and nothing more until all were.
+        """
+        if self._builders is None or self._workload is None or not candidates:
+            return
+        if self._on_processor and self._builders.submitted(candidates[0]):
+            return
+        allowed = [c for c in candidates if self._without_device(self._workload, c) is None]
+        self._builders.submit(allowed, self._workload)
+
+    def forget(self) -> None:
+        """What `build` was told is not measured any more."""
+        if self._builders is not None:
+            self._builders.forget()
 
     def prepare(self, candidate: Candidate) -> None:
         """Have the child build the next candidate beside the one that `measure` is called with after this."""
@@ -125,17 +150,21 @@ class Measurer:
         `best` is the best known time of the workload (seconds); a candidate far slower is timed few times
         only. Raises InvalidArgument before `load`, DeviceError where no child can be started any more.
         """
-        began = time.monotonic()
+        began, self.spent = time.monotonic(), {}
         if self._workload is None:
             raise InvalidArgument("no workload is loaded; load one before measuring candidates")
         refusal = self._without_device(self._workload, candidate)
         if refusal is not None:
             return Verdict(outcome=refusal.outcome, reason=refusal.reason, seconds=time.monotonic() - began)
+        if self._builders is not None:
+            self._builders.wait(None if self._on_processor else candidate)
+        waited = time.monotonic() - began
         self._note(candidate)
         verdict, suspect = self._attempt(candidate, best)
         if suspect:
             # The child died while it was building another candidate, too: ask again without that one.
             verdict, _ = self._attempt(candidate, best)
+        self.spent["build"] = self.spent.get("build", 0.0) + waited
         return Verdict(
             outcome=verdict.outcome,
             reason=verdict.reason,
@@ -155,6 +184,20 @@ class Measurer:
         """
         self._watch.look()
         return self._watch.take()
+
+    @property
+    def _on_processor(self) -> bool:
+        return self._profile.rules.family == "cpu"
+
+    def _pool(self, count: int) -> Builders:
+        return Builders(
+            self._device,
+            count,
+            launch=self._on_processor,
+            folder=Path(self._folder.name),
+            seconds=self._limits.build_seconds,
+            memory_bytes=self._limits.memory_bytes,
+        )
 
     def _without_device(self, workload: Workload, candidate: Candidate) -> check.Refusal | None:
         return check.without_device(workload, candidate, self._profile, self._limits, self._checks)
@@ -226,7 +269,8 @@ class Measurer:
 
     def _start(self) -> None:
         self.children += 1
-        child = Child(Path(self._folder.name) / "child.log", self._command)
+        caches = NO_CACHES if self._builders is None else cached_in(self._builders.cache)
+        child = Child(Path(self._folder.name) / "child.log", self._command, caches)
         self._preparing.clear()
         message = {
             "do": "open",

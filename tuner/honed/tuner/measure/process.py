@@ -15,8 +15,9 @@ from pathlib import Path
 from . import codec
 
 COMMAND = (sys.executable, "-P", "-m", "honed.tuner.measure.child")
+BUILDER = (sys.executable, "-P", "-m", "honed.tuner.measure.builder")
 # Every candidate is another program: kept binaries would fill the disk and never be used again.
-_NO_CACHES = {
+NO_CACHES = {
     "CUDA_CACHE_DISABLE": "1",
     "MESA_SHADER_CACHE_DISABLE": "true",
     "POCL_KERNEL_CACHE": "0",
@@ -52,8 +53,12 @@ class Child:
     It dies with the thread that made this object (PR_SET_PDEATHSIG), so let that be one that lasts.
     """
 
-    def __init__(self, log: Path, command: Sequence[str] = COMMAND) -> None:
-        """Start it; `log` takes what it and its driver print."""
+    def __init__(
+        self, log: Path, command: Sequence[str] = COMMAND, caches: Mapping[str, str] = NO_CACHES
+    ) -> None:
+        """Start it; `log` takes what it and its driver print, `caches` says in variables of the environment
+        what its driver keeps.
+        """
         self._log = log
         ours, theirs = socket.socketpair()
         with theirs, log.open("wb") as output:
@@ -65,7 +70,7 @@ class Child:
                 stderr=output,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env=os.environ | _NO_CACHES,
+                env=os.environ | dict(caches),
             )
         self._channel = ours
 
@@ -74,8 +79,12 @@ class Child:
         """Its process id."""
         return self._process.pid
 
+    def fileno(self) -> int:
+        """Of its channel, for `select`."""
+        return self._channel.fileno()
+
     def tell(self, message: Mapping[str, object]) -> None:
-        """Send what has no answer; that the child is gone shows at the next question."""
+        """Send what has no answer, or one to be had from `answer`; that the child is gone shows there."""
         with suppress(codec.ChannelClosed):
             codec.send(self._channel, message)
 
@@ -86,9 +95,13 @@ class Child:
 
         Raises Ended, after which the child is gone.
         """
+        self.tell(message)
+        return self.answer(seconds, on_phase)
+
+    def answer(self, seconds: float, on_phase: Callable[[str], None] | None = None) -> codec.Message:
+        """The answer to what it was told; as `ask`."""
         phase = "start"
         try:
-            codec.send(self._channel, message)
             while True:
                 answer = self._receive(time.monotonic() + seconds)
                 if "phase" not in answer:

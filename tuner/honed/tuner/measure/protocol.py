@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from honed.runtime.kernellog import FaultStory
@@ -32,11 +32,21 @@ class Measures(Protocol):
     def peaks(self) -> DevicePeaks:
         """The device's peaks as they are known now."""
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """Wall seconds of the candidate judged last, by phase."""
+
     def load(self, workload: Workload) -> None:
         """Judge candidates of `workload` from now on."""
 
     def prepare(self, candidate: Candidate) -> None:
         """Have a candidate built that is soon judged."""
+
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Have candidates built that are judged soon, the first of them next, where a pool does that."""
+
+    def forget(self) -> None:
+        """What `build` was told is not judged any more."""
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
         """The verdict on a candidate; one far slower than `best` (seconds) may be timed less well."""

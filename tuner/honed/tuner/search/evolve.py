@@ -6,7 +6,8 @@ it proposes is compiled and measured elsewhere, and comes back through `know`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,16 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.target import Target
 
-from . import traces
+from honed.tuner.lower.opencl import LoweringFailed
+
+from . import decisions, kin, traces
 from .context import tune_context
 from .costmodel import Array, CostModel
 from .features import features
 
-POPULATION = 192
-_GENERATIONS = 3
+POPULATION = 48
+_GENERATIONS = 1
+_SETTLES = 3  # plays at most until extents that depend on other decisions are known
 _PLAIN_STEPS = 30  # of a trace for a dense product on a CPU
 
 
@@ -62,8 +66,10 @@ class Evolution:
         self._workload = self._database.commit_workload(self._module)
         self._proposed: set[str] = set()
         self._random = np.random.default_rng(seed)
+        self.sketches = [traces.to_text(one.trace.simplified(remove_postproc=True)) for one in space]
+        self._postprocs = list(postprocs)  # the context initialises them
         generator = ms.space_generator.ScheduleFn(
-            lambda _schedule: None, sch_rules=[], postprocs=list(postprocs), mutator_probs=_mutators()
+            lambda _schedule: None, sch_rules=[], postprocs=self._postprocs, mutator_probs=_mutators()
         )
         strategy = ms.search_strategy.EvolutionarySearch(
             population_size=_population(space),
@@ -88,19 +94,56 @@ class Evolution:
 
     def propose(self) -> list[Proposal]:
         """Up to a batch of schedules not proposed before; none where nothing new was found."""
-        candidates = list(self._context.generate_measure_candidates() or [])
-        features = self.features(candidates)
-        scores = self._model.predict(features) if candidates else None
-        found: list[Proposal] = []
-        for n, candidate in enumerate(candidates):
-            trace = traces.to_text(candidate.sch.trace)
+        return self._proposals(
+            [candidate.sch for candidate in self._context.generate_measure_candidates() or []]
+        )
+
+    def make(self, wanted: Iterable[decisions.Drawn]) -> list[Proposal]:
+        """What is wanted, as far as it fits the function and the device and was not proposed before."""
+        played = [schedule for one in wanted if (schedule := self._played(one)) is not None]
+        return self._proposals(played)
+
+    def forget(self, proposal: Proposal) -> None:
+        """A proposal was not measured after all, and may be made again."""
+        self._proposed.discard(proposal.id)
+
+    def _played(self, wanted: decisions.Drawn) -> Schedule | None:
+        """The schedule with the wanted decisions, ready to be lowered; None where it cannot be had."""
+        with suppress(LoweringFailed, ValueError, RuntimeError):
+            schedule = self._settled(wanted)
+            schedule.enter_postproc()
+            if all(postproc.apply(schedule) for postproc in self._postprocs):
+                return schedule
+        return None
+
+    def _settled(self, wanted: decisions.Drawn) -> Schedule:
+        """Play the wanted decisions, fitted to the extents that they themselves lead to further down."""
+        settled = wanted
+        for _ in range(_SETTLES):
+            schedule = traces.apply(settled.text(), self._module["main"])
+            played = decisions.read(traces.to_text(schedule.trace))
+            again = kin.adapt(wanted, played)
+            if again is None or again.decisions == played.decisions:
+                break
+            settled = again
+        return schedule
+
+    def _proposals(self, schedules: Sequence[Schedule]) -> list[Proposal]:
+        new: dict[str, tuple[str, Schedule]] = {}
+        for schedule in schedules:
+            trace = traces.to_text(schedule.trace)
             key = traces.identity(trace)
-            if key in self._proposed:
-                continue
-            self._proposed.add(key)
-            score = None if scores is None else float(scores[n])
-            found.append(Proposal(key, trace, candidate.sch.mod["main"], features[n], score))
-        return found
+            if key not in self._proposed:
+                new[key] = trace, schedule
+        self._proposed.update(new)
+        features = self.features([ms.MeasureCandidate(schedule, []) for _, schedule in new.values()])
+        scores = self._model.predict(features) if new else None
+        return [
+            Proposal(
+                key, trace, schedule.mod["main"], features[n], None if scores is None else float(scores[n])
+            )
+            for n, (key, (trace, schedule)) in enumerate(new.items())
+        ]
 
     def features(self, candidates: Sequence[Any]) -> Array:
         """Features [n, WIDTH] of schedules."""

@@ -131,6 +131,7 @@ def _told(session: Session) -> dict[str, Any]:
         "skipped": stages[Stage.SKIPPED],
         "lost": stages[Stage.LOST],
         "failures": dict(failures),
+        "spent": session.spent.plain(),
         **session.table(),
         "before_us": None,
         "after_us": None,

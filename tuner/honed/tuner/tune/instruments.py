@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 from honed.tuner.valhall.measurer import AHEAD, YARDSTICK, BenchMeasurer
 
 from .search_child import BATCH
+from .sharing import Sharing, sharing
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,7 @@ class Instrument:
     measurer: Callable[[Begin], Measures]
     peaks_again: Callable[[], DeviceProfile]
     keep_peaks: Callable[[DeviceProfile], None]
+    sharing: Sharing
     yardstick: float | None = None
     batch: int = BATCH
 
@@ -50,12 +53,16 @@ def on_device(device: str | None, cache_dir: Path, limits: Limits, log: Reader |
     """The device of a spec, None: the best there is. Raises DeviceError without one."""
     found = survey(device, cache_dir)
     profile = found.measured()
+    beside = sharing(profile.rules.family, len(os.sched_getaffinity(0)))
     return Instrument(
         spec=found.spec,
         profile=profile,
-        measurer=lambda begin: Measurer(found.spec, profile, limits, kernel_log=log, begin=begin),
+        measurer=lambda begin: Measurer(
+            found.spec, profile, limits, kernel_log=log, begin=begin, builders=beside.builders
+        ),
         peaks_again=lambda: survey(found.spec, cache_dir, again=True).measured(),
         keep_peaks=lambda raised: peaks.keep_higher(raised, cache_dir),
+        sharing=beside,
     )
 
 
@@ -68,6 +75,7 @@ def on_bench(bench: Bench) -> Instrument:
         measurer=lambda begin: BenchMeasurer(compiler, profile, begin),
         peaks_again=lambda: profile,
         keep_peaks=lambda _: None,
+        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
         yardstick=YARDSTICK,
         batch=AHEAD,
     )

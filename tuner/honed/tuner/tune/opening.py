@@ -14,6 +14,7 @@ from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
 from .instruments import Bench, on_bench, on_device
+from .proposals import Proposals
 from .search_child import SearchChild
 from .session import Gate, Session
 from .trials import Trials
@@ -59,7 +60,12 @@ class Opened:
             emit({"event": "note", "text": note})
         cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
         self.search = SearchChild(
-            profile, cost_model, seed, batch=instrument.batch, answers=instrument.spec is not None
+            profile,
+            cost_model,
+            seed,
+            batch=instrument.batch,
+            answers=instrument.spec is not None,
+            threads=instrument.sharing.threads,
         )
         self._keep_peaks = instrument.keep_peaks
         trials = Trials(instrument.measurer, self.records, setup)
@@ -67,7 +73,7 @@ class Opened:
             name,
             profile,
             trials,
-            self.search,
+            Proposals(self.search, self.records, setup, ahead=instrument.sharing.ahead),
             emit,
             peaks_again=instrument.peaks_again,
             gate=gate,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -59,6 +59,24 @@ class Entry:
     refused: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A task that was taken up; `fresh`: its search knows nothing of what was measured before."""
+
+    workload: Workload
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposed:
+    """A batch of a task. `way` is how it came to be, `last`: nothing beside the best is left to try."""
+
+    loaded: Loaded
+    entries: list[Entry]
+    way: str
+    last: bool
+
+
 class SearchChild:
     """A context manager around the child, started again whenever it ends. Not for several threads."""
 
@@ -72,12 +90,14 @@ class SearchChild:
         *,
         batch: int = BATCH,
         answers: bool = True,
+        threads: int = 1,
     ) -> None:
-        """`batch` is how many candidates it proposes at once. Without `answers` its workloads have no sets of
-        inputs. `command` is another child in tests.
+        """`batch` is how many candidates it proposes at once, `threads` how many a search may use. Without
+        `answers` its workloads have no sets of inputs. `command` is another child in tests.
         """
         self._batch = batch
         self._answers = answers
+        self._threads = threads
         self._deadlines = deadlines
         self._profile = profile
         self._cost_model = cost_model
@@ -85,6 +105,7 @@ class SearchChild:
         self._command = tuple(command)
         self._folder = scratch("honed-search-")
         self._child: Child | None = None
+        self._held: set[str] = set()  # tasks that the child has loaded
 
     def __enter__(self) -> SearchChild:
         return self
@@ -132,39 +153,77 @@ class SearchChild:
             tasks.append((from_plain(Task, plain, where="task"), outputs))
         return tasks, [from_plain(Task, plain, where="task") for plain in answer["opaque"]]
 
-    def load(self, task: Task, outputs: int) -> Workload:
+    def load(self, task: Task, outputs: int) -> Loaded:
         """Take up a task. Raises SearchBroke, as all below do."""
+        answer = self._ask({"do": "load", **_named(task, outputs)}, self._deadlines.load)
+        self._held.add(task.key)
+        return _loaded(answer)
+
+    def default(self, task: str) -> Candidate:
+        """The default schedule of a task that was loaded."""
+        answer = self._ask({"do": "default", "task": task}, self._deadlines.propose)
+        return codec.candidate_from_plain(answer["candidate"])
+
+    def propose(
+        self,
+        task: Task,
+        outputs: int,
+        known: Sequence[tuple[str, float | None]],
+        kin: Sequence[str],
+        round_: int,
+    ) -> Proposed:
+        """Load a task and propose a batch of it.
+
+        `known` are traces with their seconds (None: refused), `kin` the best of other tasks.
+        """
+        self.begin(task, outputs, known, kin, round_)
+        return self.collect()
+
+    def begin(
+        self,
+        task: Task,
+        outputs: int,
+        known: Sequence[tuple[str, float | None]],
+        kin: Sequence[str],
+        round_: int,
+    ) -> None:
+        """Have a batch made as `propose` does; `collect` gives it, and nothing else may be asked before.
+
+        Waits only where the task must be loaded first.
+        """
         message = {
-            "do": "load",
-            "task": task.key,
-            "outputs": outputs,
-            "flops": task.flops,
-            "bytes": task.bytes,
+            "do": "propose",
+            **_named(task, outputs),
+            "known": [list(k) for k in known],
+            "kin": list(kin),
+            "round": round_,
         }
-        return codec.workload_from_plain(self._ask(message, self._deadlines.load)["workload"])
+        if self._child is None or task.key not in self._held:
+            self.load(task, outputs)
+        self._started().tell(message)
 
-    def default(self) -> Candidate:
-        """The loaded task's default schedule."""
-        return codec.candidate_from_plain(self._ask({"do": "default"}, self._deadlines.propose)["candidate"])
-
-    def propose(self, known: Sequence[tuple[str, float | None]], round_: int) -> list[Entry]:
-        """A batch for the loaded task; `known` are traces with their seconds (None: refused)."""
-        message = {"do": "propose", "known": [list(k) for k in known], "round": round_}
-        answer = self._ask(message, self._deadlines.propose)
+    def collect(self) -> Proposed:
+        """The batch that `begin` had made; waits for it."""
+        answer = self._answered(lambda child: child.answer(self._deadlines.propose))
         if answer["why"]:
             raise SearchBroke(str(answer["why"]))
+        return Proposed(
+            loaded=_loaded(answer),
+            entries=[_entry(plain) for plain in answer["candidates"]],
+            way=answer["way"],
+            last=answer["last"],
+        )
+
+    def replay(self, task: str, traces: Sequence[str]) -> list[Entry]:
+        """Candidates of a loaded task with the schedules of `traces`, less those that do not fit."""
+        message = {"do": "replay", "task": task, "traces": list(traces)}
+        answer = self._ask(message, self._deadlines.propose)
         return [_entry(plain) for plain in answer["candidates"]]
 
-    def replay(self, traces: Sequence[str]) -> list[Entry]:
-        """Candidates of the loaded task with the schedules of `traces`, less those that do not fit."""
-        answer = self._ask({"do": "replay", "traces": list(traces)}, self._deadlines.propose)
-        return [_entry(plain) for plain in answer["candidates"]]
-
-    def learn(self, results: Mapping[str, float | None]) -> dict[str, Any] | None:
-        """Tell what a batch took; gives how well it had been ranked, where that can be said."""
-        ranking: dict[str, Any] | None = self._ask(
-            {"do": "learn", "results": dict(results)}, self._deadlines.propose
-        )["ranking"]
+    def learn(self, task: str, results: Mapping[str, float | None]) -> dict[str, Any] | None:
+        """Tell what a batch of a loaded task took; gives how well it was ranked, where that can be said."""
+        message = {"do": "learn", "task": task, "results": dict(results)}
+        ranking: dict[str, Any] | None = self._ask(message, self._deadlines.propose)["ranking"]
         return ranking
 
     def _twice(self, message: Mapping[str, object], seconds: float) -> codec.Message:
@@ -177,11 +236,11 @@ class SearchChild:
             return self._ask(message, seconds)
 
     def _ask(self, message: Mapping[str, object], seconds: float) -> codec.Message:
+        return self._answered(lambda child: child.ask(message, seconds))
+
+    def _answered(self, ask: Callable[[Child], codec.Message]) -> codec.Message:
         try:
-            if self._child is None:
-                self._start()
-            assert self._child is not None
-            answer = self._child.ask(message, seconds)
+            answer = ask(self._started())
         except Ended as ended:
             self._child = None
             killed = ended.how == "signal SIGKILL" and not ended.late
@@ -192,24 +251,30 @@ class SearchChild:
             raise SearchBroke(str(answer["failed"]))
         return answer
 
-    def _start(self) -> None:
+    def _started(self) -> Child:
+        """The child, started where there is none."""
+        if self._child is not None:
+            return self._child
         folder = Path(self._folder.name)
+        self._held.clear()
         self._child = Child(folder / "search.log", self._command)
-        answer = self._child.ask(
-            {
-                "do": "start",
-                "profile": to_plain(self._profile),
-                "folder": str(folder),
-                "cost_model": str(self._cost_model),
-                "seed": self._seed,
-                "batch": self._batch,
-                "answers": self._answers,
-            },
-            self._deadlines.start,
-        )
-        if "failed" in answer:
+        message = {
+            "do": "start",
+            "profile": to_plain(self._profile),
+            "folder": str(folder),
+            "cost_model": str(self._cost_model),
+            "seed": self._seed,
+            "threads": self._threads,
+            "batch": self._batch,
+            "answers": self._answers,
+        }
+        started = self._child
+        try:
+            self._answered(lambda child: child.ask(message, self._deadlines.start))
+        except SearchBroke:
             self._stop()
-            raise SearchBroke(f"the compiler cannot be started: {answer['failed']}")
+            raise
+        return started
 
     def _stop(self) -> None:
         if self._child is not None:
@@ -226,3 +291,11 @@ def _entry(plain: Mapping[str, Any]) -> Entry:
         None if candidate is None else codec.candidate_from_plain(candidate),
         str(plain.get("refused", "")),
     )
+
+
+def _named(task: Task, outputs: int) -> dict[str, object]:
+    return {"task": task.key, "outputs": outputs, "flops": task.flops, "bytes": task.bytes}
+
+
+def _loaded(answer: Mapping[str, Any]) -> Loaded:
+    return Loaded(workload=codec.workload_from_plain(answer["workload"]), fresh=answer["fresh"])

@@ -16,28 +16,24 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
 
-import numpy as np
 import tvm
 
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
 from honed.runtime.offspring import die_with
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import from_plain, to_plain
-from honed.tuner.first import first_kernels
-from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.schedule import narrow_indices
+from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
-from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.search import traces
-from honed.tuner.search.costmodel import CostModel, ranking
-from honed.tuner.search.evolve import Evolution, Proposal
+from honed.tuner.measure.candidate import Workload
+from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
-from honed.tuner.search.rules import postprocs, space
 
 from .extract import SETS, Extracted, adopt, extract, parameters, tolerances, write_sets
+from .hunt import Hunt, Tools
 from .task import Task
 
+_HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
 _log = logging.getLogger(__name__)
 
 
@@ -90,15 +86,16 @@ class Searcher:
         self.profile: DeviceProfile = from_plain(DeviceProfile, message["profile"], where="profile")
         self.folder = Path(message["folder"])
         self.model_file = Path(message["cost_model"])
-        self.seed = int(message["seed"])
-        self.batch = int(message["batch"])
+        self.tools = Tools(
+            target=target_for(self.profile),
+            profile=self.profile,
+            model=_cost_model(self.model_file),
+            threads=int(message["threads"]),
+            batch=int(message["batch"]),
+            seed=int(message["seed"]),
+        )
         self.answers = bool(message["answers"])
-        self.target = target_for(self.profile)
-        self.model = _cost_model(self.model_file)
-        self.key = ""
-        self.func: tvm.tirx.PrimFunc | None = None
-        self.evolution: Evolution | None = None
-        self.proposed: dict[str, Proposal] = {}
+        self.hunts: dict[str, Hunt] = {}  # by task; the one loaded last is the last
 
     def extract(self, message: Mapping[str, Any]) -> codec.Message:
         """All tasks of a model; their functions are written to the folder."""
@@ -122,92 +119,53 @@ class Searcher:
         }
 
     def load(self, message: Mapping[str, Any]) -> codec.Message:
-        """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs."""
-        self.key, outputs = message["task"], int(message["outputs"])
-        self.func = tvm.ir.load_json((self.folder / f"{self.key}.json").read_text())
-        sets = self.folder / self.key
+        """Take up a task: its workload, where answers are checked with drawn inputs and TVM's outputs.
+
+        `fresh` says whether its search begins anew; those of tasks loaded of late go on.
+        """
+        key, outputs = message["task"], int(message["outputs"])
+        hunt = self.hunts.pop(key, None)
+        fresh = hunt is None
+        if hunt is None:
+            hunt = Hunt(key, tvm.ir.load_json((self.folder / f"{key}.json").read_text()), self.tools)
+        self.hunts[key] = hunt
+        while len(self.hunts) > _HUNTS:
+            del self.hunts[next(iter(self.hunts))]
+        func, sets = hunt.func, self.folder / key
         if self.answers and not sets.exists():
-            write_sets(self.func, outputs, sets, self.seed)
-        values = parameters(self.func)
+            write_sets(func, outputs, sets, self.tools.seed)
+        values = parameters(func)
         workload = Workload(
-            task=self.key,
+            task=key,
             parameters=values,
             outputs=tuple(range(len(values) - outputs, len(values))),
             sets=SETS if self.answers else 0,
             folder=sets,
             flops=int(message["flops"]),
             bytes=int(message["bytes"]),
-            tolerance=tolerances(self.func, outputs),
+            tolerance=tolerances(func, outputs),
         )
-        self.evolution, self.proposed = None, {}
-        return {"workload": codec.workload_to_plain(workload)}
+        return {"workload": codec.workload_to_plain(workload), "fresh": fresh}
 
-    def default(self, _message: Mapping[str, Any]) -> codec.Message:
-        """The default schedule as a candidate."""
-        assert self.func is not None
-        rule, lowered, _ = first_kernels(self.func, "main", self.target, self.profile)
-        return {"candidate": codec.candidate_to_plain(_candidate("default", lowered)), "rule": rule}
+    def default(self, message: Mapping[str, Any]) -> codec.Message:
+        """The default schedule of a loaded task as a candidate."""
+        return self.hunts[message["task"]].default()
 
     def propose(self, message: Mapping[str, Any]) -> codec.Message:
-        """A batch of candidates; `known` holds [trace, seconds or nil] measured before."""
-        assert self.func is not None
-        func = narrow_indices(self.func)
-        if self.evolution is None:
-            sketches = space(func, self.target, self.profile)
-            if not sketches:
-                return {"candidates": [], "why": "no schedule rule fits the function"}
-            self.evolution = Evolution(
-                func,
-                self.target,
-                sketches,
-                self.model,
-                batch=self.batch,
-                seed=self.seed + int(message["round"]),
-                postprocs=postprocs(self.profile),
-            )
-            for trace, seconds in message["known"]:
-                with suppress(LoweringFailed):
-                    self.evolution.know(trace, float("inf") if seconds is None else seconds)
-        proposals = self.evolution.propose()
-        self.proposed = {p.id: p for p in proposals}
-        entries = [self._entry(p.id, p.trace, p.score, p.scheduled) for p in proposals]
-        return {"candidates": entries, "why": ""}
+        """Load a task and propose a batch of it; `known` holds [trace, seconds or nil] measured before."""
+        loaded = self.load(message)
+        hunt = self.hunts[message["task"]]
+        return loaded | hunt.propose(message["known"], message["kin"], int(message["round"]))
 
     def replay(self, message: Mapping[str, Any]) -> codec.Message:
-        """Recorded schedules as candidates, where they fit; learned from when they are known."""
-        assert self.func is not None
-        func = narrow_indices(self.func)
-        self.proposed, entries = {}, []
-        for trace in message["traces"]:
-            with suppress(LoweringFailed):
-                scheduled = traces.apply(trace, func).mod["main"]
-                entries.append(self._entry(traces.identity(trace), trace, None, scheduled))
-        return {"candidates": entries}
-
-    def _entry(
-        self, key: str, trace: str, score: float | None, scheduled: tvm.tirx.PrimFunc
-    ) -> codec.Message:
-        entry: codec.Message = {"id": key, "trace": trace, "score": score}
-        try:
-            lowered = lower_function(scheduled, "main", self.target, self.profile)
-        except LoweringFailed as failed:
-            return entry | {"refused": str(failed)}
-        return entry | {"candidate": codec.candidate_to_plain(_candidate(key, lowered))}
+        """Recorded schedules of a loaded task as candidates."""
+        return self.hunts[message["task"]].replay(message["traces"])
 
     def learn(self, message: Mapping[str, Any]) -> codec.Message:
-        """Learn from a batch: `results` maps ids to seconds, nil for refused ones."""
-        known = [(self.proposed[i], s) for i, s in message["results"].items() if i in self.proposed]
-        if not known or self.evolution is None:
-            return {"ranking": None}
-        seconds = np.array([np.inf if s is None else s for _, s in known])
-        scores = [p.score for p, _ in known]
-        ranked = None if None in scores else ranking(np.array(scores, np.float32), seconds)
-        self.model.add(self.key, np.array([p.features for p, _ in known]), seconds)
-        self.model.train()
-        self.model.save(self.model_file)
-        for (proposal, _), s in zip(known, seconds, strict=True):
-            self.evolution.know(proposal.trace, float(s))
-        return {"ranking": ranked and to_plain(ranked)}
+        """Learn from a batch of a loaded task."""
+        answer = self.hunts[message["task"]].learn(message["results"])
+        self.tools.model.save(self.model_file)
+        return answer
 
 
 def _cost_model(file: Path) -> CostModel:
@@ -219,10 +177,6 @@ def _cost_model(file: Path) -> CostModel:
         _log.warning("the cost model %s is damaged (%s); it is kept in %s", file, error, aside)
         os.replace(file, aside)
         return CostModel(WIDTH)
-
-
-def _candidate(key: str, lowered: Lowered) -> Candidate:
-    return Candidate(id=key, source=lowered.source, inner=lowered.inner, launches=lowered.launches)
 
 
 if __name__ == "__main__":

@@ -15,13 +15,16 @@ from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Outcome, Verdict
 from honed.tuner.records import Records
 
-from .search_child import Entry, Found, SearchBroke, SearchChild
-from .task import Progress, Stage, Task, finish, judge, latency, next_task
+from .proposals import Proposals
+from .search_child import Entry, Found, Loaded, SearchBroke
+from .spent import Spent
+from .task import Progress, Stage, Task, finish, judge, latency, likely_next, next_task
 from .trials import Trials
 
 Emit = Callable[[dict[str, Any]], None]
 _BREAKS = 2  # times a task's search may break before it is given up
 _IDLE = 3  # rounds in a row in which nothing could be tried before a task is left
+_WINDOW = 8  # candidates that are built ahead; the device is left when these are built, at the latest
 _PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
 
 
@@ -55,7 +58,7 @@ class Session:
         name: str,
         profile: DeviceProfile,
         trials: Trials,
-        search: SearchChild,
+        proposals: Proposals,
         emit: Emit,
         *,
         peaks_again: Callable[[], DeviceProfile],
@@ -71,20 +74,20 @@ class Session:
         self.name = name
         self.setup = trials.setup
         self.records: Records = trials.records
-        self.search = search
         self.emit = emit
         self.clock = clock
         self.tasks: list[Progress] = []
         self.trials = 0
         self.profile = profile  # its peaks rise with what is measured
+        self.spent = Spent()  # since the search began
         self._trying = trials
+        self._proposals = proposals
         self._peaks_again = peaks_again
         self._peaks_at = float("-inf")
         self._rates: dict[str, float] = {}  # bytes per second by task
-        self._outputs: dict[str, int] = {}
         self._breaks: dict[str, int] = {}
         self._idle: dict[str, int] = {}
-        self._told: set[str] = set()  # tasks whose records the present child knows
+        self._spent_now = Spent()  # in the present round
         self._stopping = False
         self._gate = gate or Gate()
         self._trust_defaults = trust_defaults
@@ -134,7 +137,7 @@ class Session:
         self._gate.leave()
         tasks, opaque = found()
         for task, outputs in tasks:
-            self._outputs[task.key] = outputs
+            self._proposals.add(task, outputs)
             self.tasks.append(Progress(task=task, roofline=self._roofline(task)))
         for task in opaque:
             progress = Progress(task=task, roofline=0.0)
@@ -166,8 +169,9 @@ class Session:
         self._condemn()
 
     def _time_default(self, progress: Progress, *, last: bool) -> None:
-        self._take_up(progress)
-        default = self.search.default()
+        self._trying.unload()
+        self._take_up(progress, self._proposals.load(progress.task))
+        default = self._proposals.default(progress.task)
         trial = self._trying.default(default)
         while last and self._trying.wants_yardsticks and trial.seconds is not None:
             trial = self._trying.default(default)
@@ -199,11 +203,12 @@ class Session:
         if best is not None and best.timing is not None:
             progress.found(best.timing.fair_s, best.trace)
 
-    def _take_up(self, progress: Progress) -> None:
-        self._trying.unload()
+    def _take_up(self, progress: Progress, loaded: Loaded) -> None:
+        """Have the measuring child load a task, where it has not."""
         key = progress.task.key
-        self._told.clear()
-        self._trying.load(self.search.load(progress.task, self._outputs[key]))
+        if self._trying.workload is not None and self._trying.workload.task == key:
+            return
+        self._trying.load(loaded.workload)
         self._rates[key] = self._trying.measurer.rate
         progress.roofline = self._roofline(progress.task)
 
@@ -249,16 +254,19 @@ class Session:
     def _round(self, progress: Progress, budget: Budget) -> None:
         """Measure one batch of a task's candidates."""
         began, before, made = self.clock(), progress.best, self.trials
-        ranking, broke = None, ""
+        ranking, broke, way, last = None, "", "", False
+        searched, self._spent_now = self._proposals.seconds, Spent()
         try:
-            workload = self._trying.workload
-            if workload is None or workload.task != progress.task.key or not self.search.pid:
-                self._take_up(progress)
-            entries = self._proposed(progress)
-            results = self._measure(progress, entries, budget)
+            self._gate.leave()
+            proposed = self._proposals.next(progress)
+            way, last = proposed.way, proposed.last
+            self._take_up(progress, proposed.loaded)
+            self._proposals.begin(likely_next(self.tasks, progress))
+            results = self._measure(progress, proposed.entries, budget)
+            self._proposals.settle()
             if results:
-                ranking = self.search.learn(results)
-            self._end_idle(progress, entries, self.trials - made, budget)
+                ranking = self._proposals.learn(progress.task, results)
+            self._end_idle(progress, proposed.entries, self.trials - made, budget)
         except SearchBroke as error:
             self._trying.unload()
             broke = f"its search ended: {error}"
@@ -268,7 +276,9 @@ class Session:
         if broke:
             progress.rounds += 1  # it says nothing of what the next may win
         else:
-            progress.end_round(before, self.clock() - began)
+            progress.end_round(before, self.clock() - began, last=last)
+        spent = self._spent_now.with_search(self._proposals.seconds - searched)
+        self.spent += spent
         judge(self.tasks)
         self._note_progress(self.trials - made)
         self.emit(
@@ -276,6 +286,8 @@ class Session:
                 "event": "round",
                 "round": sum(p.rounds for p in self.tasks),
                 "task": progress.task.key,
+                "way": way,
+                "spent": spent.plain(),
                 "ranking": ranking,
                 "trials": self.trials,
                 "seconds": self.seconds,
@@ -303,27 +315,6 @@ class Session:
         if self._breaks[key] >= _BREAKS or "no schedule rule" in reason:
             progress.lose(reason)
 
-    def _proposed(self, progress: Progress) -> list[Entry]:
-        """The next batch; first of all, what was best with another driver or compiler."""
-        self._gate.leave()
-        key = progress.task.key
-        if progress.rounds == 0:
-            stale = self.records.stale(key, self.setup)
-            if stale and (entries := self.search.replay([c.trace for c in stale])):
-                return entries
-        return self.search.propose(self._known(progress), progress.rounds)
-
-    def _known(self, progress: Progress) -> list[tuple[str, float | None]]:
-        """Traces measured before on this setup; those in quarantine come as refused."""
-        key = progress.task.key
-        if key in self._told:
-            return []  # the child knows them already
-        self._told.add(key)
-        return [
-            (c.trace, c.timing.fair_s if c.outcome is kept.Outcome.RIGHT and c.timing else None)
-            for c in self.records.history(key, self.setup)
-        ]
-
     def _measure(self, progress: Progress, entries: list[Entry], budget: Budget) -> dict[str, float | None]:
         """Try the entries; gives seconds by id, None for what was refused."""
         results: dict[str, float | None] = {}
@@ -334,10 +325,14 @@ class Session:
                 results[entry.id] = None
                 self._filtered(progress, entry.refused)
                 continue
+            self._trying.build([(e.candidate, e.trace) for e in entries[n : n + _WINDOW] if e.candidate])
             following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
             for candidate, trace in islice(following, self._trying.measurer.ahead):
                 self._trying.prepare(candidate, trace)
+            began = self.clock()
             trial = self._trying.measure(entry.candidate, entry.trace, progress.best)
+            phases = self._trying.measurer.spent
+            self._spent_now = self._spent_now.with_candidate(phases, self.clock() - began)
             self._gate.leave()
             if trial is None:
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -14,6 +14,9 @@ from honed.runtime.profile import DevicePeaks, Figure
 SMALL = 0.002
 # Within this factor of what the device's peaks allow, a better schedule has nothing left to win.
 AT_ROOFLINE = 1.15
+# What is left of the expected gain after a round that won nothing while nothing beside the best was left to
+# try: as after two others without it.
+_EXHAUSTED = 0.25
 # What kernels may still win over a peak that one of them has raised, or that was measured on a busy machine;
 # more than AT_ROOFLINE, so that the task of that very kernel is not ended by its own record.
 UNKNOWN_ABOVE = 1.25
@@ -127,12 +130,15 @@ class Progress:
         """Whether it is so near its roofline, or beyond, that the peaks behind it are to be doubted."""
         return self.best is not None and self.best <= AT_ROOFLINE * self.roofline
 
-    def end_round(self, before: float | None, seconds: float) -> None:
-        """Learn from a round that began at `before` how much the next may bring."""
+    def end_round(self, before: float | None, seconds: float, *, last: bool = False) -> None:
+        """Learn from a round that began at `before` how much the next may bring.
+
+        `last`: nothing beside the best was left to try.
+        """
         self.rounds += 1
         self.round_seconds = seconds if self.rounds == 1 else 0.5 * (self.round_seconds + seconds)
         won = 0.0 if not before or self.best is None else max(0.0, 1 - self.best / before)
-        self.rate = 0.5 * self.rate + 0.5 * won
+        self.rate = (_EXHAUSTED if last and not won else 0.5) * self.rate + 0.5 * won
 
     def row(self) -> dict[str, Any]:
         """What a table shows of it; times in microseconds."""
@@ -201,6 +207,13 @@ def next_task(tasks: list[Progress]) -> Progress | None:
     least = WORTH * sum(p.cost for p in tasks)
     worthy = [p for p in tasks if p.expected_gain > 0 and p.expected_gain * p.round_cost >= least]
     return max(worthy, key=lambda p: p.expected_gain, default=None)
+
+
+def likely_next(tasks: list[Progress], present: Progress) -> Progress | None:
+    """The task whose turn comes if the present round, of `present`, wins nothing."""
+    after = replace(present, rate=0.5 * present.rate)
+    found = next_task([after if p is present else p for p in tasks])
+    return present if found is after else found
 
 
 def finish(tasks: list[Progress], *, cut: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -128,6 +128,13 @@ class Trials:
         if self.speed.reference is None and self.speed.now is not None:
             self.speed.reference = self.records.keep_yardstick(self.setup, self.speed.now)
 
+    def build(self, candidates: Sequence[tuple[Candidate, str]]) -> None:
+        """Have candidates, given with their traces, built ahead, the next to be tried first.
+
+        They are not noted: the driver's compiler alone cannot harm the device.
+        """
+        self.measurer.build([candidate for candidate, trace in candidates if self._may_run(candidate, trace)])
+
     def prepare(self, candidate: Candidate, trace: str) -> None:
         """Have a candidate built beside the one that is tried next, where the device allows that."""
         if not self.measurer.ahead or not self._may_run(candidate, trace):
@@ -182,7 +189,8 @@ class Trials:
         return Trial(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
 
     def withdraw(self) -> None:
-        """Take back what was prepared and never run."""
+        """End a batch: take back what was prepared and never run, and forget what was built."""
+        self.measurer.forget()
         for number in self._flight.values():
             with suppress(HonedError):
                 self.records.withdraw(number)

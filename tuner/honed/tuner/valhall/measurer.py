@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
 from honed.runtime.errors import InvalidArgument
@@ -42,6 +43,7 @@ class BenchMeasurer:
         self._judge = Judge(compiler)
         self._profile = profile
         self._begin = begin
+        self.spent: dict[str, float] = {}
         self._begun: dict[str, Future[Dump]] = {}
         self._workload: Workload | None = None
 
@@ -61,6 +63,12 @@ class BenchMeasurer:
         if candidate.id not in self._begun and self._refusal(candidate) is None:
             self._begun[candidate.id] = self._judge.begin(candidate.source)
 
+    def build(self, candidates: Sequence[Candidate]) -> None:
+        """Nothing: `prepare` does it."""
+
+    def forget(self) -> None:
+        """Nothing: `load` does it."""
+
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
         """The verdict on a candidate; raises InvalidArgument before `load`."""
         began = time.monotonic()
@@ -70,6 +78,7 @@ class BenchMeasurer:
         self.prepare(candidate)
         dump = self._begun.pop(candidate.id)
         wait([dump])
+        self.spent = {"build": time.monotonic() - began}
         self._begin(candidate)
         try:
             judged = self._judge.judge(candidate.source, candidate.launches, dump)

@@ -1,0 +1,95 @@
+"""A task's batches in turn: kin first, then evolution, then around the best; each proposed once."""
+
+from __future__ import annotations
+
+import pytest
+
+from honed.tuner.lower.target import target_for
+from honed.tuner.search import decisions, rules
+from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Way
+from honed.tuner.search.costmodel import CostModel
+from honed.tuner.search.descent import neighbours
+from honed.tuner.search.evolve import WIDTH, Evolution, Proposal
+
+from .search_functions import dense, imagined
+
+pytestmark = pytest.mark.tvm
+
+SIZE = 6
+
+
+def batches(m: int, n: int, k: int, *, kin: list[str] | None = None, family: str = "cpu") -> Batches:
+    func, one = dense(m, n, k), imagined(family)
+    evolution = Evolution(
+        func,
+        target_for(one),
+        rules.space(func, target_for(one), one),
+        CostModel(WIDTH),
+        batch=SIZE,
+        seed=3,
+        postprocs=rules.postprocs(one),
+    )
+    return Batches(evolution, SIZE, kin or [])
+
+
+def tiles(proposal: Proposal) -> list[decisions.Tile]:
+    found = decisions.read(proposal.trace).decisions
+    return [d for _, d in sorted(found.items()) if isinstance(d, decisions.Tile)]
+
+
+def numbers(drawn: decisions.Drawn) -> tuple[tuple[int, decisions.Decision], ...]:
+    return tuple(sorted(drawn.decisions.items()))
+
+
+@pytest.mark.parametrize("family", ["cpu", "mali", "gpu"])
+def test_schedules_of_kin_come_first_and_fit_the_new_extents(family: str) -> None:
+    theirs = batches(32, 64, 32, family=family).next().proposals
+    batch = batches(64, 96, 48, kin=["nonsense", *(p.trace for p in theirs)], family=family).next()
+    assert batch.way is Way.KIN
+    assert 0 < len(batch.proposals) <= SIZE
+    extents = {tuple(t.extent for t in tiles(p)) for p in theirs}
+    assert all(not tiles(p) or tuple(t.extent for t in tiles(p)) not in extents for p in batch.proposals)
+
+
+def test_where_nothing_is_kin_evolution_begins() -> None:
+    assert (
+        batches(32, 64, 32, kin=['[[["GetSBlock",[],["b","main"],["b0"]]],[]]']).next().way is Way.EVOLUTION
+    )
+
+
+def test_the_best_is_descended_from_while_that_wins() -> None:
+    search = batches(64, 128, 64)
+    seen: set[str] = set()
+    seconds = 1.0
+    for _ in range(EVOLVED_FIRST):
+        batch = search.next()
+        assert batch.way is Way.EVOLUTION
+        for proposal in batch.proposals:
+            seconds -= 0.01
+            search.know(proposal.trace, seconds)
+            seen.add(proposal.id)
+    best = decisions.read(batch.proposals[-1].trace)
+    beside = {numbers(one) for one in neighbours(best)}
+    batch = search.next()
+    assert batch.way is Way.DESCENT
+    assert any(numbers(decisions.read(p.trace)) in beside for p in batch.proposals)
+    assert seen.isdisjoint(p.id for p in batch.proposals)
+    for proposal in batch.proposals:
+        search.know(proposal.trace, float("inf"))
+    batch = search.next()
+    assert batch.way is Way.EVOLUTION, "descent won nothing"
+    search.know(batch.proposals[0].trace, seconds / 2)
+    assert search.next().way is Way.DESCENT
+
+
+def test_that_nothing_beside_the_best_is_left_is_said_by_the_last_batches() -> None:
+    search, ways = batches(4, 16, 4), []
+    for _ in range(40):
+        batch = search.next()
+        ways.append((batch.way, batch.last))
+        for n, proposal in enumerate(batch.proposals):
+            search.know(proposal.trace, 1.0 + n)
+        if batch.last:
+            break
+    assert ways[-1] == (Way.EVOLUTION, True)
+    assert all(not last for _, last in ways[:-1])

@@ -1,0 +1,94 @@
+"""Which schedules a task's next batch holds: those of kin first, then evolution and descent by turns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+
+from . import decisions
+from .descent import neighbours
+from .evolve import Evolution, Proposal
+from .kin import adapted
+
+EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from
+_CENTRES = 4  # of the best, each descended from when all beside the better ones was tried
+
+
+class Way(StrEnum):
+    """How a batch came to be."""
+
+    KIN = "kin"
+    EVOLUTION = "evolution"
+    DESCENT = "descent"
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Proposals, the most promising first."""
+
+    way: Way
+    proposals: list[Proposal]
+    last: bool  # evolved because nothing beside the best is left to try
+
+
+class Batches:
+    """The batches of one task, in turn. Not for several threads."""
+
+    def __init__(self, evolution: Evolution, size: int, kin: Sequence[str] = ()) -> None:
+        """`size` is how many schedules a batch holds at most; `kin` are traces of other tasks' best."""
+        self._evolution = evolution
+        self._size = size
+        self._kin = list(kin)
+        self._evolved = 0
+        self._best: list[tuple[float, str]] = []  # seconds and traces, the fastest first
+        self._last: Way | None = None
+        self._before = math.inf  # the best time when the last batch was proposed
+
+    def know(self, trace: str, seconds: float) -> None:
+        """Tell of a measured schedule; infinite seconds: it was refused. Raises as `Evolution.know`."""
+        self._evolution.know(trace, seconds)
+        if math.isfinite(seconds):
+            self._best = sorted({*self._best, (seconds, trace)})[:_CENTRES]
+
+    def next(self) -> Batch:
+        """The next batch; one without proposals where nothing new was found."""
+        fastest = self._best[0][0] if self._best else math.inf
+        won, self._before = fastest < self._before, fastest
+        if self._kin:
+            kin, self._kin = self._kin, []
+            if found := self._of_kin(kin):
+                return self._batch(Way.KIN, found)
+        beside = self._beside() if self._evolved >= EVOLVED_FIRST else []
+        if beside and (self._last is not Way.DESCENT or won):
+            return self._batch(Way.DESCENT, beside)
+        last = self._evolved >= EVOLVED_FIRST and not beside
+        for left in beside:
+            self._evolution.forget(left)
+        self._evolved += 1
+        return self._batch(Way.EVOLUTION, self._evolution.propose(), last=last)
+
+    def _batch(self, way: Way, found: list[Proposal], *, last: bool = False) -> Batch:
+        self._last = way
+        ranked = sorted(found, key=lambda proposal: -(proposal.score or 0.0))
+        for left in ranked[self._size :]:
+            self._evolution.forget(left)
+        return Batch(way, ranked[: self._size], last)
+
+    def _of_kin(self, kin: Sequence[str]) -> list[Proposal]:
+        theirs = []
+        for trace in kin:
+            with suppress(ValueError):
+                theirs.append(decisions.read(trace))
+        sketches = [decisions.read(text) for text in self._evolution.sketches]
+        return self._evolution.make(adapted(theirs, sketches, self._size))
+
+    def _beside(self) -> list[Proposal]:
+        found: list[Proposal] = []
+        for _, trace in self._best:
+            found += self._evolution.make(neighbours(decisions.read(trace)))
+            if len(found) >= self._size:
+                break
+        return found
