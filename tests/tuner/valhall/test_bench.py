@@ -19,7 +19,8 @@ from honed.tuner.measure.candidate import Candidate, Outcome, Workload
 from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
-from honed.tuner.tune.search_child import Entry, Found, SearchChild
+from honed.tuner.tune.proposals import Proposals
+from honed.tuner.tune.search_child import Entry, Found, Loaded, Proposed, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.task import Task
 from honed.tuner.tune.trials import Trials
@@ -162,21 +163,25 @@ class Planted:
         task = Task(key="sums", name="sums", weight=1, dtype="float16", opaque="", **work)
         return [(task, 1)], []
 
-    def load(self, _task: Task, _outputs: int) -> Workload:
-        return self.workload
+    def load(self, _task: Task, _outputs: int) -> Loaded:
+        return Loaded(workload=self.workload, fresh=True)
 
-    def default(self) -> Candidate:
+    def default(self, _task: str) -> Candidate:
         return candidate(self.default_source)
 
-    def propose(self, _known: object, _round: int) -> list[Entry]:
+    def begin(self, task: Task, outputs: int, *_: object) -> None:
+        self.asked = task, outputs
+
+    def collect(self) -> Proposed:
         batch, self.batch = self.batch, []
-        return [
+        entries = [
             Entry(sha256(source), json.dumps([source]), None, candidate(source, sha256(source)), "")
             for source in batch
         ]
+        return Proposed(loaded=self.load(*self.asked), entries=entries, way="evolution", last=not entries)
 
-    def learn(self, results: dict[str, float | None]) -> None:
-        self.told = results
+    def learn(self, _task: str, results: dict[str, float | None]) -> None:
+        self.told |= results
 
 
 def test_a_session_has_a_whole_batch_built_at_once(
@@ -195,7 +200,7 @@ def test_a_session_has_a_whole_batch_built_at_once(
             Trials(
                 lambda begin: BenchMeasurer(compiler, profile, begin), records, setup_for(profile.identity)
             ),
-            cast("SearchChild", planted),
+            Proposals(cast("SearchChild", planted), records, setup_for(profile.identity), ahead=True),
             lambda event: built.append(len(compiler.asked)) if event["event"] == "trial" else None,
             peaks_again=lambda: profile,
         )
