@@ -121,6 +121,7 @@ def test_the_compiler_ends_with_its_client(service: Service, tmp_path: Path) -> 
         assert client.models() == []
 
 
+@pytest.mark.slow
 def test_limits_of_the_compiler(start_service: Callable[..., Service], tmp_path: Path) -> None:
     service = start_service(config="[limits]\ncompile_seconds = 1.0\n")
     path = dense(tmp_path / "m.onnx")

@@ -57,6 +57,7 @@ def others(service: Service) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.slow
 def test_building_that_does_not_end_endangers_nothing(start_service: Starter, tmp_path: Path) -> None:
     service = start_service()
     (tmp_path / "first").mkdir()

@@ -88,6 +88,7 @@ def test_the_example_compiles_and_what_comes_of_it_runs_where_it_fits(
             assert [m["name"] for m in client.models()] == ["d"]
 
 
+@pytest.mark.slow
 @pytest.mark.tvm
 def test_a_profile_decides_what_is_allowed(example: Path, compile_for: Compile) -> None:
     status, error = compile_for(changed(example, (r"^fp16 = true.*", "fp16 = false")), "--precision", "fp16")

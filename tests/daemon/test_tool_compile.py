@@ -167,6 +167,7 @@ def test_without_the_compiler(tmp_path: Path) -> None:
         assert json.loads(done.stdout)["error"]["code"] == "NOT_FOUND"
 
 
+@pytest.mark.slow
 @pytest.mark.tvm
 @pytest.mark.opencl
 def test_compiles_a_model_that_the_runtime_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

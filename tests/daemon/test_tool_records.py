@@ -144,6 +144,7 @@ def test_export(hone: Hone, state: Path, tmp_path: Path) -> None:
     assert " ".join(out.split()) == f"3 records are written to {file}."
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_import_on_a_board_of_the_same_kind(hone: Hone, tmp_path: Path) -> None:
     from honed.runtime import devices

@@ -109,6 +109,7 @@ def answers() -> list[bytes]:
     return [*broken, deep, huge, many, right]
 
 
+@pytest.mark.slow
 @needs_gcc
 def test_c_survives_whatever_is_answered(program: Path, tmp_path: Path) -> None:
     """It ends with a sentence and status 1; a fault of memory would be another status and a report."""

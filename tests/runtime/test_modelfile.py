@@ -84,6 +84,7 @@ def test_only_constants_have_values(path: Path) -> None:
         file.constant(1)
 
 
+@pytest.mark.slow
 def test_any_flipped_byte_is_an_error(tmp_path: Path) -> None:
     path = add_constant().write(tmp_path / "m.honed")
     data = path.read_bytes()

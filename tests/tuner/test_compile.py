@@ -41,6 +41,7 @@ def _tuner(*arguments: str | Path) -> tuple[int, list[dict[str, Any]], str]:
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()], done.stderr
 
 
+@pytest.mark.slow
 def test_done_after_every_stage_in_order(device: Device, tmp_path: Path) -> None:
     file, output = _saved(tmp_path), tmp_path / "m.honed"
     status, events, errors = _tuner(

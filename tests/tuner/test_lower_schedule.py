@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from honed.runtime.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import compile as compiling
-from honed.tuner.lower import module as lowering
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.opencl import LoweringFailed
@@ -166,13 +166,12 @@ def test_a_recorded_schedule_is_used_and_named() -> None:
     assert [f.schedule for f in lowered.functions.values()] == ["record:1"]
 
 
-def test_a_function_that_cannot_be_lowered_refuses_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+def test_a_function_that_cannot_be_lowered_refuses_the_model() -> None:
+    def fail(*_: object) -> NoReturn:
         raise LoweringFailed("part of it would run on the host")
 
-    monkeypatch.setattr(lowering, "default_kernels", fail)
     with pytest.raises(ModelRefused) as refused:
-        lower_module(relax_module(*CASES["elementwise"][:2]), PROFILE)
+        lower_module(relax_module(*CASES["elementwise"][:2]), PROFILE, first=fail)
     assert refused.value.reasons == ("tir_tanh: part of it would run on the host",)
 
 

@@ -44,6 +44,7 @@ def kept(builders: Builders) -> set[Path]:
     return {path.parent for path in builders.cache.rglob("*.so")}
 
 
+@pytest.mark.slow
 def test_what_is_built_lies_in_the_cache_until_it_is_forgotten(
     builders: Builders, workload: Workload
 ) -> None:
@@ -58,6 +59,7 @@ def test_what_is_built_lies_in_the_cache_until_it_is_forgotten(
     assert not builders.submitted(wanted[0])
 
 
+@pytest.mark.slow
 def test_a_crash_ends_one_child_and_no_other_candidate(builders: Builders, workload: Workload) -> None:
     wanted = [candidate(workload, n, CRASH if n in (0, 3) else honest.SCALE) for n in range(6)]
     builders.submit(wanted, workload)

@@ -215,6 +215,7 @@ def busy_workload(workload: Workload, quick: Verdict, gflops: float) -> Workload
     return replace(workload, flops=int(gflops * 1e9 * quick.timing.median))
 
 
+@pytest.mark.slow
 def test_beyond_the_peak_by_a_clock_that_runs_slow(
     judge: Judge, profile: DeviceProfile, workload: Workload
 ) -> None:
@@ -262,6 +263,7 @@ def test_takes_too_long(judge: Judge) -> None:
     assert found.outcome is Outcome.DEADLINE
 
 
+@pytest.mark.slow
 def test_never_ends(judge: Judge) -> None:
     """No check: the parent kills the child whatever is switched off."""
     began = time.monotonic()
@@ -410,6 +412,7 @@ def test_faults_in_the_kernel_log(
         assert measurer.pid != pid
 
 
+@pytest.mark.slow
 def test_a_fault_that_is_reported_late_is_not_the_next_ones(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:

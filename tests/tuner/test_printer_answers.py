@@ -29,7 +29,7 @@ from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 
 MODELS = ("mobilenet_v2_035_128", "gtcrn_simple", "squeezenet_fp16", "super_resolution", "yolox_nano")
-QUICK_MODELS = ("mobilenet_v2_035_128",)
+QUICK_MODELS = ("gtcrn_simple",)
 QUICK_GRAPHS = ("convolution 3x3", "place of the largest")
 NODES = RIGHT_LIST.read_text().split()
 
