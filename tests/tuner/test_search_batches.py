@@ -9,8 +9,8 @@ from honed.tuner.search import decisions, rules
 from honed.tuner.search.batches import EVOLVED_FIRST, Batches, Way
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.descent import neighbours
-from honed.tuner.search.evolve import Evolution
-from honed.tuner.search.features import WIDTH, Proposal
+from honed.tuner.search.evolve import Evolution, Proposal
+from honed.tuner.search.features import WIDTH
 
 from .search_functions import dense, imagined
 
