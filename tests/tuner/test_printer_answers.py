@@ -28,8 +28,7 @@ from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 
-MODELS = ("mobilenet_v2_035_128", "gtcrn_simple", "squeezenet_fp16", "super_resolution", "yolox_nano")
-QUICK_MODELS = ("gtcrn_simple",)
+MODELS = ("mobilenet_v2_035_128", "squeezenet_fp16", "super_resolution", "yolox_nano")
 QUICK_GRAPHS = ("convolution 3x3", "place of the largest")
 NODES = RIGHT_LIST.read_text().split()
 
@@ -47,9 +46,8 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Printed]]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=() if n in QUICK_MODELS else pytest.mark.slow) for n in MODELS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_models(name: str, printed: list[Printed], device: Device) -> None:
     limits = device.profile.limits
     normalised = frontend.normalise(frontend.load(models.path(name)), fp16=limits.fp16, fp64=limits.fp64)
