@@ -13,15 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from honed.runtime import profilefile
-from honed.tuner import valhall
-from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.schedule import narrow_indices
-from honed.tuner.lower.target import target_for
+from benchmarks.valhall.draws import draws
 from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.draw import draws
 from honed.tuner.search.features import WIDTH
 from honed.tuner.tune.extract import extract
+from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, seconds
 
@@ -40,7 +36,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
-    profile = profilefile.load(valhall.PROFILE)
+    profile = predicted("mali-g610")
     model = CostModel(WIDTH)
     with tempfile.TemporaryDirectory() as folder, OfflineCompiler(options.root) as compiler:
         judge = Judge(compiler)
@@ -48,23 +44,17 @@ def main() -> int:
             if time.monotonic() > end:
                 break
             for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile)[0]:
-                func = narrow_indices(one.func)
-                built: list[tuple[Lowered, np.ndarray]] = []
-                for draw in draws(func, profile, _EACH, options.seed):
-                    try:
-                        lowered = lower_function(draw.scheduled, "main", target_for(profile), profile)
-                    except LoweringFailed:
-                        continue
-                    built.append((lowered, draw.features))
-                begun = [judge.begin(lowered.source) for lowered, _ in built]
+                drawn = list(draws(one.func, profile, _EACH, options.seed))
+                begun = [judge.begin(each.lowered.source) for each in drawn]
                 times = []
-                for (lowered, _), dump in zip(built, begun, strict=True):
+                for each, dump in zip(drawn, begun, strict=True):
                     try:
-                        times.append(seconds(judge.judge(lowered.source, lowered.launches, dump)))
+                        judged = judge.judge(each.lowered.source, each.lowered.launches, dump)
+                        times.append(seconds(judged))
                     except NotBuilt:
                         times.append(np.inf)
-                if built:
-                    rows = np.array([features for _, features in built])
+                if drawn:
+                    rows = np.array([each.draw.features for each in drawn])
                     model.add(one.task.key, rows, np.array(times))
                     best = min(times) * 1e6
                     print(

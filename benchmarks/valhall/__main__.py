@@ -55,9 +55,9 @@ def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
         try:
             found.append((one, judge.judge(one.lowered.source, one.lowered.launches, dump)))
         except NotBuilt as failed:
-            print(f"sketch {one.sketch}: {failed}")
-    for sketch in sorted({one.sketch for one, _ in found}):
-        mine = sorted((j for one, j in found if one.sketch == sketch), key=seconds)
+            print(f"sketch {one.draw.sketch}: {failed}")
+    for sketch in sorted({one.draw.sketch for one, _ in found}):
+        mine = sorted((j for one, j in found if one.draw.sketch == sketch), key=seconds)
         _row(table, f"best of {len(mine)}, sketch {sketch}", task, mine[0])
     Console().print(table)
     if show and found:

@@ -1,4 +1,4 @@
-"""Schedules of a task: the default one, and draws from its space, as OpenCL C with their launches."""
+"""Schedules of a task as OpenCL C with their launches: the default one, and draws from its space."""
 
 from __future__ import annotations
 
@@ -6,24 +6,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tvm import tirx
-from tvm.s_tir import meta_schedule as ms
 
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.search import traces
-from honed.tuner.search.context import tune_context
-from honed.tuner.search.rules import postprocs, space
+from honed.tuner.search import draw
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Drawn:
-    """One schedule; `sketch` is the number of the sketch it was drawn from, -1 for the default."""
+    """One draw with its kernels."""
 
-    sketch: int
+    draw: draw.Draw
     lowered: Lowered
-    trace: str
 
 
 def default(func: tirx.PrimFunc, profile: DeviceProfile) -> tuple[str, Lowered]:
@@ -34,22 +30,9 @@ def default(func: tirx.PrimFunc, profile: DeviceProfile) -> tuple[str, Lowered]:
 
 def draws(func: tirx.PrimFunc, profile: DeviceProfile, count: int, seed: int = 1) -> Iterator[Drawn]:
     """About `count` schedules from each sketch of the function's space; fewer where they do not lower."""
-    func, target = narrow_indices(func), target_for(profile)
-    for number, sketch in enumerate(space(func, target, profile)):
-        generator = ms.space_generator.ScheduleFn(
-            lambda _schedule: None, sch_rules=[], postprocs=postprocs(profile), mutator_probs={}
-        )
-        strategy = ms.search_strategy.ReplayTrace(max_fail_count=64)
-        context = tune_context(traces.as_module(func), target, generator, strategy, seed=seed, threads=1)
-        random = ms.cost_model.RandomModel()
-        context.pre_tuning(count, count, [sketch], ms.database.MemoryDatabase(), random)
-        seen: set[str] = set()
-        for candidate in context.generate_measure_candidates() or []:
-            text = traces.to_text(candidate.sch.trace)
-            if text in seen:
-                continue
-            seen.add(text)
-            try:
-                yield Drawn(number, lower_function(candidate.sch.mod["main"], "main", target, profile), text)
-            except LoweringFailed:
-                continue
+    target = target_for(profile)
+    for one in draw.draws(narrow_indices(func), profile, count, seed):
+        try:
+            yield Drawn(one, lower_function(one.scheduled, "main", target, profile))
+        except LoweringFailed:
+            continue

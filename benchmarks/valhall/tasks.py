@@ -11,11 +11,10 @@ import onnx
 import onnx.parser
 from tvm import tirx
 
-from honed.runtime import profilefile
 from honed.runtime.profile import DeviceProfile
-from honed.tuner import valhall
 from honed.tuner.demo import lightglue
 from honed.tuner.tune.extract import Extracted, extract
+from honed.tuner.valhall.benches import predicted
 
 _CONVOLUTIONS = {
     "conv 3x3 64, 56x56": "(float[1,64,56,56] x, float[64,64,3,3] w, float[64] b) => (float[1,64,56,56] y) "
@@ -41,7 +40,7 @@ class BenchTask:
 
 def profile() -> DeviceProfile:
     """The Mali-G610 that is judged for."""
-    return profilefile.load(valhall.PROFILE)
+    return predicted("mali-g610")
 
 
 def tasks() -> Iterator[BenchTask]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +52,38 @@ def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir
             await asyncio.wait([running])
 
     asyncio.run(go())
+
+
+def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path) -> None:
+    """Also where the process is known to have ended before its socket is, as on a busy machine."""
+    order: list[str] = []
+
+    async def go() -> None:
+        worker = Supervisor(Limits(), cache_dir, "")
+        worker.on_lost = lambda: order.append("lost")
+
+        async def ask() -> None:
+            with suppress(WorkerLost):
+                await worker.call("Ping", {}, seconds=SECONDS)
+            order.append("told")
+
+        running = asyncio.ensure_future(worker.run())
+        try:
+            await worker.wait_ready(SECONDS)
+            os.kill(worker.pid, signal.SIGSTOP)
+            asking = asyncio.ensure_future(ask())
+            await asyncio.sleep(0)
+            assert worker._link is not None
+            asyncio.get_running_loop().remove_reader(worker._link._socket)
+            os.kill(worker.pid, signal.SIGKILL)
+            await asking
+            await worker.wait_ready(SECONDS)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+    asyncio.run(go())
+    assert order == ["told", "lost"]
 
 
 def test_the_driver_is_loaded_for_the_first_model(

@@ -76,6 +76,17 @@ def test_memory_max_is_above_what_the_limits_add_up_to() -> None:
     assert f"{added_up:,} MiB" in (ROOT / "docs/security.md").read_text()
 
 
+def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
+    from honed.daemon import limits
+    from honed.tuner.measure.limits import Limits as Measuring
+    from honed.tuner.tune.sharing import MOST_BUILDERS, sharing
+
+    assert limits.BUILDERS == MOST_BUILDERS
+    counts = [sharing(family, n).builders for family in ("cpu", "gpu", "mali") for n in range(1, 200)]
+    assert max(counts) == MOST_BUILDERS
+    assert Measuring().builder_bytes >> 20 <= limits.BUILDER_MIB // 2, "the rest is a driver at its start"
+
+
 def test_the_package_has_the_version_of_the_program() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (ROOT / "debian/changelog").read_text()

@@ -32,6 +32,20 @@ def test_it_says_nothing_before_it_has_learned() -> None:
     assert model.predict(samples(2, 1)[0]) is None
 
 
+def test_a_prior_speaks_until_it_has_learned(tmp_path: Path) -> None:
+    class Prior:
+        def predict(self, features: np.ndarray) -> np.ndarray:
+            return -features[:, 1]
+
+    model = CostModel(WIDTH, prior=Prior())
+    features, _ = samples(3, 1)
+    np.testing.assert_array_equal(model.predict(features), -features[:, 1])
+    model.add("task", *samples(120, 0))
+    model.train()
+    np.testing.assert_array_equal(model.predict(features), trained().predict(features))
+    assert CostModel.load(tmp_path / "none.npz", WIDTH, prior=Prior()).trained
+
+
 def test_it_ranks_what_it_has_not_seen() -> None:
     features, seconds = samples(40, 1)
     predicted = trained().predict(features)

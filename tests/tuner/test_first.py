@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import xgboost
+from tvm import tirx
 
 from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.first import first_kernels
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import prior
 from honed.tuner.search.features import WIDTH
@@ -69,8 +71,23 @@ def test_what_is_small_and_what_has_no_prior_go_by_rules(monkeypatch: pytest.Mon
     assert not first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0].startswith("prior:")
 
 
-def test_what_cannot_be_lowered_is_passed_over_and_told() -> None:
+def test_what_cannot_be_lowered_is_passed_over_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, refused = imagined("cpu"), list[tirx.PrimFunc]()
+
+    def picky(func: tirx.PrimFunc, *others: Any) -> Lowered:
+        if len(refused) < 2:
+            refused.append(func)
+            raise LoweringFailed("it is not to my taste")
+        return lower_function(func, *others)
+
+    monkeypatch.setattr("honed.tuner.first.lower_function", picky)
+    rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
+    assert rule == passed_over[0].split(": ")[0]
+    assert passed_over == [f"{rule}: it is not to my taste"] * 2
+
+
+def test_where_no_pick_can_be_lowered_a_rule_does() -> None:
     one = imagined("cpu")
-    narrow = replace(one, rules=replace(one.rules, max_source_bytes=10))
-    with pytest.raises(Exception, match="above the device profile's"):
-        first_kernels(dense(96, 128, 64), "main", target_for(narrow), narrow)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("honed.tuner.first._TRIED", 0)
+        assert first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"

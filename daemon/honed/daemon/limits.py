@@ -15,6 +15,7 @@ INSPECTIONS, INSPECTION_MIB = 2, 512  # compiled files being read at a time
 CHECKING_MIB = 2048  # a model that is checked while another is compiled
 RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
 TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
+BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
 DAEMON_MIB = 128  # the daemon itself, without messages
 MAX_PENDING_DESCRIPTORS = 64  # received with a message that is not whole yet
 
@@ -83,6 +84,7 @@ class Limits:
             + self.compile_memory_mib
             + CHECKING_MIB
             + TUNING_PROCESSES * tuner_mib
+            + BUILDERS * BUILDER_MIB
             + RECORDS_COMMANDS * RECORDS_MIB
         )
 

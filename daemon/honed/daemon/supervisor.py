@@ -35,7 +35,8 @@ class WorkerLost(Unavailable):
 class Supervisor:
     """The worker process and the calls to it.
 
-    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end;
+    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end, once
+    the calls that it cut short have failed;
     `expects_models` tells whether a worker that starts is to load some at once. The device that the first
     worker found is the one that later workers look for.
     """
@@ -90,8 +91,8 @@ class Supervisor:
             finally:
                 await self._end()
             lived = time.monotonic() - begun
-            at_work = self._lost_at_work or not _AT_WORK.isdisjoint(self._calls)
-            delay = restarts.ended(ready=was_ready, at_work=at_work, lived=lived)
+            await self._calls_told()
+            delay = restarts.ended(ready=was_ready, at_work=self._lost_at_work, lived=lived)
             # A worker that was ready is replaced, and requests wait for the next; one that cannot even start
             # twice in a row is a state, and requests are told so.
             self._state = "failed" if restarts.failing and not was_ready else "starting"
@@ -99,6 +100,14 @@ class Supervisor:
             if self.on_lost is not None:
                 self.on_lost()
             await asyncio.sleep(delay)
+
+    async def _calls_told(self) -> None:
+        """Return once those whose calls were cut short know it: `on_lost` is for what comes after.
+
+        The process may be known to have ended before its socket is.
+        """
+        while self._calls:
+            await asyncio.sleep(0)
 
     async def settled(self) -> None:
         """Return once there is a worker with a device, or none could be started."""

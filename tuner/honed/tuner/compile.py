@@ -103,7 +103,10 @@ def run_model(
     device: Device,
     precision: Precision = "auto",
 ) -> dict[str, np.ndarray]:
-    """Compile a model of static shapes with default schedules and run it once, unproven; raises as above."""
+    """Compile a model of static shapes with schedules that need no trial, and run it once, unproven.
+
+    Raises as above.
+    """
     quiet = _Stages(lambda _stage, _done, _text: None)
     normalised, lowered = _lower(model, device.profile, {}, precision, quiet, _default)
     source = Source(

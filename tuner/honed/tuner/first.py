@@ -8,12 +8,11 @@ from tvm.target import Target
 
 from honed.runtime.profile import DeviceProfile
 
-from .lower.cost import function_flops
+from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import default_kernels, narrow_indices
 from .search.draw import Draw, draws
 from .search.prior import Prior, prior_of
-from .tune.extract import parameters
 
 _EACH = 4  # draws from each sketch: with 2 to 8 sketches, a dozen or two
 _TRIED = 4  # of the best by the prior, until one can be lowered
@@ -53,5 +52,4 @@ def _best_first(found: list[Draw], prior: Prior) -> list[Draw]:
 
 
 def _small(func: tirx.PrimFunc) -> bool:
-    nbytes = sum(value.nbytes for value in parameters(func))
-    return function_flops(func) < _SMALL_FLOPS and nbytes < _SMALL_BYTES
+    return function_flops(func) < _SMALL_FLOPS and function_bytes(func) < _SMALL_BYTES

@@ -7,6 +7,8 @@ from tvm.ir import IRModule
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm_ffi import structural_walk
 
+from .program import Value
+
 _UNKNOWN = 2**31  # what the bound of an expression is beyond where it has none
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 
@@ -14,6 +16,13 @@ _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 def function_flops(func: tirx.PrimFunc) -> int:
     """Operations of an unscheduled function; arithmetic, comparisons and intrinsics count as one each."""
     return int(estimate_tir_flops(IRModule({"main": func})))
+
+
+def function_bytes(func: tirx.PrimFunc) -> int:
+    """Bytes of an unscheduled function's parameters: what it moves at least."""
+    return sum(
+        Value(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)).nbytes for p in func.params
+    )
 
 
 def executed_operations(body: tirx.Stmt, work_items: int) -> int:

@@ -85,24 +85,35 @@ def is_product(term: ir.Expr | tirx.Stmt, along: Sequence[ir.Var]) -> bool:
     return len(read) > 1
 
 
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """A reduction of an unscheduled function: how many terms become one, and whether they are products."""
+
+    terms: int
+    product: bool
+
+
+def reductions(func: tirx.PrimFunc) -> list[Reduction]:
+    """All reductions of an unscheduled function."""
+    found: list[Reduction] = []
+
+    def visit(block: s_tir.SBlock) -> None:
+        over = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        if over:
+            terms = math.prod(int(axis.dom.extent) for axis in over)
+            found.append(Reduction(terms, is_product(block.body, [axis.var for axis in over])))
+
+    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
+    return found
+
+
 def most_additions(func: tirx.PrimFunc) -> int:
     """Additions that a term of any reduction of an unscheduled function passes through, at most; at least 1.
 
     Products count as if they were added up one by one, which schedules with many accumulators do.
     """
-    most = 1
-
-    def visit(block: s_tir.SBlock) -> None:
-        nonlocal most
-        over = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-        if not over:
-            return
-        terms = math.prod(int(axis.dom.extent) for axis in over)
-        product = is_product(block.body, [axis.var for axis in over])
-        most = max(most, terms if product else sums.additions(terms))
-
-    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
-    return most
+    passed = [one.terms if one.product else sums.additions(one.terms) for one in reductions(func)]
+    return max(passed, default=1)
 
 
 def conjuncts(condition: ir.Expr) -> list[ir.Expr]:

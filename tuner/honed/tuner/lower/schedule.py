@@ -15,10 +15,10 @@ from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import dlight
 from tvm.target import Target
-from tvm_ffi import structural_walk
 
 from honed.runtime.profile import DeviceProfile
 
+from .long_sums import reductions
 from .opencl import Lowered, LoweringFailed, last_line, lower_function
 
 SERIAL = "serial"
@@ -64,16 +64,7 @@ def _rules(
 
 def longest_reduction(func: tirx.PrimFunc) -> int:
     """Elements reduced into one, in the function's longest reduction."""
-    longest = 0
-
-    def visit(block: s_tir.SBlock) -> None:
-        nonlocal longest
-        extents = [axis.dom.extent for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
-        if extents:
-            longest = max(longest, math.prod(int(e) for e in extents))
-
-    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
-    return longest
+    return max((one.terms for one in reductions(func)), default=1)
 
 
 def fresh(func: tirx.PrimFunc) -> tirx.PrimFunc:

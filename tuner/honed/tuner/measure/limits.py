@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Cores from which on what runs on one of them disturbs a device that is the processor little.
+SPARE_CORES = 4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -16,6 +19,7 @@ class Limits:
     run_seconds: float = 2.0
     host_seconds: float = 30.0  # to move and compare the tensors of one run
     memory_bytes: int = 2 << 30  # all buffers of a candidate; also what the child may take beyond its start
+    builder_bytes: int = 512 << 20  # what a building child may take beyond its start
     timing_seconds: float = 0.12  # after which no more repeats are begun
     warm_seconds: float = 0.1  # at most, until the device's clock is up
     precision: float = 0.03  # half the width of the confidence interval, of the median

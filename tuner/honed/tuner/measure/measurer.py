@@ -20,12 +20,11 @@ from . import codec
 from .building import Builders, cached_in
 from .candidate import Candidate, Outcome, Verdict, Workload
 from .faultwatch import FaultWatch
-from .limits import ALL, Checks, Limits
+from .limits import ALL, SPARE_CORES, Checks, Limits
 from .process import COMMAND, NO_CACHES, Child, Ended
 from .protocol import Begin
 
 DEFAULT_LIMITS = Limits()
-_SPARE_CORES = 4  # from here on building beside a running CPU device does not disturb it much
 
 
 class Measurer:
@@ -92,7 +91,7 @@ class Measurer:
     @property
     def ahead(self) -> int:
         """Candidates built beside the one measured: one, and only where that does not disturb the timing."""
-        return int(self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= _SPARE_CORES)
+        return int(self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= SPARE_CORES)
 
     @property
     def rate(self) -> float:
@@ -196,7 +195,7 @@ class Measurer:
             launch=self._on_processor,
             folder=Path(self._folder.name),
             seconds=self._limits.build_seconds,
-            memory_bytes=self._limits.memory_bytes,
+            memory_bytes=self._limits.builder_bytes,
         )
 
     def _without_device(self, workload: Workload, candidate: Candidate) -> check.Refusal | None:

@@ -11,7 +11,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import xgboost
@@ -42,16 +42,25 @@ class Ranking:
     batch: int
 
 
+class Scores(Protocol):
+    """Scores candidates before anything was learned of the device."""
+
+    def predict(self, features: Array) -> Array:
+        """Scores [n] of features [n, width]."""
+
+
 class CostModel:
     """Scores between 0 and 1: the best known time of the task over the candidate's own time.
 
-    `train` and `predict` are deterministic for a given set of samples. Candidates that gave no right answer
-    count with score 0, so that the search learns to leave their kind alone.
+    Until it has learned enough, those of the prior. `train` and `predict` are deterministic for a given set
+    of samples. Candidates that gave no right answer count with score 0, so that the search learns to leave
+    their kind alone.
     """
 
-    def __init__(self, width: int, threads: int = 1) -> None:
+    def __init__(self, width: int, threads: int = 1, prior: Scores | None = None) -> None:
         """`width` is the length of a feature vector."""
         self.width = width
+        self._prior = prior
         self._threads = threads
         self._features = np.empty((0, width), np.float32)
         self._seconds = np.empty(0, np.float64)  # inf for those refused
@@ -66,7 +75,7 @@ class CostModel:
     @property
     def trained(self) -> bool:
         """Whether `predict` gives scores."""
-        return self._booster is not None
+        return self._booster is not None or self._prior is not None
 
     def add(self, task: str, features: Array, seconds: NDArray[np.float64]) -> None:
         """Add measured candidates of `task`: features [n, width], seconds [n] with inf for the refused."""
@@ -75,7 +84,7 @@ class CostModel:
         self._tasks = np.concatenate([self._tasks, np.full(len(seconds), task, "U16")])[-MAX_SAMPLES:]
 
     def train(self) -> None:
-        """Learn from all samples; with fewer than 24 it stays untrained and predicts nothing."""
+        """Learn from all samples; with fewer than 24 it stays as it is."""
         scores = self.scores()
         if len(scores) < _LEAST_TO_TRAIN or float(np.ptp(scores)) == 0.0:
             return
@@ -84,9 +93,9 @@ class CostModel:
         self._booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS)
 
     def predict(self, features: Array) -> Array | None:
-        """Scores [n] of features [n, width]; None while untrained."""
+        """Scores [n] of features [n, width]; None while untrained, without a prior."""
         if self._booster is None:
-            return None
+            return None if self._prior is None else self._prior.predict(features)
         found: Array = self._booster.predict(xgboost.DMatrix(features))
         return found
 
@@ -124,12 +133,12 @@ class CostModel:
                 raise
 
     @classmethod
-    def load(cls, path: Path, width: int, threads: int = 1) -> CostModel:
+    def load(cls, path: Path, width: int, threads: int = 1, prior: Scores | None = None) -> CostModel:
         """The model kept in `path`, trained; an empty one where there is none or its features are others.
 
         Raises ValueError or OSError where the file cannot be read as one.
         """
-        model = cls(width, threads)
+        model = cls(width, threads, prior)
         if not path.exists():
             return model
         with np.load(path, allow_pickle=False) as kept:

@@ -17,7 +17,9 @@ from .costmodel import Array
 from .features import WIDTH
 
 FOLDER = Path(__file__).with_name("priors")
-VERSION = 1  # raised when features or spaces change, so that older files are not used
+# Raised with each new file, and when features or spaces change, so that older files are not used. The default
+# schedules of all tasks are others then: `setup._LOWERING` is raised with it, for their times are kept.
+VERSION = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

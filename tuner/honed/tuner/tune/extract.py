@@ -11,16 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import tvm
-from tvm import s_tir, tirx
-from tvm_ffi import structural_walk
+from tvm import tirx
 
 from honed.runtime.errors import InvalidArgument
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.lower.cost import function_flops
+from honed.tuner.lower.cost import function_bytes, function_flops
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
-from honed.tuner.lower.long_sums import most_additions
+from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import task_key
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
@@ -97,7 +96,7 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
         name=name,
         weight=weight,
         flops=function_flops(func),
-        bytes=sum(v.nbytes for v in values),
+        bytes=function_bytes(func),
         dtype=floats[-1] if floats else values[-1].dtype,
         opaque="",
     )
@@ -163,16 +162,8 @@ def product_scale(func: tirx.PrimFunc) -> float:
     As in a network: sums of the size of sqrt(n), squashed into the range of a tanh, would be judged by that
     range and not by their own. The variance of n products of two factors of variance v is n v^2.
     """
-    longest = 1
-
-    def visit(block: s_tir.SBlock) -> None:
-        nonlocal longest
-        reduced = [int(a.dom.extent) for a in block.iter_vars if a.iter_type == tirx.IterVar.CommReduce]
-        if len(block.reads) > 1:
-            longest = max(longest, math.prod(reduced))
-
-    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
-    return float(longest**-0.25)
+    terms = max((one.terms for one in reductions(func) if one.product), default=1)
+    return float(terms**-0.25)
 
 
 def _draw(

@@ -28,6 +28,7 @@ from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
+from honed.tuner.search.prior import Prior, prior_of
 
 from .extract import SETS, Extracted, adopt, extract, parameters, tolerances, write_sets
 from .hunt import Hunt, Tools
@@ -89,7 +90,7 @@ class Searcher:
         self.tools = Tools(
             target=target_for(self.profile),
             profile=self.profile,
-            model=_cost_model(self.model_file),
+            model=_cost_model(self.model_file, prior_of(self.profile.rules.family)),
             threads=int(message["threads"]),
             batch=int(message["batch"]),
             seed=int(message["seed"]),
@@ -168,15 +169,15 @@ class Searcher:
         return answer
 
 
-def _cost_model(file: Path) -> CostModel:
+def _cost_model(file: Path, prior: Prior | None) -> CostModel:
     """The kept cost model; a damaged one is moved aside, and a new one learned."""
     try:
-        return CostModel.load(file, WIDTH)
+        return CostModel.load(file, WIDTH, prior=prior)
     except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
         aside = file.with_name(f"{file.name}.damaged")
         _log.warning("the cost model %s is damaged (%s); it is kept in %s", file, error, aside)
         os.replace(file, aside)
-        return CostModel(WIDTH)
+        return CostModel(WIDTH, prior=prior)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# From here on what runs on one core beside an OpenCL device that is the processor disturbs it little.
-SPARE_CORES = 4
+from honed.tuner.measure.limits import SPARE_CORES
+
 _MOST_THREADS = 8  # beyond which a batch is too small to gain
-_MOST_BUILDERS = 6  # each holds a context of the device
+MOST_BUILDERS = 6  # each holds a context of the device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ def sharing(family: str, cores: int) -> Sharing:
     """
     if family == "cpu":
         ahead = cores >= SPARE_CORES
-        return Sharing(ahead=ahead, threads=1 if ahead else cores, builders=min(_MOST_BUILDERS, cores))
+        return Sharing(ahead=ahead, threads=1 if ahead else cores, builders=min(MOST_BUILDERS, cores))
     threads = max(1, min(_MOST_THREADS, cores - 1))
-    builders = max(1, min(_MOST_BUILDERS, cores - 2)) if family == "gpu" else 0
+    builders = max(1, min(MOST_BUILDERS, cores - 2)) if family == "gpu" else 0
     return Sharing(ahead=True, threads=threads, builders=builders)

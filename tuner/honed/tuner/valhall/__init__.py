@@ -4,9 +4,3 @@ Mesa's compiler makes the code offline (`compiler`); its dump is read (`dump`), 
 by the pipe they go through, weighted with the loops' turns (`count`), and the busiest pipe bounds the time of
 a launch (`machine`).
 """
-
-from pathlib import Path
-
-PROFILE = Path(__file__).with_name("mali-g610.toml")
-
-__all__ = ["PROFILE"]

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from honed.runtime import profilefile
 from honed.runtime.profile import DeviceProfile
 
-from . import PROFILE
-
-BENCHES = {"mali-g610": PROFILE}
+BENCHES = {"mali-g610": Path(__file__).with_name("mali-g610.toml")}
 # No OpenCL platform has this name, so that records of predictions are never taken for those of a board.
 PLATFORM = "honed's Valhall bench"
 DRIVER = "predicted by Mesa's Valhall compiler"

@@ -7,7 +7,6 @@ import queue
 import select
 import subprocess
 import tempfile
-from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,16 +86,6 @@ class OfflineCompiler:
         """The dump of a program, in time; its exception is NotBuilt where there is none."""
         self._count += 1
         return self._pool.submit(self._built, Path(self._folder.name) / f"{self._count}.cl", source)
-
-    def build_all(self, sources: Iterable[str]) -> list[Dump | NotBuilt]:
-        """The dumps of programs, in order."""
-        found: list[Dump | NotBuilt] = []
-        for future in [self.build(source) for source in sources]:
-            try:
-                found.append(future.result())
-            except NotBuilt as refused:
-                found.append(refused)
-        return found
 
     def _built(self, path: Path, source: str) -> Dump:
         server = self._free.get()
