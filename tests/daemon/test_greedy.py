@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -235,9 +236,11 @@ def test_outputs_larger_than_an_answer_are_refused_before_they_are_computed(
         assert client.statistics("wide")[0]["inference_count"] == 0
 
 
-def test_what_the_service_writes_is_for_nobody_else(tmp_path: Path) -> None:
+def test_what_the_service_writes_is_for_nobody_else(tmp_path: Path, cache_dir: Path) -> None:
     from .running import start
 
+    (tmp_path / "cache").mkdir(mode=0o700)
+    peaks = shutil.copytree(cache_dir / "peaks", tmp_path / "cache" / "peaks")  # measuring takes seconds
     service = start(
         tmp_path / "state", tmp_path / "cache", prefix=("/bin/sh", "-c", 'umask 000; exec "$@"', "sh")
     )
@@ -247,6 +250,7 @@ def test_what_the_service_writes_is_for_nobody_else(tmp_path: Path) -> None:
             client.infer("m", {"x": X})
         written = [*(tmp_path / "state").rglob("*"), *(tmp_path / "cache").rglob("*")]
         assert written
+        written = [path for path in written if not path.is_relative_to(peaks)]
         open_to_others = [path for path in written if stat.S_IMODE(path.lstat().st_mode) & 0o077]
         assert open_to_others == []
     finally:

@@ -116,6 +116,7 @@ def test_each_device_has_a_worker_and_its_models(service: Service) -> None:
         assert 'honed_model_away{model="there"} 0' in told
 
 
+@pytest.mark.slow
 def test_one_device_does_not_wait_for_another(service: Service) -> None:
     with service.client() as client:
         held = worker(client, "basic")
@@ -132,6 +133,7 @@ def test_one_device_does_not_wait_for_another(service: Service) -> None:
         wait_for(lambda: client.status()["queue"] == {"waiting": 0, "running": 0}, "the queues to empty")
 
 
+@pytest.mark.slow
 def test_a_region_serves_all_devices_and_leaves_nothing(service: Service) -> None:
     with service.client() as client:
         workers = [worker(client, name) for name in ("pthread", "basic")]

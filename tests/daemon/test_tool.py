@@ -302,6 +302,7 @@ def test_doctor_without_any_driver(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @pytest.mark.opencl
 def test_doctor_writes_a_profile(tmp_path: Path) -> None:
     from honed.runtime import profilefile

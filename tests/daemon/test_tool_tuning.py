@@ -103,18 +103,22 @@ def at_once() -> Builder:
     return builder
 
 
-@pytest.fixture(scope="module", params=["ours", "another's"])
+# Of another user, the service tunes; of ours, as in the other tests, we do.
+OF_ANOTHER = pytest.mark.parametrize("tuning_service", ["another's"], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def tuning_service(
     request: pytest.FixtureRequest,
     tmp_path_factory: pytest.TempPathFactory,
     cache_dir: Path,
     stub: StubTuner,
 ) -> Iterator[Service]:
-    """Of another user, the service tunes; of ours, we do."""
-    if request.param != "ours" and os.geteuid() != 0:
+    another = hasattr(request, "param")
+    if another and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
     running = start(tmp_path_factory.mktemp("state"), cache_dir, environment=stub.environment)
-    if request.param != "ours":
+    if another:
         os.chown(running.state, 4711, 4711)
     try:
         yield running
@@ -153,6 +157,7 @@ def answers(service: Service) -> Any:
         return client.infer("m", {"x": X})["y"]
 
 
+@OF_ANOTHER
 def test_a_faster_version_is_served(hone: Any, stub: StubTuner, tuning_service: Service) -> None:
     stub.behave(f"{SEARCH}\nbetter(search(2))")
     status, out, err = hone("tune", "m", "--trials", "6", "--minutes", "1")
@@ -205,6 +210,7 @@ def test_the_child_is_given_what_it_needs(hone: Any, stub: StubTuner, tuning_ser
     assert document["sha256"] == shown["sha256"]
 
 
+@OF_ANOTHER
 def test_nothing_better_leaves_the_model_as_it_was(
     hone: Any, stub: StubTuner, tuning_service: Service
 ) -> None:
@@ -248,6 +254,7 @@ def test_a_model_replaced_meanwhile_is_left_alone(
     assert "m was added compiled, so there is no source to tune" in err
 
 
+@OF_ANOTHER
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -295,6 +302,7 @@ def spawned(service: Service, stub: StubTuner, *arguments: str) -> subprocess.Po
     )
 
 
+@OF_ANOTHER
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("hone")
 def test_one_signal_uses_what_was_found(
@@ -315,6 +323,7 @@ def test_one_signal_uses_what_was_found(
         assert client.show("m")["launches"] == 1
 
 
+@OF_ANOTHER
 @pytest.mark.usefixtures("hone")
 def test_two_signals_abort(stub: StubTuner, tuning_service: Service) -> None:
     stub.behave(

@@ -86,6 +86,7 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
     assert order == ["told", "lost"]
 
 
+@pytest.mark.slow
 def test_the_driver_is_loaded_for_the_first_model(
     tmp_path: Path, cache_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

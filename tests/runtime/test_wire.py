@@ -107,7 +107,7 @@ def test_random_bytes_are_the_peers_fault_or_nothing(data: bytes) -> None:
 
 
 @given(message=MESSAGES, at=st.integers(0, 10_000), byte=st.integers(0, 255))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_a_changed_byte_is_the_peers_fault_or_another_message(message: Message, at: int, byte: int) -> None:
     data = bytearray(encode(message))
     data[at % len(data)] = byte

@@ -117,9 +117,10 @@ def test_a_model_of_doubles_is_written_and_read(device: Device, tmp_path: Path) 
             '<ir_version: 9, opset_import: ["": 20]> f (float[4] x) => (int64[1,n] y) { y = NonZero(x) }',
             "NonZero",
         ),
-        (
+        pytest.param(
             '<ir_version: 9, opset_import: ["": 20]> f (float[n] x) => (float[n] y) { y = Relu(x) }',
             "--shape",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["operator", "open shape"],
@@ -135,6 +136,7 @@ def test_refused_with_every_reason_and_nothing_written(
     assert [p.name for p in tmp_path.iterdir()] == ["m.onnx"]
 
 
+@pytest.mark.slow
 def test_missing_data_beside_the_model_is_named(device: Device, tmp_path: Path) -> None:
     file = _saved(tmp_path)
     model = onnx.load(file)
@@ -147,7 +149,9 @@ def test_missing_data_beside_the_model_is_named(device: Device, tmp_path: Path) 
     assert events[-1]["external_data"] == ["weights.bin"]
 
 
-@pytest.mark.parametrize("options", [("--device", "no such device"), ("--shape", "nonsense")])
+@pytest.mark.parametrize(
+    "options", [("--device", "no such device"), pytest.param(("--shape", "nonsense"), marks=pytest.mark.slow)]
+)
 def test_an_error_is_one_event(options: tuple[str, ...], device: Device, tmp_path: Path) -> None:
     status, events, _ = _tuner("compile", _saved(tmp_path), "-o", tmp_path / "m.honed", *options)
     assert status == 1

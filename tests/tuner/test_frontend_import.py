@@ -129,7 +129,7 @@ def test_one_hot_is_off_where_the_index_is_out_of_range() -> None:
         pytest.param("linear", "border", marks=pytest.mark.slow),
         pytest.param("linear", "reflection", marks=pytest.mark.slow),
         pytest.param("nearest", "zeros", marks=pytest.mark.slow),
-        ("cubic", "border"),
+        pytest.param("cubic", "border", marks=pytest.mark.slow),
     ],
 )
 def test_grid_sample_survives_any_position(mode: str, padding: str) -> None:

@@ -229,7 +229,7 @@ def _exact(name: str, x: np.ndarray, column: np.ndarray) -> np.ndarray:
     return mean.reshape(1, 2)
 
 
-@pytest.mark.parametrize("spread", [0.0, 1e-2])
+@pytest.mark.parametrize("spread", [0.0, pytest.param(1e-2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODELS)
 def test_models_of_long_sums_are_right_on_flat_inputs(name: str, spread: float, device: Device) -> None:
     """As far off as u times the additions of its longest sum, and what was computed from it, allow."""

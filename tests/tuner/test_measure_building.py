@@ -68,6 +68,7 @@ def test_a_crash_ends_one_child_and_no_other_candidate(builders: Builders, workl
     assert len(kept(builders)) >= 4
 
 
+@pytest.mark.slow
 def test_a_candidate_built_ahead_gets_the_same_verdict(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:

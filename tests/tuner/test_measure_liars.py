@@ -229,6 +229,7 @@ def test_beyond_the_peak_by_a_clock_that_runs_slow(
     assert "the host counts" in found.reason
 
 
+@pytest.mark.slow
 def test_a_right_kernel_beyond_the_peak_raises_it(
     device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:

@@ -50,7 +50,14 @@ GIVEN = {"x": np.array([-1, 0.5, 1, 2], np.float32)}
 
 @pytest.mark.parametrize(
     ("value", "wrong", "batch"),
-    [("a", "Sin", 1), ("a", "Sin", 16), ("b", "Cos", 1), ("c", "Exp", 2), ("d", "Neg", 16), ("y", "Sin", 16)],
+    [
+        pytest.param("a", "Sin", 1, marks=pytest.mark.slow),
+        ("a", "Sin", 16),
+        pytest.param("b", "Cos", 1, marks=pytest.mark.slow),
+        pytest.param("c", "Exp", 2, marks=pytest.mark.slow),
+        ("d", "Neg", 16),
+        pytest.param("y", "Sin", 16, marks=pytest.mark.slow),
+    ],
 )
 def test_it_names_the_node(value: str, wrong: str, batch: int) -> None:
     found = first_difference(DIAMOND, GIVEN, _wrong_at({value: wrong}), batch=batch)

@@ -68,7 +68,7 @@ def test_both_evaluators_agree_on_lightglue() -> None:
             assert np.abs(a[name] - b[name]).max() <= 1e-5 * np.abs(b[name]).max()
 
 
-@pytest.mark.parametrize("opset", [7, 8, 9, 13, 14, 15])
+@pytest.mark.parametrize("opset", [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (8, 9, 13, 14)), 15])
 def test_normalisation_uses_what_it_is_given(opset: int) -> None:
     """ONNX's evaluator mixes mean and variance of the input in, below opset 14."""
     model = _model(

@@ -33,8 +33,6 @@ LIMITS = Limits(timing_seconds=0.01, warm_seconds=0.0, max_repeats=2)
 QUICK = (  # the others are slow
     "dense with bias",
     "convolution 3x3",
-    "depthwise convolution",
-    "softmax",
     "layer norm with gelu",
     "transpose",
     "product of two",

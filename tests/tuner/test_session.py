@@ -216,6 +216,7 @@ def test_a_search_that_broke_twice_is_lost(tuned: Any) -> None:
     assert len(planted.batches) == 1
 
 
+@pytest.mark.slow
 def test_peaks_that_are_met_are_measured_again(tuned: Any, profile: DeviceProfile) -> None:
     """Kept from a busy moment, a peak makes every schedule look as fast as can be."""
     assert profile.peaks is not None
