@@ -72,6 +72,7 @@ def test_an_onnx_file_is_compiled_proven_and_served(service: Service, tmp_path: 
     assert all(o["error"] <= o["tolerance"] for o in shown["checked"]["outputs"])
 
 
+@pytest.mark.slow
 def test_external_data_is_sent_along(service: Service, tmp_path: Path) -> None:
     path = dense(tmp_path / "e.onnx", external="weights.bin")
     with service.client() as client:

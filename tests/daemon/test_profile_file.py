@@ -103,7 +103,7 @@ def test_a_profile_decides_what_is_allowed(example: Path, compile_for: Compile) 
 @pytest.mark.parametrize(
     ("pattern", "line", "message"),
     [
-        (r"^fp64 = .*", "", "lacks the key 'fp64'"),
+        pytest.param(r"^fp64 = .*", "", "lacks the key 'fp64'", marks=pytest.mark.slow),
         pytest.param(
             r"^compute_units = .*", "compute_unit = 4", "unknown key 'compute_unit'", marks=pytest.mark.slow
         ),

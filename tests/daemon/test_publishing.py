@@ -16,7 +16,7 @@ from honed.runtime.errors import AlreadyExists, ModelRefused, NotFound
 from tests.runtime.builder import Builder
 
 from . import spin
-from .running import Service, wait_for
+from .running import Service, start, wait_for
 from .spin import X
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -28,12 +28,34 @@ def model(folder: Path, name: str, turns: int, extra: str = "") -> Path:
     return spin.write(folder / f"{name}.honed", turns, extra)
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    running = start(tmp_path_factory.mktemp("state"), cache_dir)
+    yield running
+    running.stop()
+
+
 @pytest.fixture
-def service(start_service: Starter, tmp_path: Path) -> Service:
+def service(shared: Service, tmp_path: Path) -> Service:
+    """With a slow model, freshly added."""
+    _freshly_added(shared, tmp_path)
+    return shared
+
+
+@pytest.fixture
+def alone(start_service: Starter, tmp_path: Path) -> Iterator[tuple[Service, Client]]:
+    """A service of its own with a client, for a test that ends it."""
     running: Service = start_service()
-    with running.client() as client:
-        client.add(model(tmp_path, "slow", SLOW), name="m")
-    return running
+    _freshly_added(running, tmp_path)
+    with running.client() as connected:
+        yield running, connected
+
+
+def _freshly_added(service: Service, folder: Path) -> None:
+    with service.client() as client:
+        if client.models():
+            client.remove("m")
+        client.add(model(folder, "slow", SLOW), name="m")
 
 
 @pytest.fixture
@@ -107,8 +129,9 @@ def test_one_that_turns_out_wrong_in_service_is_rolled_back(
 
 
 def test_one_that_kills_the_worker_costs_one_retry(
-    service: Service, client: Client, tmp_path: Path, start_service: Starter
+    alone: tuple[Service, Client], tmp_path: Path, start_service: Starter
 ) -> None:
+    service, client = alone
     crash = "if (x[0] > 90.0f) y[1 << 29] = 1.0f;"
     assert publish(client, model(tmp_path, "bad", FAST, crash))["published"]
     np.testing.assert_allclose(client.infer("m", {"x": X + 99})["y"], X + 100)
@@ -141,8 +164,9 @@ def test_a_worker_killed_by_somebody_else_is_not_blamed_on_the_version(
 
 @pytest.mark.slow
 def test_a_trial_cut_short_by_a_restart_goes_on_serving(
-    service: Service, client: Client, tmp_path: Path, start_service: Starter
+    alone: tuple[Service, Client], tmp_path: Path, start_service: Starter
 ) -> None:
+    service, client = alone
     assert publish(client, model(tmp_path, "fast", FAST))["published"]
     service.kill()
     with start_service(service.state).client() as again:

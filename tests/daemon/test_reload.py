@@ -18,7 +18,7 @@ from honed.runtime import Client
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 from .conftest import SIZE
-from .running import NO_TUNER, Service, wait_for
+from .running import NO_TUNER, Service, start, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
@@ -31,6 +31,20 @@ def configure(service: Service, text: str) -> Path:
     file = service.log_file.with_name("honed.toml")
     file.write_text(text + NO_TUNER)
     return file
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    running = start(tmp_path_factory.mktemp("state"), cache_dir)
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def service(shared: Service) -> Service:
+    """With nothing configured but that there is no tuner."""
+    shared.configure(NO_TUNER)
+    return shared
 
 
 def in_force(client: Client) -> dict[str, object]:
@@ -96,8 +110,7 @@ def test_a_reload_under_load_loses_nothing(start_service: Starter, small_model: 
         assert not whole["failures"]
 
 
-def test_new_limits_hold(start_service: Starter) -> None:
-    service = start_service()
+def test_new_limits_hold(service: Service) -> None:
     with service.client() as client, service.client() as second:
         assert second.live()
         file = configure(service, "[limits]\nmax_user_connections = 2\nmax_message_bytes = 4096\n")
@@ -142,8 +155,9 @@ def _error(client: Client, inputs: dict[str, np.ndarray]) -> Exception:
     return caught.value
 
 
-def test_a_wrong_file_changes_nothing(start_service: Starter) -> None:
-    service = start_service(config="[limits]\nmax_queue = 7\n")
+def test_a_wrong_file_changes_nothing(service: Service) -> None:
+    service.configure("[limits]\nmax_queue = 7\n" + NO_TUNER)
+    said = service.log.count("stays as it was")
     with service.client() as client:
         file = configure(service, "[limits]\nmax_queue = 9\nmax_jobs = 0\n")
         with pytest.raises(InvalidArgument) as caught:
@@ -154,15 +168,14 @@ def test_a_wrong_file_changes_nothing(start_service: Starter) -> None:
         assert str(file) in shown["problem"]
         assert shown["pending"] == []
         service.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: service.log.count("stays as it was") == 2, "the log to say so", service)
+        wait_for(lambda: service.log.count("stays as it was") == said + 2, "the log to say so", service)
         configure(service, "[limits]\nmax_queue = 9\n")
         service.process.send_signal(signal.SIGHUP)
         wait_for(lambda: in_force(client)["limits.max_queue"] == 9, "the mended file", service)
         assert "limits.max_queue is 9 now, was 7" in service.log
 
 
-def test_what_needs_a_restart_is_named(start_service: Starter) -> None:
-    service = start_service()
+def test_what_needs_a_restart_is_named(service: Service) -> None:
     with service.client() as client:
         before = in_force(client)
         file = configure(service, '[service]\ndevice = "another"\n[usage]\nhalf_life_days = 9.0\n')
@@ -188,8 +201,7 @@ def test_what_needs_a_restart_is_named(start_service: Starter) -> None:
         assert list(origins) == list(settings())
 
 
-def test_what_the_lease_is_decided_by_changes_too(start_service: Starter) -> None:
-    service = start_service(config="[idle]\nenabled = true\n")
+def test_what_the_lease_is_decided_by_changes_too(service: Service) -> None:
     with service.client() as client:
         configure(service, "[idle]\nenabled = false\n")
         client.reload_config()
@@ -219,8 +231,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_the_command(start_service: Starter, command: Callable[..., tuple[int, str, str]]) -> None:
-    service = start_service()
+def test_the_command(service: Service, command: Callable[..., tuple[int, str, str]]) -> None:
     there = f"--socket={service.socket}"
     status, out, _ = command("config", there)
     assert status == 0

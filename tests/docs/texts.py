@@ -19,18 +19,17 @@ _GAP = "\0"  # what an f-string fills in
 class Text:
     """A text of a source, and the code of the error that it is the sentence of, or "" for none."""
 
-    parts: tuple[str, ...]
+    whole: str  # with _GAP for what is filled in
     code: str
 
     def says(self, sentence: str) -> bool:
         """Whether `sentence`, with "…" for what is filled in, is a part of this text."""
-        whole = _GAP.join(self.parts)
         wanted = sentence.strip().split("…")
-        found = whole.find(wanted[0])
+        found = self.whole.find(wanted[0])
         while found >= 0:
-            if _follows(whole, found, wanted):
+            if _follows(self.whole, found, wanted):
                 return True
-            found = whole.find(wanted[0], found + 1)
+            found = self.whole.find(wanted[0], found + 1)
         return False
 
 
@@ -63,11 +62,11 @@ def _texts(node: ast.AST, code: str) -> Iterator[Text]:
     if isinstance(node, ast.Call):
         code = _code(node.func) or code
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield Text((node.value,), code)
+        yield Text(node.value, code)
         return
     if isinstance(node, ast.JoinedStr):
         whole = "".join(v.value if isinstance(v, ast.Constant) else _GAP for v in node.values)  # type: ignore[misc]
-        yield Text(tuple(whole.split(_GAP)), code)
+        yield Text(whole, code)
     for child in ast.iter_child_nodes(node):
         yield from _texts(child, code)
 

@@ -75,6 +75,7 @@ def test_examples_both_ways(message: Message, data: bytes) -> None:
     assert decode(data) == [message]
 
 
+@settings(max_examples=50)
 @given(messages=st.lists(MESSAGES, max_size=4), pieces=st.lists(st.integers(1, 50), min_size=1, max_size=20))
 def test_any_messages_in_any_pieces(messages: list[Message], pieces: list[int]) -> None:
     data = b"".join(map(encode, messages))

@@ -83,6 +83,7 @@ def test_what_was_written_runs(device: Device, tmp_path: Path) -> None:
     np.testing.assert_allclose(found[product > 4], product[product > 4], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_profile_compiles_for_a_device_that_is_not_here(device: Device, tmp_path: Path) -> None:
     profile = tmp_path / "board.toml"
     profile.write_text(profilefile.dumps(device.profile))

@@ -138,7 +138,10 @@ def test_half_computed_in_single_says_so(device: Device, compiled: Compiled) -> 
     assert modelfile.read(output).model.source.precision == "fp32"
 
 
-@pytest.mark.parametrize(("name", "operators"), [("silero_vad", ("LSTM", "If")), ("gtcrn_simple", ("GRU",))])
+@pytest.mark.parametrize(
+    ("name", "operators"),
+    [("silero_vad", ("LSTM", "If")), pytest.param("gtcrn_simple", ("GRU",), marks=pytest.mark.slow)],
+)
 def test_what_cannot_be_compiled_is_refused_by_operator(
     name: str, operators: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_the_best_is_descended_from_while_that_wins() -> None:
     assert search.next().way is Way.DESCENT
 
 
+@pytest.mark.slow
 def test_that_nothing_beside_the_best_is_left_is_said_by_the_last_batches() -> None:
     search, ways = batches(4, 16, 4), []
     for _ in range(40):
