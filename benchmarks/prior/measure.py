@@ -1,0 +1,122 @@
+"""Records for a prior, measured on this machine's device: `python -m benchmarks.prior.measure OUT.npz`.
+
+Draws schedules of made-up layers, and judges and times them as tuning does. Several may run side by side, each
+with a seed of its own: they draw and build at once, and measure in turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from tvm import tirx
+
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.surveying import survey
+from honed.tuner.lower.opencl import LoweringFailed, lower_function
+from honed.tuner.lower.schedule import narrow_indices
+from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.search.costmodel import CostModel
+from honed.tuner.search.draw import Draw, draws
+from honed.tuner.search.features import WIDTH
+from honed.tuner.tune.extract import SETS, Extracted, extract, parameters, tolerances, write_sets
+
+from .zoo import write
+
+_EACH = 6  # draws from each sketch
+_LIMITS = Limits(timing_seconds=0.1, warm_seconds=0.05)
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prior.measure", description=__doc__)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--device", help="an OpenCL device's spec (the best there is)")
+    parser.add_argument("--cache-dir", type=Path, default=Path("/tmp/honed-prior"), help="where peaks are kept")
+    parser.add_argument("--layers", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=60.0)
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
+    options.cache_dir.mkdir(parents=True, exist_ok=True)
+    turn = options.cache_dir / "turn"
+    with _in_turn(turn):
+        found = survey(options.device, options.cache_dir)
+    profile, model = found.measured(), CostModel(WIDTH)
+    with tempfile.TemporaryDirectory() as folder, Measurer(found.spec, profile, _LIMITS, builders=1) as measurer:
+        for path in write(Path(folder), options.layers, options.seed):
+            for one in extract(path, {}, "fp32", profile)[0]:
+                if time.monotonic() > end:
+                    return 0
+                drawn = list(_candidates(one.func, profile, options.seed))
+                if not drawn:
+                    continue
+                seconds = _measured(one, [c for _, c in drawn], measurer, Path(folder), turn)
+                model.add(one.task.key, np.array([each.features for each, _ in drawn]), seconds)
+                model.save(options.output)
+                right = int(np.isfinite(seconds).sum())
+                best = f", best {seconds.min() * 1e6:.1f} us" if right else ""
+                print(f"{path.stem} {one.task.name[:40]}: {right} of {len(drawn)} right{best}", flush=True)
+    return 0
+
+
+def _candidates(func: tirx.PrimFunc, profile: DeviceProfile, seed: int) -> Iterator[tuple[Draw, Candidate]]:
+    target = target_for(profile)
+    for n, one in enumerate(draws(narrow_indices(func), profile, _EACH, seed)):
+        try:
+            lowered = lower_function(one.scheduled, "main", target, profile)
+        except LoweringFailed:
+            continue
+        yield (
+            one,
+            Candidate(id=str(n), source=lowered.source, inner=lowered.inner, launches=lowered.launches),
+        )
+
+
+def _measured(
+    one: Extracted, candidates: list[Candidate], measurer: Measurer, folder: Path, turn: Path
+) -> np.ndarray:
+    """Seconds of each candidate, inf for those refused."""
+    sets, values = folder / one.task.key, parameters(one.func)
+    if not sets.exists():
+        write_sets(one.func, one.outputs, sets, 1)
+    workload = Workload(
+        task=one.task.key,
+        parameters=values,
+        outputs=tuple(range(len(values) - one.outputs, len(values))),
+        sets=SETS,
+        folder=sets,
+        flops=one.task.flops,
+        bytes=one.task.bytes,
+        tolerance=tolerances(one.func, one.outputs),
+    )
+    measurer.load(workload)
+    measurer.build(candidates)
+    seconds = np.full(len(candidates), np.inf)
+    for n, candidate in enumerate(candidates):
+        best = float(seconds.min())
+        with _in_turn(turn):
+            verdict = measurer.measure(candidate, best if np.isfinite(best) else None)
+        if verdict.outcome is Outcome.RIGHT and verdict.timing is not None:
+            seconds[n] = verdict.timing.median
+    return seconds
+
+
+@contextmanager
+def _in_turn(lock: Path) -> Iterator[None]:
+    with lock.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
