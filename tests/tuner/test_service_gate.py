@@ -110,3 +110,13 @@ def test_the_watcher_ends_with_the_gate(lease: StandInLease) -> None:
     while threading.active_count() > before and time.monotonic() < end:
         time.sleep(0.01)
     assert threading.active_count() == before
+
+
+def test_closing_takes_no_lock(gate: LeaseGate) -> None:
+    """A signal handler closes it, and may have interrupted whoever holds one."""
+    closing = threading.Thread(target=gate.close, daemon=True)
+    with gate._lock, gate._closed._cond:  # type: ignore[attr-defined]
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive()
+    assert not gate.enter()

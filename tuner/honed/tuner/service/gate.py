@@ -38,6 +38,7 @@ class LeaseGate(Gate):
         self._clock = clock
         self._lock = threading.Lock()  # of all below, and of the lease
         self._using = False
+        self._told = False  # that nothing is wanted any more; a handler must take no lock that it interrupted
         self._closed = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="lease", daemon=True)
         self._last: float | None = None
@@ -59,7 +60,7 @@ class LeaseGate(Gate):
         Raises what the service answered the watching thread, where it refuses this tuner.
         """
         begun = self._clock()
-        while not self._closed.is_set():
+        while not self._told:
             with self._lock:
                 if self._error is not None:
                     raise self._error
@@ -80,7 +81,7 @@ class LeaseGate(Gate):
 
     def close(self) -> None:
         """From a signal handler: `enter` gives False from now on."""
-        self._closed.set()
+        self._told = True
 
     def _count(self) -> None:
         now = self._clock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,7 +37,7 @@ class Tuner:
         """`socket` None: where honed listens."""
         self._socket = socket
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
-        self._stop = threading.Event()
+        self._told = False  # to stop; no Event, whose lock a handler may have interrupted
         self._session: Callable[[], None] | None = None  # stops the present session
         self._unprofiled: set[profiles.Version] = set()  # those that could not be
 
@@ -47,7 +46,7 @@ class Tuner:
 
         A session that then waits for a service that has gone is left after STOP_SECONDS.
         """
-        self._stop.set()
+        self._told = True
         if self._session is None:
             raise SystemExit(0)
         self._session()
@@ -57,7 +56,7 @@ class Tuner:
     def run(self) -> None:
         """Until told to stop. Raises PermissionDenied where the service does not let this user tune."""
         with self._lease:
-            while not self._stop.is_set():
+            while not self._told:
                 try:
                     worked = self._step()
                 except (Unavailable, NotFound) as error:
@@ -65,7 +64,8 @@ class Tuner:
                     worked = False
                 if not worked:
                     self._lease.release()
-                    self._stop.wait(REST_SECONDS)
+                    if not self._told:
+                        time.sleep(REST_SECONDS)  # `stop` ends it by SystemExit
 
     def _step(self) -> bool:
         """Tune one model for a while; False where there is nothing to do or the lease is not granted."""
@@ -90,7 +90,7 @@ class Tuner:
         """Ask where the time of used models goes, while the lease is held; whether anything was learnt."""
         learnt = False
         for version in view.unprofiled:
-            if version in self._unprofiled or self._stop.is_set() or not self._lease.may_run():
+            if version in self._unprofiled or self._told or not self._lease.may_run():
                 continue
             try:
                 client.profile(version.model, runs=1, timeout=profiles.PATIENCE_SECONDS)
@@ -108,7 +108,7 @@ class Tuner:
     def _granted(self) -> bool:
         """Wait a while for the lease, in slices: a signal does not end a wait."""
         end = time.monotonic() + REST_SECONDS
-        while not self._stop.is_set() and time.monotonic() < end:
+        while not self._told and time.monotonic() < end:
             if self._lease.wait_until_granted(_SLICE_SECONDS):
                 return True
         return False
@@ -126,7 +126,7 @@ class Tuner:
                     raise ModelRefused(f"{plan.name} was added compiled, so there is no source to tune")
                 one = Pass(client, self._lease, view.places[plan.name], plan, given, Path(folder))
                 self._session = one.stop
-                if not self._stop.is_set():
+                if not self._told:
                     known = one.run(known)
         except ModelRefused as error:
             _log.warning("%s is not tuned: %s", plan.name, error)
