@@ -1,7 +1,7 @@
 """Records for a prior, measured on this machine's device: `python -m benchmarks.prior.measure OUT.npz`.
 
-Draws schedules of made-up layers, and judges and times them as tuning does. Several may run side by side, each
-with a seed of its own: they draw and build at once, and measure in turns.
+Draws schedules of made-up layers, and judges and times them as tuning does. Several may run side by side,
+each with a seed of its own: they draw and build at once, and measure in turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prior.measure", description=__doc__)
     parser.add_argument("output", type=Path)
     parser.add_argument("--device", help="an OpenCL device's spec (the best there is)")
-    parser.add_argument("--cache-dir", type=Path, default=Path("/tmp/honed-prior"), help="where peaks are kept")
+    parser.add_argument(
+        "--cache-dir", type=Path, default=Path("/tmp/honed-prior"), help="where peaks are kept"
+    )
     parser.add_argument("--layers", type=int, default=400)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--minutes", type=float, default=60.0)
@@ -52,7 +54,10 @@ def main() -> int:
     with _in_turn(turn):
         found = survey(options.device, options.cache_dir)
     profile, model = found.measured(), CostModel(WIDTH)
-    with tempfile.TemporaryDirectory() as folder, Measurer(found.spec, profile, _LIMITS, builders=1) as measurer:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        Measurer(found.spec, profile, _LIMITS, builders=1) as measurer,
+    ):
         for path in write(Path(folder), options.layers, options.seed):
             for one in extract(path, {}, "fp32", profile)[0]:
                 if time.monotonic() > end:

@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from onnx import numpy_helper, parser
 
 from honed.runtime import modelfile, profilefile
 from honed.runtime.devices import Device
+from honed.runtime.errors import ModelRefused
 from honed.runtime.executor import load
+from honed.tuner import compile as compiling
 from honed.tuner.compile import STAGES, run_model
+from honed.tuner.lower.opencl import Lowered
 
 pytestmark = pytest.mark.tvm
 SECONDS = 120
@@ -109,6 +113,42 @@ def test_a_model_of_doubles_is_written_and_read(device: Device, tmp_path: Path) 
     x = np.linspace(-1, 1, 4)
     with load(tmp_path / "m.honed", device.spec) as executor:
         np.testing.assert_allclose(executor.run({"x": x})["y"], np.tan(x), rtol=1e-12)
+
+
+def test_wrong_schedules_give_way_to_default_rules(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a driver makes something else of a kernel that only the prior would have chosen."""
+    right = compiling.default_kernels
+
+    def planted(*given: Any) -> tuple[str, Lowered, list[str]]:
+        _, lowered, passed_over = right(*given)
+        return "planted", replace(lowered, source=lowered.source.replace("sqrt(", "fabs(")), passed_over
+
+    monkeypatch.setattr(compiling, "first_kernels", planted)
+    text = (
+        '<ir_version: 9, opset_import: ["": 20]> f (float[64] x) => (float[64] y) { a = Abs(x) y = Sqrt(a) }'
+    )
+    request = compiling.Request(
+        path=_saved(tmp_path, text),
+        output=tmp_path / "m.honed",
+        profile=device.profile,
+        device=device,
+        shapes={},
+        precision="fp32",
+        filename="m.onnx",
+    )
+    made = compiling.compile_file(request, lambda _stage, _fraction, _text: None)
+    assert "gave wrong answers on" in made.fell_back
+    assert made.fell_back in " ".join(made.model.source.notes)
+    assert "planted" not in {kernel.schedule for kernel in made.model.kernels}
+    x = np.linspace(1, 9, 64, dtype=np.float32)
+    with load(tmp_path / "m.honed", device.spec) as executor:
+        np.testing.assert_allclose(executor.run({"x": x})["y"], np.sqrt(x), rtol=1e-6)
+
+    monkeypatch.setattr(compiling, "default_kernels", planted)
+    with pytest.raises(ModelRefused, match=r"does not give the reference's answers .* \(Sqrt\)"):
+        compiling.compile_file(request, lambda _stage, _fraction, _text: None)
 
 
 @pytest.mark.parametrize(

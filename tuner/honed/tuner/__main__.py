@@ -131,14 +131,15 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
         check_file(request, report)
         emit({"event": "done"})
         return
-    model = compile_file(request, report)
-    proof = model.proof
+    compiled = compile_file(request, report)
+    model, proof = compiled.model, compiled.model.proof
     assert proof is not None
     emit({
         "event": "done",
         "output": str(request.output),
         "sha256": model.source.sha256,
         "notes": list(model.source.notes),
+        "fell_back": compiled.fell_back,
         "kernels": len(model.kernels),
         "launches": sum(type(step).__name__ == "Launch" for step in model.steps),
         "seconds": round(time.monotonic() - started, 2),

@@ -25,7 +25,8 @@ from .assemble import Expected, assemble
 from .bind import bind_shapes
 from .first import first_kernels
 from .frontend import Normalised, Precision
-from .lower.module import Choose, LoweredModel, lower_module
+from .lower.module import Choose, First, LoweredModel, lower_module
+from .lower.schedule import default_kernels
 from .prove import locate, probes, reference
 from .tuned import best_schedules
 
@@ -57,37 +58,62 @@ class Request:
     records: Path | None = None  # recorded schedules to compile with
 
 
-def compile_file(request: Request, report: Report) -> CompiledModel:
-    """Compile, prove and write a model; returns what the file says.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """What the file says; `fell_back` is why default rules alone made it, "" where they did not have to."""
 
-    `report(stage, fraction of the whole, text)` is called as it goes on. Raises ModelRefused with every
-    reason found, InvalidArgument, DeviceError or ResourceExhausted. The output is written whole or not
-    at all.
+    model: CompiledModel
+    fell_back: str
+
+
+def compile_file(request: Request, report: Report) -> Compiled:
+    """Compile, prove and write a model.
+
+    Where schedules recorded or picked by the prior give wrong answers on the device, default rules replace
+    them all, which the file's notes say. `report(stage, fraction of the whole, text)` is called meanwhile.
+    Raises ModelRefused with every reason found, InvalidArgument, DeviceError or ResourceExhausted. The output
+    is written whole or not at all.
     """
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
     original = frontend.load(request.path)
     sha256 = _sha256(request.path)
     choose = best_schedules(request.records, request.profile.identity) if request.records else _default
-    normalised, lowered = _lower(original, request.profile, request.shapes, request.precision, stage, choose)
+    normalised, module = _import(original, request.profile, request.shapes, request.precision, stage)
+    lowered = _lower(module, request.profile, stage, choose, first_kernels)
     stage("prove", 0.0, "evaluate the reference")
     bound = bind_shapes(original, {i.name: i.shape for i in normalised.inputs})
     expected, notes = _expect(bound, normalised)
-    source = Source(
-        sha256=sha256,
-        filename=request.filename,
-        producer=normalised.producer,
-        opset=normalised.opset,
-        precision=normalised.precision,
-        notes=(*normalised.notes, *lowered.notes, *notes),
-    )
-    model, constants = assemble(source, request.profile, normalised, lowered, expected)
+
+    def assembled(lowered: LoweredModel, *more: str) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
+        source = Source(
+            sha256=sha256,
+            filename=request.filename,
+            producer=normalised.producer,
+            opset=normalised.opset,
+            precision=normalised.precision,
+            notes=(*normalised.notes, *lowered.notes, *notes, *more),
+        )
+        return assemble(source, request.profile, normalised, lowered, expected)
+
+    model, constants = assembled(lowered)
+    fell_back = ""
     if request.device is not None:
-        stage("prove", 0.5, f"compare with {expected.evaluator} on {request.device.profile.identity.name}")
-        model = _prove(request, request.device, model, constants, bound, expected)
+        name = request.device.profile.identity.name
+        stage("prove", 0.5, f"compare with {expected.evaluator} on {name}")
+        results = _probed(request.device, model, constants)
+        wrong, first = [result for result in results if not result.right], first_kernels
+        if wrong and (by_rules := _by_rules(lowered, module, request.profile, stage)) is not None:
+            fell_back = f"better schedules gave wrong answers on {name} ({wrong[0]})"
+            model, constants = assembled(by_rules, f"compiled with default rules, because {fell_back}")
+            stage("prove", 0.75, f"compare with {expected.evaluator} on {name}")
+            results, first = _probed(request.device, model, constants), default_kernels
+        if not all(result.right for result in results):
+            raise _refusal(request, request.device, model, results, bound, expected, first)
+        model = _proven(model, request.device, results)
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, constants)
-    return model
+    return Compiled(model=model, fell_back=fell_back)
 
 
 def check_file(request: Request, report: Report) -> None:
@@ -102,13 +128,15 @@ def run_model(
     inputs: Mapping[str, np.ndarray],
     device: Device,
     precision: Precision = "auto",
+    first: First = first_kernels,
 ) -> dict[str, np.ndarray]:
     """Compile a model of static shapes with schedules that need no trial, and run it once, unproven.
 
     Raises as above.
     """
     quiet = _Stages(lambda _stage, _done, _text: None)
-    normalised, lowered = _lower(model, device.profile, {}, precision, quiet, _default)
+    normalised, module = _import(model, device.profile, {}, precision, quiet)
+    lowered = _lower(module, device.profile, quiet, _default, first)
     source = Source(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
         filename="(in memory)",
@@ -158,17 +186,18 @@ def _import(
 
 
 def _lower(
-    model: onnx.ModelProto,
-    profile: DeviceProfile,
-    shapes: Mapping[str, tuple[int, ...]],
-    precision: Precision,
-    stage: _Stages,
-    choose: Choose,
-) -> tuple[Normalised, LoweredModel]:
-    normalised, module = _import(model, profile, shapes, precision, stage)
-    return normalised, lower_module(
-        module, profile, lambda done, text: stage("lower", done, text), choose, first_kernels
-    )
+    module: tvm.IRModule, profile: DeviceProfile, stage: _Stages, choose: Choose, first: First
+) -> LoweredModel:
+    return lower_module(module, profile, lambda done, text: stage("lower", done, text), choose, first)
+
+
+def _by_rules(
+    lowered: LoweredModel, module: tvm.IRModule, profile: DeviceProfile, stage: _Stages
+) -> LoweredModel | None:
+    """The model with default rules alone; None where it has no other kernels already."""
+    plain = _lower(module, profile, stage, _default, default_kernels)
+    same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
+    return None if same else plain
 
 
 def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, tuple[str, ...]]:
@@ -198,29 +227,37 @@ def _opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: D
         return Executor(modelfile.read(path, verify=False), device)
 
 
-def _prove(
+def _probed(
+    device: Device, model: CompiledModel, constants: Mapping[int, np.ndarray]
+) -> tuple[proof.Difference, ...]:
+    with _opened(model, constants, device) as executor:
+        return proof.check_probes(executor)
+
+
+def _refusal(
     request: Request,
     device: Device,
     model: CompiledModel,
-    constants: Mapping[int, np.ndarray],
+    results: tuple[proof.Difference, ...],
     bound: onnx.ModelProto,
     expected: Expected,
-) -> CompiledModel:
-    """Run the probes on the device; raises ModelRefused, naming the first node whose value differs."""
-    with _opened(model, constants, device) as executor:
-        results = proof.check_probes(executor)
+    first: First,
+) -> ModelRefused:
+    """Of a model with wrong answers: names the first node whose value differs."""
     wrong = [n for n, result in enumerate(results) if not result.right]
-    if wrong:
-        where = locate.first_difference(
-            bound,
-            expected.inputs[wrong[0] // len(model.outputs)],
-            lambda variant, given: run_model(variant, given, device, request.precision),
-            precision=model.source.precision,
-        )
-        raise ModelRefused(
-            f"the compiled model does not give the reference's answers ({results[wrong[0]]}); {where}",
-            (*(str(results[n]) for n in wrong), str(where)),
-        )
+    where = locate.first_difference(
+        bound,
+        expected.inputs[wrong[0] // len(model.outputs)],
+        lambda variant, given: run_model(variant, given, device, request.precision, first),
+        precision=model.source.precision,
+    )
+    return ModelRefused(
+        f"the compiled model does not give the reference's answers ({results[wrong[0]]}); {where}",
+        (*(str(results[n]) for n in wrong), str(where)),
+    )
+
+
+def _proven(model: CompiledModel, device: Device, results: tuple[proof.Difference, ...]) -> CompiledModel:
     worst = {
         output.name: max((r.error for r in results if r.output == output.name), default=0.0)
         for output in model.outputs

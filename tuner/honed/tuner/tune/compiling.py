@@ -33,7 +33,10 @@ class Compilation:
 
 
 def compile_apart(wanted: Compilation) -> None:
-    """Compile; raises ModelRefused with the compiler's reasons, DeviceError where it fails."""
+    """Compile; raises ModelRefused with the compiler's reasons, DeviceError where it fails.
+
+    A file that fell back to default rules is refused, too: these schedules were what was wanted.
+    """
     command = [sys.executable, "-P", "-m", "honed.tuner", "compile", str(wanted.source)]
     command += ["-o", str(wanted.output), "--precision", wanted.precision]
     command += ["--device", wanted.device] if wanted.device is not None else []
@@ -48,6 +51,8 @@ def compile_apart(wanted: Compilation) -> None:
     lines = done.stdout.splitlines()
     event = json.loads(lines[-1]) if lines else {}
     if event.get("event") == "done":
+        if event["fell_back"]:
+            raise ModelRefused(event["fell_back"])
         return
     if event.get("event") == "refused":
         raise ModelRefused(str(event["message"]), tuple(event["reasons"]))
