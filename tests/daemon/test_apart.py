@@ -132,6 +132,7 @@ def test_a_worker_that_hangs_is_noticed_before_anybody_asks(
         np.testing.assert_array_equal(client.infer("small", {"x": X})["y"], 2 * X + 1)
 
 
+@pytest.mark.slow
 def test_a_model_that_crashes_now_and_then_is_given_up_and_nobody_else_waits(
     start_service: Starter, small_model: Path, tmp_path: Path
 ) -> None:

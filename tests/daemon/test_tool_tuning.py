@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.daemon.cli.tasks import origin
 from honed.daemon.tool import main
 from tests.runtime.builder import Builder, chain
 
@@ -41,7 +42,7 @@ def table(best, trials, failures, state="tuning"):
         row("b" * 16, {LONG!r}, 500.0, 0, {{}}, "tuning" if state == "tuning" else "lost",
             "" if state == "tuning" else "the compiler crashed twice: SIGSEGV"),
         row("c" * 16, "add", 5.0, 0, {{}}, "skipped", "too small to matter: 0.1 % of the model's time"),
-        row("d" * 16, "add_1", 5.0, 0, {{}}, "skipped", "too small to matter: 0.2 % of the model's time")]
+        row("task", "add_1", 5.0, 0, {{}}, "skipped", "too small to matter: 0.2 % of the model's time")]
     return dict(tasks=rows, model=dict(before_us=36 * 9510.0, now_us=36 * (best + 510)))
 
 def search(rounds):
@@ -276,15 +277,16 @@ def test_tasks(hone: Any, stub: StubTuner) -> None:
     status, out, _ = hone("tasks", "m")
     assert status == 0
     assert out.splitlines()[0].split() == [
-        "task", "runs", "MFLOP", "MB", "floor", "us", "best", "us", "of", "peak", "state",
+        "task", "runs", "MFLOP", "floor", "us", "best", "us", "of", "peak", "from", "state",
     ]  # fmt: skip
-    assert out.splitlines()[1].split() == ["dense_3", "36", "100.7", "2.10", "800", "4,000", "20%", "tuned"]
+    assert out.splitlines()[1].split() == ["dense_3", "36", "100.7", "800", "4,000", "20%", "-", "tuned"]
     assert "…" in out.splitlines()[2]
     text = " ".join(out.split())
     assert "lost, the compiler crashed twice: SIGSEGV: fused" in text
     assert "4 tasks: 2 skipped, 1 tuned, 1 lost; estimated 342.4 ms an inference before, 162.4 ms now" in text
     document = json.loads(hone("tasks", "m", "--json")[1])
-    assert [row["task"][0] for row in document["tasks"]] == ["a", "b", "c", "d"]
+    assert [row["task"][0] for row in document["tasks"]] == ["a", "b", "c", "t"]
+    assert [row["schedule"] for row in document["tasks"]] == [None, None, None, "by hand"]
     stub.behave('say(event="done")')
     status, _, err = hone("tasks", "m")
     assert status == 1
@@ -401,3 +403,11 @@ def gone(pid: int) -> None:
     while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "said"),
+    [("prior:cpu-1", "prior"), ("record:0123456789ab", "record"), ("matmul", "rule"), (None, "-")],
+)
+def test_where_a_schedule_comes_from(schedule: str | None, said: str) -> None:
+    assert origin(schedule) == said

@@ -112,6 +112,7 @@ def test_activations_stay_of_unit_size() -> None:
     assert all(0.5 < float(np.sqrt(np.mean(v**2))) < 2 and np.abs(v).max() < 12 for v in values)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_the_bytes(tmp_path: Path) -> None:
     first = lightglue.write(tmp_path / "a.onnx", 8, seed=3).read_bytes()
     assert lightglue.write(tmp_path / "b.onnx", 8, seed=3).read_bytes() == first

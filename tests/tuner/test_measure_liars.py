@@ -189,6 +189,7 @@ def test_reports_end_before_start(judge: Judge) -> None:
     assert "START" in found.reason
 
 
+@pytest.mark.slow
 def test_its_clock_counts_something_else(judge: Judge) -> None:
     command = (sys.executable, "-m", "tests.tuner.liars.slow_clock")
     assert judge(kinds.LONG, NONE, command=command).outcome is Outcome.RIGHT
@@ -286,6 +287,7 @@ def test_crashes_the_drivers_compiler(judge: Judge) -> None:
     assert "Cannot select" in found.reason
 
 
+@pytest.mark.slow
 def test_crashes_pocl_for_real(judge: Judge, device: Device) -> None:
     """PoCL 3.1 runs out of stack over recursion, which OpenCL C does not allow."""
     if "Portable Computing Language" not in device.profile.identity.platform:

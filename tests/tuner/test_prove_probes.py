@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import pytest
 from onnx import parser
 
 from honed.tuner.demo import lightglue
@@ -57,6 +58,7 @@ def test_a_model_that_always_amplifies_is_proven_to_less_and_it_is_said() -> Non
     assert f"{found.tolerance[0]:.2g} of its range only" in found.notes[0]
 
 
+@pytest.mark.slow
 def test_integers_stay_equal_and_their_noise_is_said() -> None:
     model = _model(
         "f (float[512] x) => (int32[512] y) <float much = {1e9}> { r = Mul(x, much) y = Cast<to = 6>(r) }"

@@ -93,6 +93,7 @@ print(len(done), in_flight)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     with script(KILLER, tmp_path / "records.db", KILLS, seed) as killer:

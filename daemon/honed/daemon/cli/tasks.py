@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from .progress import Reporter
 
 Row = Mapping[str, Any]  # of a task, as the tuning child gives it
+_Column = tuple[str, Callable[[Row], str]]  # its heading, and a task's cell
 _NAME = 12  # characters of a task's name that are always shown
-_WIDE = 110  # columns from which failures are shown by their reasons
+_WIDE = 110  # columns from which everything is shown
 _NARROW = 70  # columns below which only what matters most is shown
 
 
@@ -34,7 +35,9 @@ def register(commands: Any) -> None:
         about="list the tuning tasks of a model",
         details=(
             "A task is a kernel's work, with how often one inference runs it. The floor is the least time "
-            "that the device's measured peaks allow (Williams' roofline). What is not tuned says why."
+            "that the device's measured peaks allow (Williams' roofline). 'from' says where the schedule "
+            "that is served now comes from: a record, which was measured on such a device, or without a "
+            "trial the prior or a rule. What is not tuned says why."
         ),
         examples="hone tasks lightglue\nhone tasks lightglue --json",
     )
@@ -53,6 +56,7 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     limits = Limits()
     with ExitStack() as held:
         client = held.enter_context(Client(arguments.socket))
+        served = {kernel["task"]: kernel["schedule"] for kernel in client.show(arguments.model)["kernels"]}
         child: Child | Remote
         if only_by_service(client.status()):
             child = held.enter_context(started_in_service(arguments.socket, "tasks", model=arguments.model))
@@ -61,7 +65,8 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
             command = ["tasks", *found.arguments]
             child = held.enter_context(started(command, limits, seconds=limits.compile_seconds))
         told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
-    document = {"model": arguments.model, "tasks": told["tasks"], "estimate": told["model"]}
+    rows = [{**row, "schedule": served.get(row["task"])} for row in told["tasks"]]
+    document = {"model": arguments.model, "tasks": rows, "estimate": told["model"]}
     output.emit(document, lambda console: _print(console, document))
     return 0
 
@@ -83,31 +88,38 @@ def _told(child: Child | Remote, reporter: Reporter) -> Mapping[str, Any]:
 
 def _print(console: Console, document: Mapping[str, Any]) -> None:
     rows: Sequence[Row] = document["tasks"]
-    room = _name_room(console.width, 67)
-    cells = (
-        (
-            short(row["name"], room),
-            str(row["weight"]),
-            f"{row['flops'] / 1e6:,.1f}",
-            f"{row['bytes'] / 1e6:,.2f}",
-            _time(row["roofline_us"]),
-            _time(row["best_us"]),
-            _percent(row["roofline_share"]),
-            state_text(row),
-        )
-        for row in rows
+    columns: list[_Column] = [
+        (">runs", lambda row: str(row["weight"])),
+        (">MFLOP", lambda row: f"{row['flops'] / 1e6:,.1f}"),
+        (">MB", lambda row: f"{row['bytes'] / 1e6:,.2f}"),
+        (">floor us", lambda row: _time(row["roofline_us"])),
+        (">best us", lambda row: _time(row["best_us"])),
+        (">of peak", lambda row: _percent(row["roofline_share"])),
+        ("from", lambda row: origin(row["schedule"])),
+        ("state", state_text),
+    ]
+    if console.width < _WIDE:
+        columns = [column for column in columns if column[0] != ">MB"]
+    console.print(
+        _tasks_table(rows, columns, _name_room(console.width, 75 if console.width >= _WIDE else 67))
     )
-    headings = ("task", ">runs", ">MFLOP", ">MB", ">floor us", ">best us", ">of peak", "state")
-    console.print(table(headings, cells))
     console.print()
     print_reasons(console, rows)
     line(console, f"{counted(rows)}; {latency_text(document['estimate'])}.")
 
 
+def origin(schedule: str | None) -> str:
+    """Where a schedule comes from, by its name in a compiled file; "-" where the model has none for it."""
+    if schedule is None:
+        return "-"
+    kind, named, _ = schedule.partition(":")
+    return kind if named else "rule"
+
+
 def progress_table(rows: Sequence[Row], width: int) -> Table:
     """The tasks while they are tuned and afterwards, in `width` columns: with fewer it shows less."""
     wide, narrow = width >= _WIDE, width < _NARROW
-    columns: list[tuple[str, Callable[[Row], str]]] = [
+    columns: list[_Column] = [
         (">best us", lambda row: _time(row["best_us"])),
         (">trials", lambda row: str(row["trials"])),
     ]
@@ -119,7 +131,11 @@ def progress_table(rows: Sequence[Row], width: int) -> Table:
     if wide:
         columns[-1] = ("failed", lambda row: failures_text(row["failures"]) or "-")
     columns.append(("state", state_text))
-    room = _name_room(width, 95 if wide else 27 if narrow else 63)
+    return _tasks_table(rows, columns, _name_room(width, 95 if wide else 27 if narrow else 63))
+
+
+def _tasks_table(rows: Iterable[Row], columns: Sequence[_Column], room: int) -> Table:
+    """A row for each task, its name in `room` characters."""
     return table(
         ("task", *(heading for heading, _ in columns)),
         [(short(row["name"], room), *(cell(row) for _, cell in columns)) for row in rows],
