@@ -146,7 +146,7 @@ def run_model(
         notes=(),
     )
     compiled, constants = assemble(source, device.profile, normalised, lowered, None)
-    with _opened(compiled, constants, device) as executor:
+    with opened(compiled, constants, device) as executor:
         return executor.run(inputs)
 
 
@@ -219,7 +219,7 @@ def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, t
     return expected, found.notes
 
 
-def _opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
+def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
     """An executor over a file that is gone when the executor is closed."""
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
@@ -230,7 +230,7 @@ def _opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: D
 def _probed(
     device: Device, model: CompiledModel, constants: Mapping[int, np.ndarray]
 ) -> tuple[proof.Difference, ...]:
-    with _opened(model, constants, device) as executor:
+    with opened(model, constants, device) as executor:
         return proof.check_probes(executor)
 
 
