@@ -9,12 +9,20 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+from tvm import tirx
 
 from benchmarks.valhall.draws import draws
-from honed.tuner.search.costmodel import CostModel
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.schedule import by_rule
+from honed.tuner.lower.target import target_for
+from honed.tuner.search.costmodel import Array, CostModel
+from honed.tuner.search.draw import features_of
 from honed.tuner.search.features import WIDTH
 from honed.tuner.tune.extract import extract
 from honed.tuner.valhall.benches import predicted
@@ -22,8 +30,6 @@ from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, seconds
 
 from .zoo import write
-
-_EACH = 6  # draws from each sketch
 
 
 def main() -> int:
@@ -33,6 +39,7 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--root", type=Path, default=ROOT)
+    parser.add_argument("--each", type=int, default=6, help="draws from each sketch (6)")
     parser.add_argument("--minutes", type=float, default=60.0)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
@@ -44,18 +51,16 @@ def main() -> int:
             if time.monotonic() > end:
                 break
             for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile)[0]:
-                drawn = list(draws(one.func, profile, _EACH, options.seed))
-                begun = [judge.begin(each.lowered.source) for each in drawn]
+                tried = list(_schedules(one.func, profile, options.each, options.seed))
+                begun = [judge.begin(lowered.source) for _, lowered in tried]
                 times = []
-                for each, dump in zip(drawn, begun, strict=True):
+                for (_, lowered), dump in zip(tried, begun, strict=True):
                     try:
-                        judged = judge.judge(each.lowered.source, each.lowered.launches, dump)
-                        times.append(seconds(judged))
+                        times.append(seconds(judge.judge(lowered.source, lowered.launches, dump)))
                     except NotBuilt:
                         times.append(np.inf)
-                if drawn:
-                    rows = np.array([each.draw.features for each in drawn])
-                    model.add(one.task.key, rows, np.array(times))
+                if tried:
+                    model.add(one.task.key, np.array([row for row, _ in tried]), np.array(times))
                     best = min(times) * 1e6
                     print(
                         f"{path.stem} {one.task.name[:40]}: {len(times)} judged, best {best:.1f} us",
@@ -63,6 +68,19 @@ def main() -> int:
                     )
             model.save(options.output)
     return 0
+
+
+def _schedules(
+    func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int
+) -> Iterator[tuple[Array, Lowered]]:
+    """What the prior chooses from, with features: the default rule's schedule, and draws."""
+    target = target_for(profile)
+    ruled = by_rule(func, target, profile)
+    if ruled is not None:
+        with suppress(LoweringFailed):
+            yield features_of(ruled[1], profile), lower_function(ruled[1], "main", target, profile)
+    for one in draws(func, profile, each, seed) if each else ():
+        yield one.draw.features, one.lowered
 
 
 if __name__ == "__main__":

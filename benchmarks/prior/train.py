@@ -16,7 +16,7 @@ import xgboost
 
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
-from honed.tuner.search.prior import FOLDER, VERSION
+from honed.tuner.search.prior import FOLDER, RULES, VERSION
 
 _ROUNDS = 160
 _PARAMETERS = {
@@ -38,12 +38,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prior.train", description=__doc__)
     parser.add_argument("family", choices=("cpu", "gpu", "mali"))
     parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument(
+        "--with-rules", action="store_true", help="the default rules' schedules are among the candidates"
+    )
     options = parser.parse_args()
     models = [CostModel.load(path, WIDTH) for path in options.files]
     picks = [pick for n in range(len(models)) for pick in _picks(models, n)]
     if picks:
         print(f"{len(picks)} tasks held out: median {median(picks):.2f}, mean {mean(picks):.2f}")
     booster = _learned(models)
+    booster.set_attr(**{RULES: str(options.with_rules)})
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{options.family}-{VERSION}.ubj"
     booster.save_model(path)

@@ -1,7 +1,8 @@
 """Kernels for a Mali-G610 judged by their machine code: `python -m benchmarks.valhall`.
 
-Without arguments: the bench's tasks, with the default schedule and the best of many draws beside the
-hand-written kernel. Nothing runs on a GPU: times are bounds of the busiest pipe (tuner.valhall.machine).
+Without arguments: the bench's tasks, with the default schedule, the one that is first served, and the best of
+many draws beside the hand-written kernel. Nothing runs on a GPU: times are bounds of the busiest pipe
+(tuner.valhall.machine).
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from honed.tuner.first import first_kernels
 from honed.tuner.lower.program import KernelLaunch
+from honed.tuner.lower.target import target_for
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, Judged, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
@@ -45,6 +48,8 @@ def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
     rule, lowered = default(task.func, device)
     table = Table(*_HEADS, title=f"{task.name}, {task.flops / 1e6:.1f} MFLOP, x{task.weight}")
     _row(table, f"default: {rule}", task, judge.judge(lowered.source, lowered.launches))
+    origin, lowered, _ = first_kernels(task.func, "main", target_for(device), device)
+    _row(table, f"first served: {origin}", task, judge.judge(lowered.source, lowered.launches))
     if task.product is not None:
         source, launch = product(*task.product)
         _row(table, "by hand", task, judge.judge(source, [launch]))

@@ -27,8 +27,24 @@ pytestmark = pytest.mark.tvm
 SHIPPED = sorted(path.name.split("-")[0] for path in prior.FOLDER.glob(f"*-{prior.VERSION}.ubj"))
 
 
-def test_processors_have_a_prior() -> None:
-    assert "cpu" in SHIPPED
+def test_processors_and_malis_have_a_prior() -> None:
+    assert {"cpu", "mali"} <= set(SHIPPED)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class LastFirst:
+        """Scores what it is given last, which is the rule's schedule, highest."""
+
+        name, knows_rules = "prior:planted", knows
+
+        def predict(self, features: np.ndarray) -> np.ndarray:
+            return np.arange(len(features), dtype=np.float32)
+
+    monkeypatch.setattr("honed.tuner.first.prior_of", lambda _family: LastFirst())
+    one = imagined("mali")
+    rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
+    assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
 
 
 @pytest.mark.parametrize("family", SHIPPED)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from tvm import tirx
 from tvm.target import Target
@@ -10,8 +12,9 @@ from honed.runtime.profile import DeviceProfile
 
 from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
-from .lower.schedule import default_kernels, narrow_indices
-from .search.draw import Draw, draws
+from .lower.schedule import by_rule, default_kernels, narrow_indices
+from .search.costmodel import Array
+from .search.draw import draws, features_of
 from .search.prior import Prior, prior_of
 
 _EACH = 4  # draws from each sketch: with 2 to 8 sketches, a dozen or two
@@ -31,11 +34,15 @@ def first_kernels(
     passed_over: list[str] = []
     prior = prior_of(profile.rules.family)
     if prior is not None and not _small(func):
-        plain = narrow_indices(func)
-        found = draws(plain, profile, _EACH, _SEED)
-        for one in _best_first(found, prior)[:_TRIED]:
+        found = [(one.scheduled, one.features) for one in draws(narrow_indices(func), profile, _EACH, _SEED)]
+        ruled = by_rule(func, target, profile) if prior.knows_rules else None
+        if ruled is not None:
+            found.append((ruled[1], features_of(ruled[1], profile)))
+        for scheduled in _best_first(found, prior)[:_TRIED]:
+            if ruled is not None and scheduled is ruled[1]:
+                break
             try:
-                lowered = lower_function(one.scheduled, name, target, profile)
+                lowered = lower_function(scheduled, name, target, profile)
             except LoweringFailed as failed:
                 passed_over.append(f"{prior.name}: {failed}")
                 continue
@@ -44,11 +51,11 @@ def first_kernels(
     return rule, lowered, [*passed_over, *more]
 
 
-def _best_first(found: list[Draw], prior: Prior) -> list[Draw]:
+def _best_first(found: Sequence[tuple[tirx.PrimFunc, Array]], prior: Prior) -> list[tirx.PrimFunc]:
     if not found:
         return []
-    scores = prior.predict(np.array([one.features for one in found]))
-    return [found[n] for n in np.argsort(-scores, kind="stable")]
+    scores = prior.predict(np.array([features for _, features in found]))
+    return [found[n][0] for n in np.argsort(-scores, kind="stable")]
 
 
 def _small(func: tirx.PrimFunc) -> bool:

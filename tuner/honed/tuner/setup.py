@@ -9,7 +9,7 @@ from honed.runtime.profile import DeviceIdentity
 from .records import Setup
 
 # Raised when the same trace would give another kernel than before.
-_LOWERING = 2
+_LOWERING = 3
 
 
 def setup_for(identity: DeviceIdentity) -> Setup:

@@ -50,6 +50,18 @@ def default_kernels(
     return SERIAL, lower_function(scheduled, name, target, profile), passed_over
 
 
+def by_rule(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> tuple[str, tirx.PrimFunc] | None:
+    """The first default rule that applies, and the function scheduled by it; None where none does."""
+    for rule, make in _rules(func, profile):
+        try:
+            scheduled = _apply(make(), narrow_indices(func), target)
+        except LoweringFailed:
+            continue
+        if scheduled is not None:
+            return rule, scheduled
+    return None
+
+
 def _rules(
     func: tirx.PrimFunc, profile: DeviceProfile
 ) -> Iterator[tuple[str, Callable[[], dlight.ScheduleRule]]]:

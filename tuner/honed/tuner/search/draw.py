@@ -37,15 +37,28 @@ def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> 
     return found
 
 
+def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
+    """Features [features.WIDTH] of a function that something else scheduled."""
+    module = traces.as_module(scheduled)
+    strategy = ms.search_strategy.ReplayTrace()
+    context = tune_context(module, target_for(profile), _generator(profile), strategy, seed=0, threads=1)
+    found: Array = features(context, [ms.MeasureCandidate(Schedule(module), [])])[0]
+    return found
+
+
+def _generator(profile: DeviceProfile) -> ms.SpaceGenerator:
+    """Of nothing: sketches are given."""
+    return ms.space_generator.ScheduleFn(
+        lambda _schedule: None, sch_rules=[], postprocs=rules.postprocs(profile), mutator_probs={}
+    )
+
+
 def _of_sketch(
     func: tirx.PrimFunc, profile: DeviceProfile, number: int, sketch: Schedule, count: int, seed: int
 ) -> list[Draw]:
-    generator = ms.space_generator.ScheduleFn(
-        lambda _schedule: None, sch_rules=[], postprocs=rules.postprocs(profile), mutator_probs={}
-    )
     strategy = ms.search_strategy.ReplayTrace(max_fail_count=_MOST_FAILURES)
     module, target = traces.as_module(func), target_for(profile)
-    context = tune_context(module, target, generator, strategy, seed=seed, threads=1)
+    context = tune_context(module, target, _generator(profile), strategy, seed=seed, threads=1)
     database, random = ms.database.MemoryDatabase(), ms.cost_model.RandomModel()
     context.pre_tuning(count, count, [sketch], database, random)
     candidates = list(context.generate_measure_candidates() or [])

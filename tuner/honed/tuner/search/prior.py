@@ -20,6 +20,7 @@ FOLDER = Path(__file__).with_name("priors")
 # Raised with each new file, and when features or spaces change, so that older files are not used. The default
 # schedules of all tasks are others then: `setup._LOWERING` is raised with it, for their times are kept.
 VERSION = 1
+RULES = "learned-rules"  # the attribute of a file that says whether the prior learned from default rules, too
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class Prior:
 
     name: str
     booster: xgboost.Booster
+    knows_rules: bool  # it learned how default rules do beside draws, and scores them rightly
 
     def predict(self, features: Array) -> Array:
         """Scores [n] of features [n, WIDTH]."""
@@ -44,4 +46,4 @@ def prior_of(family: str) -> Prior | None:
     booster = xgboost.Booster(params={"nthread": 1}, model_file=path)
     if booster.num_features() != WIDTH:
         raise ValueError(f"{path} was learned from {booster.num_features()} features, not {WIDTH}")
-    return Prior(f"prior:{family}-{VERSION}", booster)
+    return Prior(f"prior:{family}-{VERSION}", booster, booster.attr(RULES) == str(True))
