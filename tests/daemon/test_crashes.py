@@ -251,6 +251,7 @@ def test_a_second_daemon_is_refused(service: Service, start_service: Starter, tm
         assert client.live()
 
 
+@pytest.mark.slow
 def test_a_stale_socket_is_replaced_and_a_file_is_not(start_service: Starter, tmp_path: Path) -> None:
     first = start_service(wait=False)
     first.wait_listening()
@@ -333,6 +334,7 @@ def _add_to_full_disk(client: Client, model: Path, filler: Path) -> None:
         client.remove("chain")
 
 
+@pytest.mark.slow
 def test_a_full_disk(start_service: Starter, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     mount_small_tmpfs(disk, "256k")

@@ -257,6 +257,7 @@ def test_what_the_service_writes_is_for_nobody_else(tmp_path: Path, cache_dir: P
         service.stop()
 
 
+@pytest.mark.slow
 def test_inputs_are_not_kept_where_nobody_wants_that(start_service: Starter, tmp_path: Path) -> None:
     """A version that is wrong for a client's input only is not found out: it was compared on zeros."""
     service = start_service(config="[usage]\nkeep_inputs = false\n")
@@ -269,6 +270,7 @@ def test_inputs_are_not_kept_where_nobody_wants_that(start_service: Starter, tmp
         assert client.publish("spin", wrong, expected=served, why="test")["published"]
 
 
+@pytest.mark.slow
 def test_a_large_tensor_makes_the_way_there_and_back(start_service: Starter, tmp_path: Path) -> None:
     """Data is decoded and sent without copies, wherever a reading cuts it."""
     n = 3 << 20

@@ -132,6 +132,7 @@ def test_the_other_client_says_the_same(service: Service, client: Client) -> Non
     assert reloaded == {"applied": [], "restart": [], "files": config["files"]}
 
 
+@pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
 def test_counters_never_go_down(
@@ -202,6 +203,7 @@ def test_counters_never_go_down(
     assert not any(("model", "gone") in key[1] for key in last)
 
 
+@pytest.mark.slow
 @pytest.mark.service
 @pytest.mark.opencl
 def test_a_hung_worker_is_told_from_a_crashed_one(

@@ -322,6 +322,7 @@ def test_a_cache_that_cannot_be_written(device: Device, tmp_path: Path) -> None:
         np.testing.assert_array_equal(executor.run({"x": X})["y"], 2 * X + 1)
 
 
+@pytest.mark.slow
 def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
     process = psutil.Process()
     b = add_constant(64)
@@ -337,6 +338,7 @@ def test_memory_stays_where_it_was(either: Device, tmp_path: Path) -> None:
     assert grown < 1 << 20  # an event or an array kept per inference would be more
 
 
+@pytest.mark.slow
 def test_loading_again_and_again_frees_what_was_loaded(device: Device, tmp_path: Path) -> None:
     n = 1 << 18
     path = add_constant(n).write(tmp_path / "m.honed", device.profile)

@@ -36,6 +36,7 @@ def build(library: Path, does: str) -> None:
     subprocess.run([compiler, "-shared", "-fPIC", "-xc", "-", "-o", library], input=code.encode(), check=True)
 
 
+@pytest.mark.slow
 def test_the_device_as_this_process_sees_it(device: Device, tmp_path: Path) -> None:
     found = survey(device.spec, tmp_path)
     assert found.spec == device.spec

@@ -23,6 +23,7 @@ from honed.runtime.executor import load
 from honed.tuner import compile as compiling
 from honed.tuner.compile import STAGES, run_model
 from honed.tuner.lower.opencl import Lowered
+from honed.tuner.lower.schedule import default_kernels
 
 pytestmark = pytest.mark.tvm
 SECONDS = 120
@@ -115,22 +116,19 @@ def test_a_model_of_doubles_is_written_and_read(device: Device, tmp_path: Path) 
         np.testing.assert_allclose(executor.run({"x": x})["y"], np.tan(x), rtol=1e-12)
 
 
-def test_wrong_schedules_give_way_to_default_rules(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As where a driver makes something else of a kernel that only the prior would have chosen."""
-    right = compiling.default_kernels
+ROOTS = '<ir_version: 9, opset_import: ["": 20]> f (float[64] x) => (float[64] y) { a = Abs(x) y = Sqrt(a) }'
 
-    def planted(*given: Any) -> tuple[str, Lowered, list[str]]:
-        _, lowered, passed_over = right(*given)
-        return "planted", replace(lowered, source=lowered.source.replace("sqrt(", "fabs(")), passed_over
 
-    monkeypatch.setattr(compiling, "first_kernels", planted)
-    text = (
-        '<ir_version: 9, opset_import: ["": 20]> f (float[64] x) => (float[64] y) { a = Abs(x) y = Sqrt(a) }'
-    )
-    request = compiling.Request(
-        path=_saved(tmp_path, text),
+def planted(*given: Any) -> tuple[str, Lowered, list[str]]:
+    """Kernels that take no root, as if the driver had made something else of them."""
+    _, lowered, passed_over = default_kernels(*given)
+    return "planted", replace(lowered, source=lowered.source.replace("sqrt(", "fabs(")), passed_over
+
+
+@pytest.fixture
+def roots(device: Device, tmp_path: Path) -> compiling.Request:
+    return compiling.Request(
+        path=_saved(tmp_path, ROOTS),
         output=tmp_path / "m.honed",
         profile=device.profile,
         device=device,
@@ -138,17 +136,34 @@ def test_wrong_schedules_give_way_to_default_rules(
         precision="fp32",
         filename="m.onnx",
     )
-    made = compiling.compile_file(request, lambda _stage, _fraction, _text: None)
+
+
+def quiet(_stage: str, _fraction: float, _text: str) -> None:
+    """Nobody waits."""
+
+
+def test_wrong_schedules_give_way_to_default_rules(
+    device: Device, roots: compiling.Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "first_kernels", planted)
+    made = compiling.compile_file(roots, quiet)
     assert "gave wrong answers on" in made.fell_back
     assert made.fell_back in " ".join(made.model.source.notes)
     assert "planted" not in {kernel.schedule for kernel in made.model.kernels}
     x = np.linspace(1, 9, 64, dtype=np.float32)
-    with load(tmp_path / "m.honed", device.spec) as executor:
+    with load(roots.output, device.spec) as executor:
         np.testing.assert_allclose(executor.run({"x": x})["y"], np.sqrt(x), rtol=1e-6)
 
+
+@pytest.mark.slow
+def test_where_default_rules_are_wrong_too_the_node_is_named(
+    roots: compiling.Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "first_kernels", planted)
     monkeypatch.setattr(compiling, "default_kernels", planted)
     with pytest.raises(ModelRefused, match=r"does not give the reference's answers .* \(Sqrt\)"):
-        compiling.compile_file(request, lambda _stage, _fraction, _text: None)
+        compiling.compile_file(roots, quiet)
+    assert not roots.output.exists()
 
 
 @pytest.mark.parametrize(

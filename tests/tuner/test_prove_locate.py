@@ -119,6 +119,7 @@ def test_time_is_bounded() -> None:
     assert "lack of time" in str(found)
 
 
+@pytest.mark.slow
 def test_wrong_shapes_and_nan_differ() -> None:
     def shaped(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {n: v[:1] if n in ("d", "e", "y") else v for n, v in _run(model, given).items()}
@@ -128,6 +129,7 @@ def test_wrong_shapes_and_nan_differ() -> None:
     assert (found.node, found.error) == ("c", np.inf)
 
 
+@pytest.mark.slow
 def test_values_read_by_subgraphs_are_looked_at() -> None:
     model = _model(
         "f (bool c, float[3] x) => (float[3] y) { a = Exp(x) b = Sin(a) y = If (c) <"
@@ -156,6 +158,7 @@ def test_it_names_the_node_of_what_was_really_compiled(device: Device) -> None:
     assert "did not show again" in str(right)
 
 
+@pytest.mark.slow
 def test_functions_are_looked_into() -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 18, "own": 1]>'

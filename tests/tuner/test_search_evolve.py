@@ -36,6 +36,7 @@ def search(model: CostModel, family: str = "cpu", seed: int = 3) -> Evolution:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["cpu", "gpu"])
 def test_proposals_are_new_and_replay(family: str) -> None:
     evolution = search(CostModel(WIDTH), family)

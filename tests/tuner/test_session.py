@@ -198,6 +198,7 @@ def test_a_history_begins_with_the_default_schedules(tuned: Any, kept: Any) -> N
         assert [v.why for v in records.versions("m")] == ["default schedules"]
 
 
+@pytest.mark.slow
 def test_a_broken_search_is_taken_up_again_once(tuned: Any) -> None:
     broke = SearchBroke("a step cannot be replayed")
     session, _, events = tuned([broke, [marked(1)], []])
@@ -245,6 +246,7 @@ def test_low_peaks_do_not_stay(device: Device, profile: DeviceProfile, tmp_path:
     assert survey(device.spec, tmp_path).profile == again
 
 
+@pytest.mark.slow
 def test_throttling_shows_in_the_records(tuned: Any, kept: Any) -> None:
     session, _, _ = tuned([[marked(1)]])
     with kept() as records:
@@ -289,6 +291,7 @@ def test_a_fault_that_comes_to_light_later_condemns_the_candidate(tuned: Any, ke
         assert "CS_FATAL.EXCEPTION_TYPE: 0x40" in condemned.story
 
 
+@pytest.mark.slow
 def test_a_fault_has_its_whole_story_recorded(tuned: Any, kept: Any) -> None:
     log = InjectedLog()
 
@@ -303,6 +306,7 @@ def test_a_fault_has_its_whole_story_recorded(tuned: Any, kept: Any) -> None:
     assert "CS_FATAL_INFO.EXCEPTION_DATA: 0x0" in faulted.story
 
 
+@pytest.mark.slow
 def test_what_is_in_quarantine_is_not_tried(tuned: Any, kept: Any, profile: DeviceProfile) -> None:
     """By its trace, and by its kernels' source, of whichever task."""
     setup = setup_for(profile.identity)
@@ -356,6 +360,7 @@ def test_the_next_batch_is_asked_for_before_this_one_is_measured(tuned: Any) -> 
     assert all(session.spent.plain()[name] > 0 for name in ("build", "check", "measure"))
 
 
+@pytest.mark.slow
 def test_a_batch_that_breaks_beside_another_breaks_in_its_turn(tuned: Any) -> None:
     broke = SearchBroke("the compiler ended")
     session, planted, events = tuned([[slow(1)], broke, [slow(2)], []], ahead=True)
