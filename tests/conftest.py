@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,11 @@ def pytest_configure() -> None:
         os.environ.pop(name, None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--part 1/4` runs a quarter of the tests selected: those of all slow tests take turns in CI."""
+    parser.addoption("--part", default="1/1", metavar="K/N", help="run part K of N of the tests selected")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test that asks for `device` runs on every OpenCL device of the machine."""
     if "device" in metafunc.fixturenames:
@@ -53,6 +59,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         flooding = [item for item in items if item.get_closest_marker("flood")]
         items[:] = [item for item in items if item not in flooding]
         config.hook.pytest_deselected(items=flooding)
+    part, parts = map(int, config.getoption("--part").split("/"))
+    others = [item for item in items if zlib.crc32(item.nodeid.encode()) % parts != part % parts]
+    if others:
+        items[:] = [item for item in items if item not in set(others)]
+        config.hook.pytest_deselected(items=others)
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(1200))
