@@ -16,7 +16,8 @@ from .context import tune_context
 from .costmodel import Array
 from .features import features
 
-_MOST_FAILURES = 64  # draws in a row that fit no device, after which a sketch is left
+# Draws that fit no device, after which a sketch is left: 64 of a product took 2 to 4 s, for nothing.
+_MOST_FAILURES = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
