@@ -17,8 +17,9 @@ import onnx.parser
 
 from benchmarks.valhall.draws import default, draws
 from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.cost import parameters
 from honed.tuner.lower.opencl import Lowered
-from honed.tuner.tune.extract import Extracted, extract, parameters
+from honed.tuner.tune.extract import Extracted, extract
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, Judged

@@ -15,24 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from tvm import tirx
 
-from honed.runtime.profile import DeviceProfile
 from honed.runtime.surveying import survey
-from honed.tuner.lower.opencl import LoweringFailed, lower_function
-from honed.tuner.lower.schedule import narrow_indices
-from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Outcome, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.draw import Draw, draws
 from honed.tuner.search.features import WIDTH
-from honed.tuner.tune.extract import SETS, Extracted, extract, parameters, tolerances, write_sets
+from honed.tuner.tune.extract import extract, workload
 
+from .schedules import schedules
 from .zoo import write
 
-_EACH = 6  # draws from each sketch
 _LIMITS = Limits(timing_seconds=0.1, warm_seconds=0.05)
 
 
@@ -62,49 +56,24 @@ def main() -> int:
             for one in extract(path, {}, "fp32", profile)[0]:
                 if time.monotonic() > end:
                     return 0
-                drawn = list(_candidates(one.func, profile, options.seed))
-                if not drawn:
+                tried = list(schedules(one.func, profile, options.seed))
+                if not tried:
                     continue
-                seconds = _measured(one, [c for _, c in drawn], measurer, Path(folder), turn)
-                model.add(one.task.key, np.array([each.features for each, _ in drawn]), seconds)
+                key = one.task.key
+                task = workload(key, one.func, one.outputs, Path(folder) / key, options.seed)
+                candidates = [Candidate.of(str(n), lowered) for n, (_, lowered) in enumerate(tried)]
+                seconds = _measured(task, candidates, measurer, turn)
+                model.add(key, np.array([features for features, _ in tried]), seconds)
                 model.save(options.output)
                 right = int(np.isfinite(seconds).sum())
                 best = f", best {seconds.min() * 1e6:.1f} us" if right else ""
-                print(f"{path.stem} {one.task.name[:40]}: {right} of {len(drawn)} right{best}", flush=True)
+                print(f"{path.stem} {one.task.name[:40]}: {right} of {len(tried)} right{best}", flush=True)
     return 0
 
 
-def _candidates(func: tirx.PrimFunc, profile: DeviceProfile, seed: int) -> Iterator[tuple[Draw, Candidate]]:
-    target = target_for(profile)
-    for n, one in enumerate(draws(narrow_indices(func), profile, _EACH, seed)):
-        try:
-            lowered = lower_function(one.scheduled, "main", target, profile)
-        except LoweringFailed:
-            continue
-        yield (
-            one,
-            Candidate(id=str(n), source=lowered.source, inner=lowered.inner, launches=lowered.launches),
-        )
-
-
-def _measured(
-    one: Extracted, candidates: list[Candidate], measurer: Measurer, folder: Path, turn: Path
-) -> np.ndarray:
+def _measured(task: Workload, candidates: list[Candidate], measurer: Measurer, turn: Path) -> np.ndarray:
     """Seconds of each candidate, inf for those refused."""
-    sets, values = folder / one.task.key, parameters(one.func)
-    if not sets.exists():
-        write_sets(one.func, one.outputs, sets, 1)
-    workload = Workload(
-        task=one.task.key,
-        parameters=values,
-        outputs=tuple(range(len(values) - one.outputs, len(values))),
-        sets=SETS,
-        folder=sets,
-        flops=one.task.flops,
-        bytes=one.task.bytes,
-        tolerance=tolerances(one.func, one.outputs),
-    )
-    measurer.load(workload)
+    measurer.load(task)
     measurer.build(candidates)
     seconds = np.full(len(candidates), np.inf)
     for n, candidate in enumerate(candidates):

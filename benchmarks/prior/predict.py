@@ -9,26 +9,18 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from tvm import tirx
 
-from benchmarks.valhall.draws import draws
-from honed.runtime.profile import DeviceProfile
-from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.schedule import by_rule
-from honed.tuner.lower.target import target_for
-from honed.tuner.search.costmodel import Array, CostModel
-from honed.tuner.search.draw import features_of
+from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
 from honed.tuner.tune.extract import extract
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, seconds
 
+from .schedules import schedules
 from .zoo import write
 
 
@@ -39,7 +31,6 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--root", type=Path, default=ROOT)
-    parser.add_argument("--each", type=int, default=6, help="draws from each sketch (6)")
     parser.add_argument("--minutes", type=float, default=60.0)
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
@@ -51,7 +42,7 @@ def main() -> int:
             if time.monotonic() > end:
                 break
             for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile)[0]:
-                tried = list(_schedules(one.func, profile, options.each, options.seed))
+                tried = list(schedules(one.func, profile, options.seed))
                 begun = [judge.begin(lowered.source) for _, lowered in tried]
                 times = []
                 for (_, lowered), dump in zip(tried, begun, strict=True):
@@ -68,19 +59,6 @@ def main() -> int:
                     )
             model.save(options.output)
     return 0
-
-
-def _schedules(
-    func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int
-) -> Iterator[tuple[Array, Lowered]]:
-    """What the prior chooses from, with features: the default rule's schedule, and draws."""
-    target = target_for(profile)
-    ruled = by_rule(func, target, profile)
-    if ruled is not None:
-        with suppress(LoweringFailed):
-            yield features_of(ruled[1], profile), lower_function(ruled[1], "main", target, profile)
-    for one in draws(func, profile, each, seed) if each else ():
-        yield one.draw.features, one.lowered
 
 
 if __name__ == "__main__":

@@ -10,14 +10,13 @@ import argparse
 import importlib.util
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from honed.runtime import devices, peaks
+from honed.runtime import devices
 from honed.runtime.devices import Device
 from honed.runtime.executor import Executor
 from honed.runtime.model import Source
@@ -40,10 +39,8 @@ def main() -> int:
     parser.add_argument("--device", help="an OpenCL device's spec (the best there is)")
     options = parser.parse_args()
     device = devices.select(options.device)
-    with tempfile.TemporaryDirectory() as folder:
-        profile = peaks.measured(device, folder)  # names it in what is printed
+    limits, name = device.profile.limits, device.profile.identity.name
     for path in options.models:
-        limits = profile.limits
         normalised = frontend.normalise(frontend.load(path), fp16=limits.fp16, fp64=limits.fp64)
         rules, rules_seconds = _compiled(normalised, device, default_kernels)
         first, first_seconds = _compiled(normalised, device, first_kernels)
@@ -54,9 +51,9 @@ def main() -> int:
             runs["onnxruntime"] = _onnxruntime(path)
         apart = _apart(rules.run(given), first.run(given))
         times = _in_turns(runs, given)
-        shown = ", ".join(f"{name} {1e3 * seconds:.2f} ms" for name, seconds in times.items())
+        shown = ", ".join(f"{each} {1e3 * seconds:.2f} ms" for each, seconds in times.items())
         print(
-            f"{path.stem} on {profile.identity.name}: {shown}; first is "
+            f"{path.stem} on {name}: {shown}; first is "
             f"{times['rules'] / times['first']:.2f} times as fast as by rules; lowered in "
             f"{rules_seconds:.1f} and {first_seconds:.1f} s; answers {apart:.1e} apart",
             flush=True,

@@ -10,7 +10,7 @@ import pytest
 from honed.runtime import Client
 from tests.runtime.builder import add_constant
 
-from .running import Service, start
+from .running import Service, serving, start
 
 SIZE = 8  # elements of the small model's input
 
@@ -41,13 +41,17 @@ def service(
     tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
 ) -> Iterator[Service]:
     """A daemon for a whole module, serving the small model as "small"."""
-    running = start(tmp_path_factory.mktemp("state"), cache_dir)
-    try:
+    with serving(tmp_path_factory, cache_dir) as running:
         with running.client() as client:
             client.add(small_model, name="small")
         yield running
-    finally:
-        running.stop()
+
+
+@pytest.fixture(scope="module")
+def empty_service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    """A daemon for a whole module, without models."""
+    with serving(tmp_path_factory, cache_dir) as running:
+        yield running
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from honed.runtime import Client
 from honed.runtime.errors import HonedError
@@ -102,6 +103,16 @@ class Service:
         if self.process.poll() is not None:
             raise AssertionError(f"the daemon ended with {self.process.returncode}:\n{self.log}")
         return True
+
+
+@contextlib.contextmanager
+def serving(folders: pytest.TempPathFactory, cache: Path, **options: Any) -> Iterator[Service]:
+    """A daemon with a state folder of its own, stopped at the end; `options` are those of `start`."""
+    service = start(folders.mktemp("state"), cache, **options)
+    try:
+        yield service
+    finally:
+        service.stop()
 
 
 def start(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from honed.daemon import compiler
 from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
 
-from .running import DEADLINE, Service, start, wait_for
+from .running import DEADLINE, Service, wait_for
 
 onnx = pytest.importorskip("onnx")
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -45,10 +45,8 @@ def dense(path: Path, *, external: str = "", operator: str = "Relu", rows: int |
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
-    running = start(tmp_path_factory.mktemp("state"), cache_dir)
-    yield running
-    running.stop()
+def service(empty_service: Service) -> Service:
+    return empty_service
 
 
 def test_an_onnx_file_is_compiled_proven_and_served(service: Service, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.runtime.builder import Builder
 
 from .conftest import SIZE
 from .raw import Raw, packed
-from .running import Service, descriptors, start, wait_for
+from .running import Service, descriptors, serving, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = np.arange(SIZE, dtype=np.float32)
@@ -49,14 +49,11 @@ def service(
     tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
 ) -> Iterator[Service]:
     """A daemon with tight limits."""
-    running = start(tmp_path_factory.mktemp("state"), cache_dir, config=CONFIG)
-    try:
+    with serving(tmp_path_factory, cache_dir, config=CONFIG) as running:
         with running.client() as client:
             client.add(small_model, name="small")
             client.add(wide_model(tmp_path_factory.mktemp("wide")), name="wide")
         yield running
-    finally:
-        running.stop()
 
 
 def wide_model(folder: Path) -> Path:

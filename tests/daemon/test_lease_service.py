@@ -19,7 +19,7 @@ from honed.runtime.protocol import METHODS, Right
 from .conftest import SIZE
 from .lease_holder import Tuner
 from .raw import Raw
-from .running import Service, start, wait_for
+from .running import Service, serving, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 X = {"x": np.ones(SIZE, np.float32)}
@@ -40,13 +40,10 @@ def service(
     tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, small_model: Path
 ) -> Iterator[Service]:
     """For all tests here, whose tuners are gone when they end."""
-    started = start(tmp_path_factory.mktemp("state"), cache_dir, config=EASY)
-    try:
-        with started.client() as client:
+    with serving(tmp_path_factory, cache_dir, config=EASY) as running:
+        with running.client() as client:
             client.add(small_model, name="small")
-        yield started
-    finally:
-        started.stop()
+        yield running
 
 
 def lease(client: Client) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from honed.runtime.errors import AlreadyExists, ModelRefused, NotFound
 from tests.runtime.builder import Builder
 
 from . import spin
-from .running import Service, start, wait_for
+from .running import Service, wait_for
 from .spin import X
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -28,18 +28,11 @@ def model(folder: Path, name: str, turns: int, extra: str = "") -> Path:
     return spin.write(folder / f"{name}.honed", turns, extra)
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
-    running = start(tmp_path_factory.mktemp("state"), cache_dir)
-    yield running
-    running.stop()
-
-
 @pytest.fixture
-def service(shared: Service, tmp_path: Path) -> Service:
+def service(empty_service: Service, tmp_path: Path) -> Service:
     """With a slow model, freshly added."""
-    _freshly_added(shared, tmp_path)
-    return shared
+    _freshly_added(empty_service, tmp_path)
+    return empty_service
 
 
 @pytest.fixture

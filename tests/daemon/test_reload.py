@@ -18,7 +18,7 @@ from honed.runtime import Client
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 from .conftest import SIZE
-from .running import NO_TUNER, Service, start, wait_for
+from .running import NO_TUNER, Service, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
@@ -33,18 +33,11 @@ def configure(service: Service, text: str) -> Path:
     return file
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
-    running = start(tmp_path_factory.mktemp("state"), cache_dir)
-    yield running
-    running.stop()
-
-
 @pytest.fixture
-def service(shared: Service) -> Service:
+def service(empty_service: Service) -> Service:
     """With nothing configured but that there is no tuner."""
-    shared.configure(NO_TUNER)
-    return shared
+    empty_service.configure(NO_TUNER)
+    return empty_service
 
 
 def in_force(client: Client) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .running import Service, start
+from .running import Service, serving
 from .test_tool_tuning import until
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -50,13 +50,10 @@ def write_model(path: Path) -> Path:
 def served(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
     """A daemon that serves the model as "mlp", with the shape of x given when it was added."""
     path = write_model(tmp_path_factory.mktemp("model") / "mlp.onnx")
-    running = start(tmp_path_factory.mktemp("state"), cache_dir)
-    try:
+    with serving(tmp_path_factory, cache_dir) as running:
         with running.client() as client:
             client.add(path, shapes={"x": (ROWS, INNER)})
         yield running
-    finally:
-        running.stop()
 
 
 def hone(service: Service, *arguments: str) -> subprocess.Popen[str]:

@@ -21,7 +21,7 @@ from honed.daemon.tool import main
 from tests.runtime.builder import Builder, chain
 
 from .conftest import SIZE
-from .running import Service, start
+from .running import Service, serving
 from .stubs import StubTuner, write_from
 from .terminal import Terminal
 
@@ -118,13 +118,10 @@ def tuning_service(
     another = hasattr(request, "param")
     if another and os.geteuid() != 0:
         pytest.skip("only root can give a folder away")
-    running = start(tmp_path_factory.mktemp("state"), cache_dir, environment=stub.environment)
-    if another:
-        os.chown(running.state, 4711, 4711)
-    try:
+    with serving(tmp_path_factory, cache_dir, environment=stub.environment) as running:
+        if another:
+            os.chown(running.state, 4711, 4711)
         yield running
-    finally:
-        running.stop()
 
 
 @pytest.fixture

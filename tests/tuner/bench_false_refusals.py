@@ -79,15 +79,17 @@ def _by_hand(folder: Path, count: int, profile: DeviceProfile) -> Offered:
 
 
 def _searched(folder: Path, count: int, profile: DeviceProfile) -> Offered:
+    from honed.tuner.tune.extract import workload
+
     from .liars import searched
 
     functions = searched.functions()
     each = -(-count // len(functions))
     for seed in itertools.count():
         for name, func in functions.items():
-            workload = searched.workload(folder / f"{name}-{seed}", func)
+            task = workload(name, func, 1, folder / f"{name}-{seed}", 0)
             for made in searched.candidates(func, profile, each, seed):
-                yield name, workload, made
+                yield name, task, made
 
 
 if __name__ == "__main__":

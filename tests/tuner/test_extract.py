@@ -13,9 +13,9 @@ from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Outcome
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.tune.extract import SETS, extract, parameters, product_scale, tolerances, write_sets
+from honed.tuner.tune.extract import extract, product_scale, workload, write_sets
 
 from .search_functions import dense
 
@@ -41,22 +41,10 @@ def test_what_squashes_long_sums_is_judged_by_their_size(
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {SQUASHED}')
     onnx.save(model, tmp_path / "m.onnx")
     ((one,), _) = extract(tmp_path / "m.onnx", {}, "fp32", profile)
-    write_sets(one.func, one.outputs, tmp_path / "sets", 1)
-    values = parameters(one.func)
-    workload = Workload(
-        task=one.task.key,
-        parameters=values,
-        outputs=(len(values) - 1,),
-        sets=SETS,
-        folder=tmp_path / "sets",
-        flops=one.task.flops,
-        bytes=one.task.bytes,
-        tolerance=tolerances(one.func, 1),
-    )
+    task = workload(one.task.key, one.func, one.outputs, tmp_path / "sets", 1)
+    assert (task.flops, task.bytes) == (one.task.flops, one.task.bytes)
     _, lowered, _ = default_kernels(one.func, "main", target_for(profile), profile)
     with Measurer(device.spec, profile) as measurer:
-        measurer.load(workload)
-        verdict = measurer.measure(
-            Candidate(id="default", source=lowered.source, inner=lowered.inner, launches=lowered.launches)
-        )
+        measurer.load(task)
+        verdict = measurer.measure(Candidate.of("default", lowered))
     assert verdict.outcome is Outcome.RIGHT, verdict.reason

@@ -23,7 +23,8 @@ from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import size_of
-from honed.tuner.tune.extract import SETS, Extracted, parameters, tolerances, write_sets
+from honed.tuner.tune import extract
+from honed.tuner.tune.extract import Extracted
 
 from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
 
@@ -61,20 +62,8 @@ def workload(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Extracted], 
     folder = tmp_path_factory.mktemp("sets")
 
     def made(one: Extracted) -> Workload:
-        sets = folder / one.task.key
-        if not sets.exists():
-            write_sets(one.func, one.outputs, sets, 1)
-        values = parameters(one.func)
-        return Workload(
-            task=one.task.key,
-            parameters=values,
-            outputs=tuple(range(len(values) - one.outputs, len(values))),
-            sets=SETS,
-            folder=sets,
-            flops=one.task.flops,
-            bytes=one.task.bytes,
-            tolerance=tolerances(one.func, one.outputs),
-        )
+        key = one.task.key
+        return extract.workload(key, one.func, one.outputs, folder / key, 1)
 
     return made
 
@@ -113,10 +102,7 @@ def _right(one: Extracted, schedule: Schedule, profile: DeviceProfile, measurer:
     for launch in lowered.launches:
         assert math.prod(launch.block) <= profile.rules.max_threads
     assert _local_bytes(lowered.source) <= profile.limits.local_mem_bytes
-    candidate = Candidate(
-        id=traces.identity(text), source=lowered.source, inner=lowered.inner, launches=lowered.launches
-    )
-    verdict = measurer.measure(candidate)
+    verdict = measurer.measure(Candidate.of(traces.identity(text), lowered))
     assert verdict.outcome is Outcome.RIGHT, f"{verdict.outcome}: {verdict.reason}\n{lowered.source}"
     return True
 

@@ -6,21 +6,18 @@ References come from TVM's CPU code of the unscheduled function.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from tvm import te, tirx, topi
 
 from honed.runtime.profile import DeviceProfile
-from honed.tuner.lower.cost import function_flops
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.measure.candidate import Candidate
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.evolve import Evolution
 from honed.tuner.search.features import WIDTH
 from honed.tuner.search.rules import postprocs, space
-from honed.tuner.tune.extract import SETS, parameters, tolerances, write_sets
 
 
 def _tensor(*shape: int) -> te.Tensor:
@@ -85,22 +82,6 @@ def functions() -> dict[str, tirx.PrimFunc]:
     return found | {"case 2": pointwise_convolution(), "case 4": product_of_two()}
 
 
-def workload(folder: Path, func: tirx.PrimFunc) -> Workload:
-    """The function's workload, its inputs drawn and outputs computed in `folder`."""
-    write_sets(func, 1, folder, 0)
-    values = parameters(func)
-    return Workload(
-        task=folder.name,
-        parameters=values,
-        outputs=(len(values) - 1,),
-        sets=SETS,
-        folder=folder,
-        flops=function_flops(func),
-        bytes=sum(v.nbytes for v in values),
-        tolerance=tolerances(func, 1),
-    )
-
-
 def candidates(func: tirx.PrimFunc, profile: DeviceProfile, count: int, seed: int) -> Iterator[Candidate]:
     """About `count` of the search, in batches as it proposes them, less those that lowering refuses."""
     target, func = target_for(profile), narrow_indices(func)
@@ -123,6 +104,4 @@ def candidates(func: tirx.PrimFunc, profile: DeviceProfile, count: int, seed: in
                 lowered = lower_function(proposal.scheduled, "main", target, profile)
             except LoweringFailed:
                 continue
-            yield Candidate(
-                id=proposal.id, source=lowered.source, inner=lowered.inner, launches=lowered.launches
-            )
+            yield Candidate.of(proposal.id, lowered)

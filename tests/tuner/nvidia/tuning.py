@@ -18,7 +18,7 @@ from tvm import te, tirx, topi
 
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.first import first_kernels
-from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Verdict, Workload
 from honed.tuner.measure.measurer import Measurer
@@ -79,7 +79,7 @@ def tune(bench: Bench, shape: tuple[int, int, int], seconds: float, kin: Iterabl
     """Search for `seconds`. `kin` are traces to begin with, of the same function at another size."""
     func, target = dense_function(*shape), target_for(bench.profile)
     rule, lowered, _ = first_kernels(func, "main", target, bench.profile)
-    found = Tuned(shape, _candidate("default", lowered), rule)
+    found = Tuned(shape, Candidate.of("default", lowered), rule)
     bench.measurer.load(dense_workload(bench.folder / "x".join(map(str, shape)), *shape))
     verdict = bench.measurer.measure(found.default)
     found.default_seconds = verdict.timing.median if verdict.timing else None
@@ -110,7 +110,7 @@ def _begin_with(
             lowered = lower_function(scheduled, "main", target_for(bench.profile), bench.profile)
         except LoweringFailed:
             continue
-        made.append((trace, _candidate(traces.identity(trace), lowered)))
+        made.append((trace, Candidate.of(traces.identity(trace), lowered)))
     build_all(bench.workers, [candidate.source for _, candidate in made])
     for trace, candidate in made:
         verdict = bench.measurer.measure(candidate, found.best_seconds if found.best else None)
@@ -128,7 +128,7 @@ def _round(bench: Bench, found: Tuned, evolution: Evolution, deadline: float) ->
         except LoweringFailed as failed:
             found.outcomes[f"lowering: {failed}"[:60]] += 1
             continue
-        made.append((proposal, _candidate(proposal.id, lowered)))
+        made.append((proposal, Candidate.of(proposal.id, lowered)))
     build_all(bench.workers, [candidate.source for _, candidate in made])
     built = time.monotonic()
     measured = []
@@ -175,7 +175,3 @@ def _note(found: Tuned, candidate: Candidate, trace: str, verdict: Verdict) -> f
     if seconds < found.best_seconds:
         found.best, found.best_trace, found.best_seconds = candidate, trace, seconds
     return seconds
-
-
-def _candidate(key: str, lowered: Lowered) -> Candidate:
-    return Candidate(id=key, source=lowered.source, inner=lowered.inner, launches=lowered.launches)

@@ -106,7 +106,7 @@ def compile_file(request: Request, report: Report) -> Compiled:
         if wrong and (by_rules := _by_rules(lowered, module, request.profile, stage)) is not None:
             fell_back = f"better schedules gave wrong answers on {name} ({wrong[0]})"
             model, constants = assembled(by_rules, f"compiled with default rules, because {fell_back}")
-            stage("prove", 0.75, f"compare with {expected.evaluator} on {name}")
+            stage("prove", 0.9, f"compare with {expected.evaluator} on {name}")
             results, first = _probed(request.device, model, constants), default_kernels
         if not all(result.right for result in results):
             raise _refusal(request, request.device, model, results, bound, expected, first)
@@ -195,7 +195,9 @@ def _by_rules(
     lowered: LoweredModel, module: tvm.IRModule, profile: DeviceProfile, stage: _Stages
 ) -> LoweredModel | None:
     """The model with default rules alone; None where it has no other kernels already."""
-    plain = _lower(module, profile, stage, _default, default_kernels)
+    plain = lower_module(
+        module, profile, lambda done, text: stage("prove", 0.5 + 0.4 * done, text), first=default_kernels
+    )
     same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
     return None if same else plain
 

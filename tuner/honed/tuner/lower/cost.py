@@ -20,8 +20,13 @@ def function_flops(func: tirx.PrimFunc) -> int:
 
 def function_bytes(func: tirx.PrimFunc) -> int:
     """Bytes of an unscheduled function's parameters: what it moves at least."""
-    return sum(
-        Value(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)).nbytes for p in func.params
+    return sum(value.nbytes for value in parameters(func))
+
+
+def parameters(func: tirx.PrimFunc) -> tuple[Value, ...]:
+    """A function's parameters as values."""
+    return tuple(
+        Value(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
     )
 
 

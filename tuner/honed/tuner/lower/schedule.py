@@ -36,11 +36,9 @@ def default_kernels(
     """
     func = narrow_indices(func)
     passed_over: list[str] = []
-    for rule, make in _rules(func, profile):
+    for rule, scheduled in _by_rules(func, target, profile, passed_over):
         try:
-            scheduled = _apply(make(), func, target)
-            if scheduled is not None:
-                return rule, lower_function(scheduled, name, target, profile), passed_over
+            return rule, lower_function(scheduled, name, target, profile), passed_over
         except LoweringFailed as failed:
             passed_over.append(f"{rule}: {failed}")
     try:
@@ -52,14 +50,21 @@ def default_kernels(
 
 def by_rule(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> tuple[str, tirx.PrimFunc] | None:
     """The first default rule that applies, and the function scheduled by it; None where none does."""
+    return next(_by_rules(narrow_indices(func), target, profile, []), None)
+
+
+def _by_rules(
+    func: tirx.PrimFunc, target: Target, profile: DeviceProfile, passed_over: list[str]
+) -> Iterator[tuple[str, tirx.PrimFunc]]:
+    """What each rule that applies makes of a function; why one fails goes to `passed_over`."""
     for rule, make in _rules(func, profile):
         try:
-            scheduled = _apply(make(), narrow_indices(func), target)
-        except LoweringFailed:
+            scheduled = _apply(make(), func, target)
+        except LoweringFailed as failed:
+            passed_over.append(f"{rule}: {failed}")
             continue
         if scheduled is not None:
-            return rule, scheduled
-    return None
+            yield rule, scheduled
 
 
 def _rules(

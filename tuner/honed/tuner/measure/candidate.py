@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from honed.tuner.lower.program import KernelLaunch, Value
+
+if TYPE_CHECKING:
+    from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,11 @@ class Candidate:
     source: str
     inner: tuple[Value, ...]
     launches: tuple[KernelLaunch, ...]
+
+    @classmethod
+    def of(cls, name: str, lowered: Lowered) -> Candidate:
+        """What a schedule was lowered to; `name` is its id."""
+        return cls(id=name, source=lowered.source, inner=lowered.inner, launches=lowered.launches)
 
 
 class Outcome(StrEnum):

@@ -16,7 +16,7 @@ from tvm import tirx
 from honed.runtime.errors import InvalidArgument
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.lower.cost import function_bytes, function_flops
+from honed.tuner.lower.cost import function_bytes, function_flops, parameters
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.long_sums import most_additions, reductions
@@ -25,6 +25,7 @@ from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
 from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Workload
 
 from .task import Task
 
@@ -102,13 +103,6 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
     )
 
 
-def parameters(func: tirx.PrimFunc) -> tuple[Value, ...]:
-    """A function's parameters as values."""
-    return tuple(
-        Value(dtype=str(p.dtype), shape=tuple(int(extent) for extent in p.shape)) for p in func.params
-    )
-
-
 def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
     """How far each output may be off, of its largest reference value.
 
@@ -125,6 +119,23 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
         "float16": min(0.05, 8 * HALF_ROUNDOFF * terms),
     }
     return tuple(allowed.get(v.dtype, 0.0) for v in parameters(func)[-outputs:])
+
+
+def workload(key: str, func: tirx.PrimFunc, outputs: int, folder: Path, seed: int | None) -> Workload:
+    """A task for the measuring child; answers for inputs drawn from `seed` are in `folder`, none for None."""
+    if seed is not None and not folder.exists():
+        write_sets(func, outputs, folder, seed)
+    values = parameters(func)
+    return Workload(
+        task=key,
+        parameters=values,
+        outputs=tuple(range(len(values) - outputs, len(values))),
+        sets=0 if seed is None else SETS,
+        folder=folder,
+        flops=function_flops(func),
+        bytes=function_bytes(func),
+        tolerance=tolerances(func, outputs),
+    )
 
 
 def write_sets(func: tirx.PrimFunc, outputs: int, folder: Path, seed: int) -> None:

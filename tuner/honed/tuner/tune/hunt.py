@@ -14,7 +14,7 @@ from tvm.target import Target
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import to_plain
 from honed.tuner.first import first_kernels
-from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate
@@ -52,7 +52,7 @@ class Hunt:
         """The default schedule as a candidate."""
         tools = self._tools
         rule, lowered, _ = first_kernels(self.func, "main", tools.target, tools.profile)
-        return {"candidate": codec.candidate_to_plain(_candidate("default", lowered)), "rule": rule}
+        return {"candidate": codec.candidate_to_plain(Candidate.of("default", lowered)), "rule": rule}
 
     def propose(
         self, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
@@ -124,12 +124,8 @@ class Hunt:
             lowered = lower_function(scheduled, "main", self._tools.target, self._tools.profile)
         except LoweringFailed as failed:
             return entry | {"refused": str(failed)}
-        return entry | {"candidate": codec.candidate_to_plain(_candidate(key, lowered))}
+        return entry | {"candidate": codec.candidate_to_plain(Candidate.of(key, lowered))}
 
 
 def _measured(seconds: float | None) -> float:
     return np.inf if seconds is None else float(seconds)
-
-
-def _candidate(key: str, lowered: Lowered) -> Candidate:
-    return Candidate(id=key, source=lowered.source, inner=lowered.inner, launches=lowered.launches)

@@ -294,7 +294,7 @@ def _entry(plain: Mapping[str, Any]) -> Entry:
 
 
 def _named(task: Task, outputs: int) -> dict[str, object]:
-    return {"task": task.key, "outputs": outputs, "flops": task.flops, "bytes": task.bytes}
+    return {"task": task.key, "outputs": outputs}
 
 
 def _loaded(answer: Mapping[str, Any]) -> Loaded:

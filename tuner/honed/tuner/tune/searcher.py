@@ -25,12 +25,11 @@ from honed.runtime.strict import from_plain, to_plain
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
-from honed.tuner.measure.candidate import Workload
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
 from honed.tuner.search.prior import Prior, prior_of
 
-from .extract import SETS, Extracted, adopt, extract, parameters, tolerances, write_sets
+from .extract import Extracted, adopt, extract, workload
 from .hunt import Hunt, Tools
 from .task import Task
 
@@ -132,21 +131,9 @@ class Searcher:
         self.hunts[key] = hunt
         while len(self.hunts) > _HUNTS:
             del self.hunts[next(iter(self.hunts))]
-        func, sets = hunt.func, self.folder / key
-        if self.answers and not sets.exists():
-            write_sets(func, outputs, sets, self.tools.seed)
-        values = parameters(func)
-        workload = Workload(
-            task=key,
-            parameters=values,
-            outputs=tuple(range(len(values) - outputs, len(values))),
-            sets=SETS if self.answers else 0,
-            folder=sets,
-            flops=int(message["flops"]),
-            bytes=int(message["bytes"]),
-            tolerance=tolerances(func, outputs),
-        )
-        return {"workload": codec.workload_to_plain(workload), "fresh": fresh}
+        seed = self.tools.seed if self.answers else None
+        made = workload(key, hunt.func, outputs, self.folder / key, seed)
+        return {"workload": codec.workload_to_plain(made), "fresh": fresh}
 
     def default(self, message: Mapping[str, Any]) -> codec.Message:
         """The default schedule of a loaded task as a candidate."""
