@@ -21,6 +21,7 @@ from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
+from honed.tuner.search.sliced import sliced
 from tests.runtime.builder import PROFILE
 
 from .lowering import run_lowered
@@ -74,6 +75,24 @@ def test_aligned_vectors_are_read_whole() -> None:
     assert "*(__global float4*)(out" in source
     assert "vload" not in source
     assert "vstore" not in source
+
+
+def test_local_memory_used_twice_is_aligned_for_the_vectors_of_both_uses() -> None:
+    """The partial sums of a sliced product lie where an operand was, which was read element by element."""
+    profile, func = imagined("gpu"), dense(64, 64, 128)
+    limits = rules.rules_of(profile.rules)
+    assert limits.groups is not None
+    assert limits.groups.tile is not None
+    schedule = s_tir.Schedule(func)
+    assert sliced(schedule, limits.groups.tile, limits.sketches, 4)
+    vectors = 0
+    for drawn in draws(func, profile, [schedule], 8):
+        source = lower_function(drawn.mod["main"], "f", target_for(profile), profile).source
+        for name, aligned in re.findall(r"__local float (\w+)\[\d+\](.*);", source):
+            widths = [int(n) for n in re.findall(rf"\(__local float(\d+)\*\)\({name} ", source)]
+            vectors += len(widths)
+            assert not widths or f"aligned({4 * max(widths)})" in aligned, source
+    assert vectors
 
 
 def test_vectors_that_may_not_be_aligned_are_not(device: Device) -> None:

@@ -86,7 +86,7 @@ def test_operands_are_copied_into_local_memory_only_where_that_pays(family: str,
     groups = rules.rules_of(one.rules).groups
     assert groups is not None
     assert groups.tile is not None
-    func = dense(128, 128, 64)
+    func = dense(1024, 512, 64)  # so many outputs that no sums are sliced, which takes local memory, too
     space = grouped_sketches(func, groups.tile, rules.rules_of(one.rules).sketches)
     drawn = draws(func, one, space, 4)
     assert drawn

@@ -35,6 +35,7 @@ class GroupTile:
     threads: int  # work-items of a group, along one axis
     virtual: int  # tiles of a work-item, strided by the group's tile, along one axis; 1: none
     reduced: int  # elements of the outer reduction that are taken at once
+    sliced: int  # most outputs of a contraction whose sums the work-items of a group share
     unroll: tuple[int, ...]  # steps to choose from
 
 
@@ -48,8 +49,13 @@ class _Levels:
     registers: list[LoopRV]
 
 
-def grouped(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int) -> bool:
-    """Tile a contraction over groups. False where the function is none."""
+def grouped(
+    schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, *, ahead: bool = False
+) -> bool:
+    """Tile a contraction over groups. False where the function is none.
+
+    With `ahead` a group loads its next operands into registers while it multiplies those in local memory.
+    """
     found = parts(schedule, Keep.PADDING if by.shared else Keep.DEAR)
     before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
     rest = found[len(before) :]
@@ -78,8 +84,8 @@ def grouped(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int) 
     schedule.bind(thread, "threadIdx.x")
     _write(schedule, rest, thread)
     if by.shared:
-        _copy_operands(schedule, main.block, outer, by)
-    _prepare(schedule, before, limits, most, inlined=by.shared)
+        copy_operands(schedule, main.block, outer, by, ahead=ahead)
+    prepare(schedule, before, limits, most, inlined=by.shared)
     if len(rest) == 2 and not is_elementwise(rest[1], main):
         alone(schedule, rest[1], limits, most)
     schedule.vectorize(levels.registers[-1])
@@ -101,10 +107,10 @@ def _split(schedule: Schedule, spatial: list[tuple[LoopRV, int]], by: GroupTile,
         lanes = lanes_of(extent, most) if last else 1
         if last:
             loop, vector = schedule.split(loop, [None, lanes])
-        loop, registers = _two(schedule, loop, max(1, by.registers // lanes))
-        loop, threads = _two(schedule, loop, by.threads)
+        loop, registers = two(schedule, loop, max(1, by.registers // lanes))
+        loop, threads = two(schedule, loop, by.threads)
         if by.virtual > 1:
-            loop, virtual = _two(schedule, loop, by.virtual)
+            loop, virtual = two(schedule, loop, by.virtual)
             levels.virtual.append(virtual)
         levels.groups.append(loop)
         levels.threads.append(threads)
@@ -113,7 +119,7 @@ def _split(schedule: Schedule, spatial: list[tuple[LoopRV, int]], by: GroupTile,
     return levels
 
 
-def _two(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, LoopRV]:
+def two(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, LoopRV]:
     """Split off at most `most` steps of a loop; how many is left open."""
     outer, inner = schedule.split(loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=most))
     return outer, inner
@@ -130,9 +136,10 @@ def _write(schedule: Schedule, rest: list[Part], thread: LoopRV) -> None:
     schedule.reverse_compute_at(tail, thread, preserve_unit_loops=True)
 
 
-def _copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile) -> None:
+def copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile, *, ahead: bool) -> None:
     """Have the group copy what its tile reads into local memory, in vectors of an open length."""
-    for number, read in enumerate(schedule.get(main).reads):
+    reads = schedule.get(main).reads
+    for number, read in enumerate(reads):
         copy = schedule.cache_read(main, number, "shared")
         schedule.compute_at(copy, at, preserve_unit_loops=True)
         axes = len(read.source.shape)
@@ -141,9 +148,24 @@ def _copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile
         copied = (1,) if chosen else by.copied  # a vector whose lanes choose differently cannot be generated
         lens = schedule.sample_categorical(list(copied), [1.0 / len(copied)] * len(copied))
         schedule.annotate(copy, "meta_schedule.cooperative_fetch", lens)
+        if ahead:
+            schedule.annotate(copy, "tirx.manifest_shared_memory_local_stage", 1)
+    if ahead:
+        _pipeline(schedule, at, len(reads))
 
 
-def _prepare(
+def _pipeline(schedule: Schedule, loop: LoopRV, copies: int) -> None:
+    """Run the steps of a loop in the order: load into registers, multiply, move on into local memory.
+
+    The loop's statements are a load and a store for each copy, and the multiplication, a step behind them.
+    """
+    loads, stores = range(copies), range(copies + 1, 2 * copies + 1)
+    order = [place for pair in zip(loads, stores, strict=True) for place in pair]
+    schedule.annotate(loop, "software_pipeline_stage", [0] * (2 * copies) + [1])
+    schedule.annotate(loop, "software_pipeline_order", [*order, copies])
+
+
+def prepare(
     schedule: Schedule, before: list[Part], limits: SketchLimits, most: int, *, inlined: bool
 ) -> None:
     """Compute what operands are made from: while they are copied, or where dear in a launch before."""

@@ -71,7 +71,14 @@ _MALI = FamilyRules(
     ),
     groups=GroupRules(
         tile=GroupTile(
-            shared=False, copied=(), registers=8, threads=16, virtual=1, reduced=16, unroll=(0, 4, 16)
+            shared=False,
+            copied=(),
+            registers=8,
+            threads=16,
+            virtual=1,
+            reduced=16,
+            sliced=1 << 14,
+            unroll=(0, 4, 16),
         ),
         tiling=Tiling(shared_reads=False, vector_lens=(1, 2, 4), innermost=8),
         threads=(16, 32, 64, 128, 256),
@@ -104,6 +111,7 @@ _GPU = FamilyRules(
             threads=64,
             virtual=4,
             reduced=32,
+            sliced=1 << 18,
             unroll=(0, 16, 64, 512),
         ),
         tiling=Tiling(shared_reads=True, vector_lens=(1, 2, 4), innermost=64),

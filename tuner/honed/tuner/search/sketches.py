@@ -13,7 +13,9 @@ so that the search can change them. Four shapes of work cover what models are ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import partial
 
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
@@ -23,6 +25,7 @@ from .grouped import GroupTile, grouped
 from .held import held
 from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
 from .rows import columns, columns_again, rows, rows_again
+from .sliced import sliced
 from .tile import tile, tile_across, tile_padded
 from .traces import as_module, known
 
@@ -51,12 +54,23 @@ def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
 
 
 def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -> list[Schedule]:
-    """The grouped sketch with and without vectors; none where the function is no contraction."""
+    """The grouped sketches with and without vectors; none where the function is no contraction.
+
+    Where operands are copied, with and without loads ahead; of few outputs the sliced one, too.
+    """
+    lanes = lane_choices(func, limits)
+    makes = [
+        partial(grouped, by=by, limits=limits, most=n, ahead=ahead)
+        for n in (*lanes, 1)
+        for ahead in (by.shared, False)
+    ]
+    if math.prod(int(extent) for extent in func.params[-1].shape) <= by.sliced:
+        makes.append(partial(sliced, by=by, limits=limits, most=lanes[0]))
     found: list[Schedule] = []
-    for lanes in (*lane_choices(func, limits), 1):
+    for make in makes:
         schedule = Schedule(as_module(func), debug_mask="none")
         try:
-            if grouped(schedule, by, limits, lanes) and not known(schedule, found):
+            if make(schedule) and not known(schedule, found):
                 found.append(schedule)
         except (s_tir.ScheduleError, ValueError):
             continue  # as above

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from tvm import ir, tirx
 from tvm_ffi import structural_walk
 
-from .types import LANES, Type, Unprintable
+from .types import LANES, Type, Unprintable, parsed
 
 Space = Literal["global", "local", "private"]
 # Of every buffer that a plan, a measurement or a driver gives a kernel, in bytes: `plan` places scratch so,
@@ -42,20 +42,35 @@ class Uses:
 
     constant: bool = True
     lanes: set[int] = field(default_factory=set)
+    widest: int = 1  # scalars read or written at once
     aligned: bool = True  # all constant bases are multiples of the lanes read or written there
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, Uses]:
-    """How the buffers of a kernel are indexed, by buffer."""
+    """How the arrays of a kernel are indexed, by buffer; under other names of the same memory, too."""
     found: dict[Any, Uses] = {}
+    behind: dict[Any, Any] = {}
 
-    def loaded(load: ir.TensorLoad) -> None:
-        _note(found.setdefault(load.source, Uses()), list(load.indices))
+    def declared(statement: tirx.DeclBuffer) -> None:
+        source = statement.data
+        if isinstance(source, ir.Call) and str(source.op.name) == "tirx.buffer_data":
+            behind[statement.buffer] = behind.get(source.args[0], source.args[0])
 
-    def stored(store: tirx.BufferStore) -> None:
-        _note(found.setdefault(store.buffer, Uses()), list(store.indices))
+    def used(buffer: Any, indices: list[Any]) -> None:
+        uses = found.setdefault(behind.get(buffer, buffer), Uses())
+        _note(uses, indices)
+        lanes = parsed(str(indices[0].ty.dtype)).lanes * parsed(str(buffer.dtype)).lanes
+        uses.widest = max(uses.widest, lanes)
 
-    structural_walk(body, [(ir.TensorLoad, loaded), (tirx.BufferStore, stored)], order="pre")
+    structural_walk(
+        body,
+        [
+            (tirx.DeclBuffer, declared),
+            (ir.TensorLoad, lambda load: used(load.source, list(load.indices))),
+            (tirx.BufferStore, lambda store: used(store.buffer, list(store.indices))),
+        ],
+        order="pre",
+    )
     return found
 
 

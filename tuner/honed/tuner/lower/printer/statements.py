@@ -119,13 +119,12 @@ class Statements:
     def _array(self, buffer: Buffer, scalars: int, uses: Uses) -> None:
         """An array, of vectors where it is only read and written by whole ones."""
         element = types.stored(buffer.element)
-        widest = max(uses.lanes, default=1) * element.lanes
         space = "__local " if buffer.space == "local" else ""
         single = types.name(types.vector(element, 1))
         at = 0 if buffer.space == "local" else self.blocks.here
         aligned = ""
-        if widest > 1:
-            buffer.aligned = min(types.vector(element, 1).nbytes * _power(widest), 128)
+        if uses.widest > 1:
+            buffer.aligned = min(types.vector(element, 1).nbytes * _power(uses.widest), 128)
             aligned = f" __attribute__((aligned({buffer.aligned})))"
         self.blocks.open[at].lines.append(
             Declaration(buffer.name, f"{space}{single} {buffer.name}[{scalars}]{aligned};")
