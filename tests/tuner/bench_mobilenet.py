@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.models import SHARED
+from tests import models
 
 from .running import Tuning
 
@@ -23,7 +23,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trials", type=int, default=160)
-    parser.add_argument("--model", type=Path, default=SHARED / "mobilenet_v2_035_128.onnx")
+    parser.add_argument("--model", type=Path, default=models.path("mobilenet_v2_035_128"))
     parser.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,128,128")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

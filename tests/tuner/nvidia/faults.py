@@ -26,7 +26,7 @@ from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.task import Task
 from honed.tuner.tune.trials import Trials
 
-from .tuning import _candidate, dense_function, dense_workload
+from .tuning import dense_function, dense_workload
 
 SHAPE = (192, 512, 512)
 NEAR, FAR = 16, 1 << 40  # elements: into the guard band, and out of all memory
@@ -38,7 +38,7 @@ class Planted:
     def __init__(self, profile: DeviceProfile, folder: Path) -> None:
         func = dense_function(*SHAPE)
         _, lowered, _ = default_kernels(func, "main", target_for(profile), profile)
-        self._right = _candidate("default", lowered)
+        self._right = Candidate.of("default", lowered)
         self._folder = folder
         self.pid = 1
         self._asked: tuple[Task, int, int] | None = None
