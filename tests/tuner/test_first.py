@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import prior
+from honed.tuner.search.draw import Draw, Drawing
 from honed.tuner.search.features import WIDTH
 
 from .lowering import normal, run_lowered
@@ -45,6 +47,35 @@ def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytes
     one = imagined("mali")
     rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
     assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
+
+
+def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[int]()
+
+    class Tracked(Drawing):
+        """Keeps which sketches were drawn from."""
+
+        def of(self, sketch: int) -> Iterator[Draw]:
+            asked.append(sketch)
+            return super().of(sketch)
+
+    class LikesTheThird:
+        """Scores the first draw of the third sketch best, and all others alike."""
+
+        name, knows_rules = "prior:planted", False
+
+        def predict(self, features: np.ndarray) -> np.ndarray:
+            scores = np.zeros(len(features), np.float32)
+            scores[2:3] = 1.0
+            return scores
+
+    monkeypatch.setattr("honed.tuner.first.Drawing", Tracked)
+    monkeypatch.setattr("honed.tuner.first.prior_of", lambda _family: LikesTheThird())
+    one = imagined("mali")
+    first_kernels(dense(96, 128, 64), "main", target_for(one), one)
+    sketches = len(set(asked))
+    assert asked[:sketches] == list(range(sketches))
+    assert asked[sketches:] == [2] * (12 - sketches)
 
 
 @pytest.mark.parametrize("family", SHIPPED)

@@ -8,8 +8,8 @@ from honed.runtime.profile import DeviceIdentity
 
 from .records import Setup
 
-# Raised when the same trace would give another kernel than before.
-_LOWERING = 3
+# Raised when the same trace would give another kernel than before, or a task another default schedule.
+_LOWERING = 4
 
 
 def setup_for(identity: DeviceIdentity) -> Setup:

@@ -7,10 +7,10 @@ work-item, which always works and is slow: the caller reports it.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.ir import IRModule
 from tvm.s_tir import dlight
@@ -85,8 +85,11 @@ def longest_reduction(func: tirx.PrimFunc) -> int:
 
 
 def fresh(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A copy that shares nothing: schedules change the statements of the function they are given in place."""
-    return tvm.ir.load_json(tvm.ir.save_json(func))
+    """A copy that shares nothing: schedules change the statements of the function they are given in place.
+
+    `s_tir.renew_defs` is ten times as fast, but refuses what Relax makes of a value of rank 0.
+    """
+    return copy.deepcopy(func)
 
 
 def narrow_indices(func: tirx.PrimFunc) -> tirx.PrimFunc:

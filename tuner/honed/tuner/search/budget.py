@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,73 +42,107 @@ class Threads:
         return threads % self.warp == 0 or threads * groups % self.warp != 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Nest:
+    """The loops around one block of a scheduled function, by what their extents multiply to."""
+
+    held: tuple[tirx.For, ...]  # elements that one work-item holds of a private reduction
+    bits: int  # of such an element; 0 where the block is no private reduction
+    unrolled: tuple[tirx.For, ...]  # copies of the block that are written out
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """The loops bound to the work-items of a group, and those bound to groups, of one launch."""
+
+    threads: tuple[tirx.For, ...]
+    groups: tuple[tirx.For, ...]
+
+
 def size_of(func: tirx.PrimFunc, least_bits: int = 1) -> Size:
     """The size of a scheduled function, before lowering; `least_bits` is what an element takes at least."""
-    return _statement(func.body, [], least_bits)
+    found = nests(func)
+    held = [registers(_steps(one.held), one.bits, least_bits) for one in found]
+    return Size(
+        registers=max(held, default=0), statements=max((_steps(one.unrolled) for one in found), default=0)
+    )
+
+
+def registers(elements: int, bits: int, least_bits: int) -> int:
+    """Those that private results take, of `bits` each."""
+    return math.ceil(elements * max(bits, least_bits) / _BITS) if bits else 0
+
+
+def nests(func: tirx.PrimFunc) -> list[Nest]:
+    """Those of all blocks."""
+    return [_nest(realize, around) for realize, around in _blocks(func.body, ())]
 
 
 def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
     """Work-items per work-group, and work-groups, of what a scheduled function will launch."""
-    return _launches(func.body, 1, 1)
+    return [(_steps(launch.threads), _steps(launch.groups)) for launch in launches(func)]
 
 
-def _launches(stmt: tirx.Stmt, threads: int, groups: int) -> list[tuple[int, int]]:
+def launches(func: tirx.PrimFunc) -> list[Launch]:
+    """What a scheduled function will launch."""
+    return _launches(func.body, Launch((), ()))
+
+
+def _steps(loops: Iterable[tirx.For]) -> int:
+    return math.prod(int(loop.extent) for loop in loops)
+
+
+def _launches(stmt: tirx.Stmt, around: Launch) -> list[Launch]:
     if isinstance(stmt, tirx.SeqStmt):
-        return [found for part in stmt.seq for found in _launches(part, threads, groups)]
+        return [found for part in stmt.seq for found in _launches(part, around)]
     if isinstance(stmt, tirx.For):
         tag = _tag(stmt)
         if tag.startswith("threadIdx"):
-            threads *= int(stmt.extent)
+            around = Launch((*around.threads, stmt), around.groups)
         elif tag.startswith("blockIdx"):
-            groups *= int(stmt.extent)
-        return _launches(stmt.body, threads, groups)
+            around = Launch(around.threads, (*around.groups, stmt))
+        return _launches(stmt.body, around)
     if isinstance(stmt, tirx.AttrStmt):
-        return _launches(stmt.body, threads, groups)
+        return _launches(stmt.body, around)
     if isinstance(stmt, tirx.IfThenElse):
-        return _launches(stmt.then_case, threads, groups)
+        return _launches(stmt.then_case, around)
     if isinstance(stmt, s_tir.SBlockRealize) and str(stmt.block.name_hint) == "root":
-        return _launches(stmt.block.body, threads, groups)
-    return [(threads, groups)]
+        return _launches(stmt.block.body, around)
+    return [around]
 
 
-def _statement(stmt: tirx.Stmt, loops: list[tirx.For], bits: int) -> Size:
+def _blocks(
+    stmt: tirx.Stmt, around: tuple[tirx.For, ...]
+) -> Iterator[tuple[s_tir.SBlockRealize, tuple[tirx.For, ...]]]:
+    """Every block, with the loops around it, the outermost first."""
     if isinstance(stmt, tirx.SeqStmt):
-        return _largest(_statement(s, loops, bits) for s in stmt.seq)
-    if isinstance(stmt, tirx.For):
-        return _statement(stmt.body, [*loops, stmt], bits)
-    if isinstance(stmt, tirx.AttrStmt):
-        return _statement(stmt.body, loops, bits)
-    if isinstance(stmt, tirx.IfThenElse):
-        return _statement(stmt.then_case, loops, bits)
-    if isinstance(stmt, s_tir.SBlockRealize):
-        written_out = math.prod(int(a.extent) for a in loops if a.kind == tirx.ForKind.UNROLLED)
-        here = Size(registers=_registers(stmt, loops, bits), statements=written_out)
-        return _largest((here, _statement(stmt.block.body, loops, bits)))
-    return Size(registers=0, statements=0)
+        for part in stmt.seq:
+            yield from _blocks(part, around)
+    elif isinstance(stmt, tirx.For):
+        yield from _blocks(stmt.body, (*around, stmt))
+    elif isinstance(stmt, tirx.AttrStmt):
+        yield from _blocks(stmt.body, around)
+    elif isinstance(stmt, tirx.IfThenElse):
+        yield from _blocks(stmt.then_case, around)
+    elif isinstance(stmt, s_tir.SBlockRealize):
+        yield stmt, around
+        yield from _blocks(stmt.block.body, around)
 
 
-def _largest(sizes: Iterable[Size]) -> Size:
-    found = list(sizes)
-    return Size(
-        registers=max((s.registers for s in found), default=0),
-        statements=max((s.statements for s in found), default=0),
-    )
-
-
-def _registers(realize: s_tir.SBlockRealize, loops: list[tirx.For], least_bits: int) -> int:
-    """Registers of a block's private results: what its loops cover that are neither threads nor reduced."""
+def _nest(realize: s_tir.SBlockRealize, around: tuple[tirx.For, ...]) -> Nest:
+    """A private result is held for what the loops cover that are neither threads nor reduced."""
     block = realize.block
-    if not block.writes or str(block.writes[0].source.scope()) != "local":
-        return 0
+    unrolled = tuple(loop for loop in around if loop.kind == tirx.ForKind.UNROLLED)
     reduced: set[Any] = set()
-    for axis, value in zip(block.iter_vars, realize.iter_values, strict=True):
-        if axis.iter_type == tirx.IterVar.CommReduce:
-            reduced.update(undefined_vars(value, []))
+    if block.writes and str(block.writes[0].source.scope()) == "local":
+        for axis, value in zip(block.iter_vars, realize.iter_values, strict=True):
+            if axis.iter_type == tirx.IterVar.CommReduce:
+                reduced.update(undefined_vars(value, []))
     if not reduced:
-        return 0
-    covered = math.prod(int(loop.extent) for loop in loops if _private(loop) and loop.loop_var not in reduced)
+        return Nest((), 0, unrolled)
     bits = int("".join(c for c in str(block.writes[0].source.dtype) if c.isdigit()) or 8)
-    return math.ceil(covered * max(bits, least_bits) / _BITS)
+    held = tuple(loop for loop in around if _private(loop) and loop.loop_var not in reduced)
+    return Nest(held, bits, unrolled)
 
 
 def _private(loop: tirx.For) -> bool:
@@ -137,10 +171,13 @@ class Budget(ms.postproc.PyPostproc):  # type: ignore[misc]
     def apply(self, sch: Schedule) -> bool:
         """Whether the schedule may be kept."""
         func = sch.mod["main"]
-        size = size_of(func, self.least_bits)
+        return self.allows(size_of(func, self.least_bits), launches_of(func))
+
+    def allows(self, size: Size, groups: Iterable[tuple[int, int]]) -> bool:
+        """Whether a schedule of that size may be kept; `groups` are as of `launches_of`."""
         if size.registers > self.most.registers or size.statements > self.most.statements:
             return False
-        return all(self.threads.allow(threads, groups) for threads, groups in launches_of(func))
+        return all(self.threads.allow(threads, count) for threads, count in groups)
 
     def clone(self) -> Budget:
         """Another of the same kind."""

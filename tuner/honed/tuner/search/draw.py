@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
+from random import Random
 
 from tvm import tirx
-from tvm.s_tir import Schedule
+from tvm.ir import IRModule
+from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Instruction, Trace
 
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.target import target_for
@@ -15,9 +20,9 @@ from . import rules, traces
 from .context import tune_context
 from .costmodel import Array
 from .features import features
+from .outline import Outline
 
-# Draws that fit no device, after which a sketch is left: 64 of a product took 2 to 4 s, for nothing.
-_MOST_FAILURES = 16
+_MOST_FAILURES = 8  # draws of a sketch that cannot be played, after which it is left
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,47 +30,89 @@ class Draw:
     """One schedule, of the sketch with that number in the space."""
 
     sketch: int
-    trace: str  # the text that `traces.apply` makes the same schedule of
-    scheduled: tirx.PrimFunc
+    schedule: Schedule
     features: Array  # [features.WIDTH]
+
+    @property
+    def scheduled(self) -> tirx.PrimFunc:
+        """The function."""
+        return self.schedule.mod["main"]
+
+    @property
+    def trace(self) -> str:
+        """The text that `traces.apply` makes the same schedule of."""
+        return traces.to_text(self.schedule.trace)
 
 
 def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
     """About `each` different schedules of every sketch of the function's space; the same for one seed."""
-    found: list[Draw] = []
-    for number, sketch in enumerate(rules.space(func, target_for(profile), profile)):
-        found += _of_sketch(func, profile, number, sketch, each, seed)
-    return found
+    drawing = Drawing(func, profile, seed)
+    return [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), each)]
 
 
 def features_of(scheduled: tirx.PrimFunc, profile: DeviceProfile) -> Array:
     """Features [features.WIDTH] of a function that something else scheduled."""
     module = traces.as_module(scheduled)
-    strategy = ms.search_strategy.ReplayTrace()
-    context = tune_context(module, target_for(profile), _generator(profile), strategy, seed=0, threads=1)
-    found: Array = features(context, [ms.MeasureCandidate(Schedule(module), [])])[0]
+    found: Array = features(_context(module, profile, []), [ms.MeasureCandidate(Schedule(module), [])])[0]
     return found
 
 
-def _generator(profile: DeviceProfile) -> ms.SpaceGenerator:
-    """Of nothing: sketches are given."""
-    return ms.space_generator.ScheduleFn(
-        lambda _schedule: None, sch_rules=[], postprocs=rules.postprocs(profile), mutator_probs={}
+def _context(module: IRModule, profile: DeviceProfile, postprocs: list[ms.Postproc]) -> ms.TuneContext:
+    """Of no search; it initialises the postprocs."""
+    generator = ms.space_generator.ScheduleFn(
+        lambda _schedule: None, sch_rules=[], postprocs=postprocs, mutator_probs={}
     )
+    strategy = ms.search_strategy.ReplayTrace()
+    return tune_context(module, target_for(profile), generator, strategy, seed=1, threads=1)
 
 
-def _of_sketch(
-    func: tirx.PrimFunc, profile: DeviceProfile, number: int, sketch: Schedule, count: int, seed: int
-) -> list[Draw]:
-    strategy = ms.search_strategy.ReplayTrace(max_fail_count=_MOST_FAILURES)
-    module, target = traces.as_module(func), target_for(profile)
-    context = tune_context(module, target, _generator(profile), strategy, seed=seed, threads=1)
-    database, random = ms.database.MemoryDatabase(), ms.cost_model.RandomModel()
-    context.pre_tuning(count, count, [sketch], database, random)
-    candidates = list(context.generate_measure_candidates() or [])
-    different = list({traces.to_text(one.sch.trace): one for one in candidates}.items())
-    rows = features(context, [one for _, one in different])
-    return [
-        Draw(number, trace, one.sch.mod["main"], row)
-        for (trace, one), row in zip(different, rows, strict=True)
-    ]
+class Drawing:
+    """Draws from a function's space, as many from each sketch as are asked for; the same for one seed."""
+
+    def __init__(self, func: tirx.PrimFunc, profile: DeviceProfile, seed: int) -> None:
+        self._module = traces.as_module(func)
+        self._budget = rules.budget(profile)
+        self._postprocs = rules.completing(profile)
+        self._context = _context(self._module, profile, self._postprocs)
+        self._beginnings: dict[tuple[Instruction, ...], Schedule] = {}
+        space = rules.space(func, target_for(profile), profile)
+        self._draws = [self._from(number, sketch, seed) for number, sketch in enumerate(space)]
+
+    @property
+    def sketches(self) -> int:
+        """How many the space has."""
+        return len(self._draws)
+
+    def of(self, sketch: int) -> Iterator[Draw]:
+        """Those of a sketch that were not taken yet, each different; ends where there are no more."""
+        return self._draws[sketch]
+
+    def _from(self, number: int, sketch: Schedule, seed: int) -> Iterator[Draw]:
+        outline, failures = Outline(sketch, self._budget), 0
+        begun = self._begun(outline.beginning)
+        for rest in outline.draws(Random(seed)):
+            schedule = begun.copy()
+            if self._played(rest, schedule):
+                (row,) = features(self._context, [ms.MeasureCandidate(schedule, [])])
+                yield Draw(number, schedule, row)
+                continue
+            failures += 1
+            if failures == _MOST_FAILURES:
+                return
+
+    def _begun(self, insts: tuple[Instruction, ...]) -> Schedule:
+        """A schedule with these steps taken, to be copied."""
+        if insts not in self._beginnings:
+            schedule = traces.unscheduled(self._module)
+            Trace(insts, {}).apply_to_schedule(schedule, remove_postproc=True)
+            self._beginnings[insts] = schedule
+        return self._beginnings[insts]
+
+    def _played(self, rest: Trace, schedule: Schedule) -> bool:
+        """Whether the rest of a trace, and what completes it, could be applied."""
+        try:
+            rest.apply_to_schedule(schedule, remove_postproc=True)
+            schedule.enter_postproc()
+            return self._budget.apply(schedule) and all(one.apply(schedule) for one in self._postprocs)
+        except (ScheduleError, ValueError, RuntimeError, TypeError):
+            return False  # TVM simplifies some indices so that a later step does not know the block

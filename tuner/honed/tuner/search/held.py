@@ -66,9 +66,11 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if SPATIAL not in main.info.kinds or not is_contraction(schedule, found):
         return False
     along = [last_axis(schedule, main.block, n) for n in range(len(schedule.get(main.block).reads))]
+    if None in along:
+        return False
     lanes = lanes_of(main.info.extents[_spatial(main.info)[-1]], most)
     loops = _split(schedule, main, limits, lanes)
-    if any(axis is None or axis not in loops.tiles for axis in along):
+    if any(axis not in loops.tiles for axis in along):
         return False
     written_out = [loops.tiles[n].loop for n in loops.inside]
     spatial = [loops.tiles[n].loop for n in _spatial(main.info) if n in loops.tiles]

@@ -33,7 +33,7 @@ class Prior:
 
     def predict(self, features: Array) -> Array:
         """Scores [n] of features [n, WIDTH]."""
-        found: Array = self.booster.predict(xgboost.DMatrix(features))
+        found: Array = self.booster.predict(xgboost.DMatrix(features, nthread=1))
         return found
 
 

@@ -174,9 +174,20 @@ def _elements(func: tirx.PrimFunc) -> int:
 
 def postprocs(profile: DeviceProfile) -> list[ms.Postproc]:
     """What every draw from the profile's spaces goes through, in order; new objects for each search."""
+    found = completing(profile)
+    if rules_of(profile.rules).groups is not None:
+        found.append(ms.postproc.VerifyGPUCode())
+    return found
+
+
+def completing(profile: DeviceProfile) -> list[ms.Postproc]:
+    """`postprocs` without the last, which lowers the draw to check what lowering it checks again."""
+    groups = rules_of(profile.rules).groups
+    return [budget(profile), *(group_postprocs(groups) if groups is not None else [])]
+
+
+def budget(profile: DeviceProfile) -> Budget:
+    """What refuses draws that the profile's devices would run badly."""
     rules = rules_of(profile.rules)
     threads = Threads(least=rules.least_threads, most=profile.rules.max_threads, warp=rules.warp)
-    found: list[ms.Postproc] = [Budget(rules.most, threads, rules.element_bits)]
-    if rules.groups is not None:
-        found += group_postprocs(rules.groups)
-    return found
+    return Budget(rules.most, threads, rules.element_bits)

@@ -14,23 +14,24 @@ so that the search can change them. Four shapes of work cover what models are ma
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
-from .blocks import SPATIAL
+from .blocks import SPATIAL, Keep, inline_elementwise
 from .grouped import GroupTile, grouped
 from .held import held
 from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
 from .rows import columns, columns_again, rows, rows_again
-from .sliced import sliced
+from .sliced import SLICES, sliced
 from .tile import tile, tile_across, tile_padded
-from .traces import as_module, known
+from .traces import as_module, steps, unscheduled
 
 _MOST_STEPS = 32  # vectors that one work-item moves
 _MOST_PARTS = 256  # of a reduction to a single element
+_ATTEMPTS = 2  # with other numbers: TVM simplifies some indices so that a later step does not know the block
 
 Sketch = Callable[[Schedule, SketchLimits, int], bool]
 
@@ -41,16 +42,12 @@ def _all() -> tuple[Sketch, ...]:
 
 def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
     """Every sketch that fits a function; none where it has blocks that the sketches do not understand."""
-    found: list[Schedule] = []
-    for make in _all():
-        for lanes in lane_choices(func, limits):
-            schedule = Schedule(as_module(func), debug_mask="none")
-            try:
-                if make(schedule, limits, lanes) and not known(schedule, found):
-                    found.append(schedule)
-            except (s_tir.ScheduleError, ValueError):
-                continue  # the function does not have the sketch's form after all
-    return found
+    tries = [
+        lambda schedule, make=make, lanes=lanes: make(schedule, limits, lanes)
+        for make in _all()
+        for lanes in lane_choices(func, limits)
+    ]
+    return _fitting(func, tries)
 
 
 def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -> list[Schedule]:
@@ -59,22 +56,33 @@ def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -
     Where operands are copied, with and without loads ahead; of few outputs the sliced one, too.
     """
     lanes = lane_choices(func, limits)
-    makes = [
+    tries = [
         partial(grouped, by=by, limits=limits, most=n, ahead=ahead)
         for n in (*lanes, 1)
-        for ahead in (by.shared, False)
+        for ahead in ((True, False) if by.shared else (False,))
     ]
     if math.prod(int(extent) for extent in func.params[-1].shape) <= by.sliced:
-        makes.append(partial(sliced, by=by, limits=limits, most=lanes[0]))
-    found: list[Schedule] = []
-    for make in makes:
-        schedule = Schedule(as_module(func), debug_mask="none")
-        try:
-            if make(schedule) and not known(schedule, found):
-                found.append(schedule)
-        except (s_tir.ScheduleError, ValueError):
-            continue  # as above
-    return found
+        tries += [partial(sliced, by=by, limits=limits, most=lanes[0], slices=n) for n in SLICES]
+    return _fitting(func, tries)
+
+
+def _fitting(func: tirx.PrimFunc, tries: Iterable[Callable[[Schedule], bool]]) -> list[Schedule]:
+    """What the tries that fit make of a function, without those that do the same as an earlier one."""
+    inlined = unscheduled(as_module(func))
+    inline_elementwise(inlined, Keep.PADDING)  # as every sketch does first, or goes on from there
+    found: dict[str, Schedule] = {}
+    for make in tries:
+        for _ in range(_ATTEMPTS):
+            schedule = inlined.copy()
+            try:
+                if make(schedule):
+                    found.setdefault(steps(schedule.trace), schedule)
+                break
+            except s_tir.ScheduleError:
+                continue  # the function does not have the sketch's form after all, or not with these numbers
+            except ValueError:
+                break  # it does not have the form
+    return list(found.values())
 
 
 def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -27,19 +26,14 @@ def identity(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def known(schedule: Schedule, among: Sequence[Schedule]) -> bool:
-    """Whether one of the others does the same, whatever numbers were drawn."""
-    text = _steps(schedule.trace)
-    return any(_steps(other.trace) == text for other in among)
-
-
-def _steps(trace: Trace) -> str:
+def steps(trace: Trace) -> str:
+    """What a trace does, whatever numbers were drawn in it, as JSON."""
     return json.dumps(_plain(trace.as_json()[0]))
 
 
 def apply(text: str, func: tirx.PrimFunc) -> Schedule:
     """The schedule that a trace makes of `func`; raises LoweringFailed where it does not fit."""
-    schedule = Schedule(as_module(func), debug_mask="none")
+    schedule = unscheduled(as_module(func))
     try:
         Trace.apply_json_to_schedule(json.loads(text), schedule)
     except (ValueError, RuntimeError, TypeError, KeyError) as error:
@@ -50,6 +44,14 @@ def apply(text: str, func: tirx.PrimFunc) -> Schedule:
 def as_module(func: tirx.PrimFunc) -> IRModule:
     """A module of its own for schedules and searches of a function."""
     return IRModule({"main": fresh(func).with_attr("global_symbol", "main")})
+
+
+def unscheduled(module: IRModule) -> Schedule:
+    """A schedule of a module that the caller keeps: nothing that it shares with others is changed in place.
+
+    What is sampled in it is the same every time. Errors are not rendered, which prints the whole function.
+    """
+    return Schedule(module, seed=1, debug_mask="none", error_render_level="none")
 
 
 def _plain(value: Any) -> Any:
