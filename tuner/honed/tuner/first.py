@@ -19,8 +19,9 @@ from .search.draw import Draw, Drawing, features_of
 from .search.prior import Prior, prior_of
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
-# bench for Malis the picks of so many, shared out by scores, do about as well as those of 4 from each sketch:
-# 24 for LightGlue's products (35 then; the picks of 16 take 8 % longer), 12 for MobileNet (24 then).
+# bench for Malis, over two or three seeds: LightGlue's products take as long with the picks of 24 shared out
+# by scores as with those of 4 from each sketch (35), 8 % longer with those of 16; every third function of
+# MobileNet takes 5 % longer with those of 12, 2 % with those of 16.
 _EACH, _DRAWS, _MORE_DRAWS, _MANY_FLOPS = 4, 12, 24, 1 << 23
 _UNTRIED = 0.2  # by which a sketch's best score is raised after one draw; after two by half of it
 _TRIED = 4  # of the best by the prior, until one can be lowered
