@@ -138,3 +138,13 @@ def test_where_no_pick_can_be_lowered_a_rule_does() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("honed.tuner.first._TRIED", 0)
         assert first_kernels(dense(96, 128, 64), "main", target_for(one), one)[0] == "matmul"
+
+
+def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
+    one = imagined("gpu")
+    origin, lowered, _ = first_kernels(dense(192, 512, 512), "main", target_for(one), one)
+    assert origin == "tables:gpu"
+    (launch,) = lowered.launches
+    assert launch.grid[0] >= one.limits.compute_units
+    origin, _, _ = first_kernels(dense(8, 8, 4096), "main", target_for(one), one)  # two groups at most
+    assert not origin.startswith("tables")

@@ -52,6 +52,11 @@ def test_schedules_of_kin_come_first_and_fit_the_new_extents(family: str) -> Non
     assert all(not tiles(p) or tuple(t.extent for t in tiles(p)) not in extents for p in batch.proposals)
 
 
+def test_a_gpu_s_first_product_begins_with_tables() -> None:
+    one = batches(256, 256, 64, family="gpu")
+    assert [one.next().way for _ in range(2)] == [Way.TABLES, Way.EVOLUTION]
+
+
 def test_where_nothing_is_kin_evolution_begins() -> None:
     assert (
         batches(32, 64, 32, kin=['[[["GetSBlock",[],["b","main"],["b0"]]],[]]']).next().way is Way.EVOLUTION

@@ -132,7 +132,7 @@ def rules_for(family: str, limits: DeviceLimits) -> ScheduleRules:
         )
     return ScheduleRules(
         family="gpu",
-        max_threads=threads,
+        max_threads=min(512, limits.max_work_group_size),
         local_memory=limits.local_mem_bytes > 0,
         max_vector_bytes=16,
         max_unroll=64,

@@ -23,7 +23,8 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Verdict, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
-from honed.tuner.search import rules, traces
+from honed.tuner.search import rules
+from honed.tuner.search.batches import Batches
 from honed.tuner.search.costmodel import CostModel, ranking
 from honed.tuner.search.evolve import Evolution
 from tests.tuner.liars import honest
@@ -94,35 +95,18 @@ def tune(bench: Bench, shape: tuple[int, int, int], seconds: float, kin: Iterabl
         threads=bench.threads,
         postprocs=rules.postprocs(bench.profile),
     )
-    _begin_with(bench, func, found, evolution, kin)
-    while time.monotonic() < deadline and _round(bench, found, evolution, deadline):
+    batches = Batches(evolution, BATCH, list(kin))
+    while time.monotonic() < deadline and _round(bench, found, batches, deadline):
         pass
     return found
 
 
-def _begin_with(
-    bench: Bench, func: tirx.PrimFunc, found: Tuned, evolution: Evolution, kin: Iterable[str]
-) -> None:
-    made: list[tuple[str, Candidate]] = []
-    for trace in kin:
-        try:
-            scheduled = traces.apply(trace, func).mod["main"]
-            lowered = lower_function(scheduled, "main", target_for(bench.profile), bench.profile)
-        except LoweringFailed:
-            continue
-        made.append((trace, Candidate.of(traces.identity(trace), lowered)))
-    build_all(bench.workers, [candidate.source for _, candidate in made])
-    for trace, candidate in made:
-        verdict = bench.measurer.measure(candidate, found.best_seconds if found.best else None)
-        evolution.know(trace, _note(found, candidate, trace, verdict))
-
-
-def _round(bench: Bench, found: Tuned, evolution: Evolution, deadline: float) -> bool:
+def _round(bench: Bench, found: Tuned, batches: Batches, deadline: float) -> bool:
     began = time.monotonic()
-    proposals = sorted(evolution.propose(), key=lambda p: -(p.score or 0.0))
+    batch = batches.next()
     proposed = time.monotonic()
     made = []
-    for proposal in proposals:
+    for proposal in batch.proposals:
         try:
             lowered = lower_function(proposal.scheduled, "main", target_for(bench.profile), bench.profile)
         except LoweringFailed as failed:
@@ -137,13 +121,14 @@ def _round(bench: Bench, found: Tuned, evolution: Evolution, deadline: float) ->
             break
         verdict = bench.measurer.measure(candidate, found.best_seconds if found.best else None)
         seconds = _note(found, candidate, proposal.trace, verdict)
-        evolution.know(proposal.trace, seconds)
+        batches.know(proposal.trace, seconds)
         measured.append((proposal, seconds))
     if measured:
         _learn(bench, found, measured)
     found.rounds.append(
         {
-            "proposed": len(proposals),
+            "way": str(batch.way),
+            "proposed": len(batch.proposals),
             "measured": len(measured),
             "propose_s": proposed - began,
             "build_s": built - proposed,
@@ -152,7 +137,7 @@ def _round(bench: Bench, found: Tuned, evolution: Evolution, deadline: float) ->
         }
     )
     print(found.shape, json.dumps(found.rounds[-1]), dict(found.outcomes), file=sys.stderr, flush=True)
-    return bool(proposals)
+    return bool(batch.proposals)
 
 
 def _learn(bench: Bench, found: Tuned, measured: list[tuple[Any, float]]) -> None:

@@ -14,6 +14,8 @@ from honed.runtime.profile import DeviceProfile
 from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
+from .search import traces
+from .search.budget import launches_of
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
 from .search.prior import Prior, prior_of
@@ -26,6 +28,8 @@ _EACH, _DRAWS, _MORE_DRAWS, _MANY_FLOPS = 4, 12, 24, 1 << 23
 _UNTRIED = 0.2  # by which a sketch's best score is raised after one draw; after two by half of it
 _TRIED = 4  # of the best by the prior, until one can be lowered
 _SEED = 1
+_PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns. Nothing was measured of images.
+_FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
 # What takes about as long as its launch, whatever its schedule: a rule does for it.
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 
@@ -38,23 +42,40 @@ def first_kernels(
     The same for the same function and profile. Raises LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
-    prior = prior_of(profile.rules.family)
-    if prior is not None and not _small(func):
-        found = [(one.scheduled, one.features) for one in _drawn(narrow_indices(func), profile, prior)]
-        ruled = by_rule(func, target, profile) if prior.knows_rules else None
-        if ruled is not None:
-            found.append((ruled[1], features_of(ruled[1], profile)))
-        for scheduled in _best_first(found, prior)[:_TRIED]:
-            if ruled is not None and scheduled is ruled[1]:
-                break
-            try:
-                lowered = lower_function(scheduled, name, target, profile)
-            except LoweringFailed as failed:
-                passed_over.append(f"{prior.name}: {failed}")
-                continue
-            return prior.name, lowered, passed_over
+    picked = [] if _small(func) else _picked(func, target, profile)
+    for origin, scheduled in picked[:_TRIED]:
+        try:
+            return origin, lower_function(scheduled, name, target, profile), passed_over
+        except LoweringFailed as failed:
+            passed_over.append(f"{origin}: {failed}")
     rule, lowered, more = default_kernels(func, name, target, profile)
     return rule, lowered, [*passed_over, *more]
+
+
+def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[tuple[str, tirx.PrimFunc]]:
+    """What to take before the rules, the best first, with where it comes from."""
+    prior = prior_of(profile.rules.family)
+    if prior is None:
+        return [(f"tables:{profile.rules.family}", one) for one in _tabled(func, profile)]
+    found = [(one.scheduled, one.features) for one in _drawn(narrow_indices(func), profile, prior)]
+    ruled = by_rule(func, target, profile) if prior.knows_rules else None
+    if ruled is not None:
+        found.append((ruled[1], features_of(ruled[1], profile)))
+    best = _best_first(found, prior)
+    end = next((n for n, one in enumerate(best) if ruled is not None and one is ruled[1]), len(best))
+    return [(prior.name, one) for one in best[:end]]
+
+
+def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> list[tirx.PrimFunc]:
+    """Products with the numbers of the tables that give most of the device work: shared sums, large tiles."""
+    if len(func.params[-1].shape) > _PRODUCT_AXES:
+        return []
+    drawing = Drawing(narrow_indices(func), profile, _SEED)
+    found = [one for sketch in range(drawing.sketches) for one in drawing.tabled(sketch)]
+    least = _FILLED * profile.limits.compute_units
+    fill = [one for one in found if max(groups for _, groups in launches_of(one.scheduled)) >= least]
+    fill.sort(key=lambda one: "RFactor" not in traces.steps(one.schedule.trace))
+    return [one.scheduled for one in fill]
 
 
 def _drawn(func: tirx.PrimFunc, profile: DeviceProfile, prior: Prior) -> list[Draw]:

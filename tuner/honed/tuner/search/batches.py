@@ -1,4 +1,4 @@
-"""Which schedules a task's next batch holds: those of kin first, then evolution and descent by turns."""
+"""Which schedules a task's next batch holds: those of kin, tables, then evolution and descent by turns."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from . import decisions
 from .descent import neighbours
 from .evolve import Evolution, Proposal
 from .kin import adapted
+from .starts import starts
 
 EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from
 _CENTRES = 4  # of the best, each descended from when all beside the better ones was tried
@@ -21,6 +22,7 @@ class Way(StrEnum):
     """How a batch came to be."""
 
     KIN = "kin"
+    TABLES = "tables"
     EVOLUTION = "evolution"
     DESCENT = "descent"
 
@@ -42,6 +44,7 @@ class Batches:
         self._evolution = evolution
         self._size = size
         self._kin = list(kin)
+        self._started = False
         self._evolved = 0
         self._best: list[tuple[float, str]] = []  # seconds and traces, the fastest first
         self._last: Way | None = None
@@ -61,6 +64,10 @@ class Batches:
             kin, self._kin = self._kin, []
             if found := self._of_kin(kin):
                 return self._batch(Way.KIN, found)
+        if not self._started:
+            self._started = True
+            if found := self._of_tables():
+                return self._batch(Way.TABLES, found)
         beside = self._beside() if self._evolved >= EVOLVED_FIRST else []
         if beside and (self._last is not Way.DESCENT or won):
             return self._batch(Way.DESCENT, beside)
@@ -84,6 +91,10 @@ class Batches:
                 theirs.append(decisions.read(trace))
         sketches = [decisions.read(text) for text in self._evolution.sketches]
         return self._evolution.make(adapted(theirs, sketches, self._size))
+
+    def _of_tables(self) -> list[Proposal]:
+        sketches = [decisions.read(text) for text in self._evolution.sketches]
+        return self._evolution.make(starts(sketches))
 
     def _beside(self) -> list[Proposal]:
         found: list[Proposal] = []

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from random import Random
 
 from tvm import tirx
@@ -75,26 +75,35 @@ class Drawing:
         self._postprocs = rules.completing(profile)
         self._context = _context(self._module, profile, self._postprocs)
         self._beginnings: dict[tuple[Instruction, ...], Schedule] = {}
-        space = rules.space(func, target_for(profile), profile)
-        self._draws = [self._from(number, sketch, seed) for number, sketch in enumerate(space)]
+        self._space = rules.space(func, target_for(profile), profile)
+        self._draws = [self._from(number, seed) for number in range(len(self._space))]
 
     @property
     def sketches(self) -> int:
         """How many the space has."""
         return len(self._draws)
 
+    def tabled(self, sketch: int) -> Iterator[Draw]:
+        """Those of a sketch whose numbers are a table's."""
+        outline = Outline(self._space[sketch], self._budget)
+        return self._made(sketch, outline, outline.started())
+
     def of(self, sketch: int) -> Iterator[Draw]:
         """Those of a sketch that were not taken yet, each different; ends where there are no more."""
         return self._draws[sketch]
 
-    def _from(self, number: int, sketch: Schedule, seed: int) -> Iterator[Draw]:
-        outline, failures = Outline(sketch, self._budget), 0
+    def _from(self, sketch: int, seed: int) -> Iterator[Draw]:
+        outline = Outline(self._space[sketch], self._budget)
+        yield from self._made(sketch, outline, chain(outline.started(), outline.draws(Random(seed))))
+
+    def _made(self, sketch: int, outline: Outline, wanted: Iterable[Trace]) -> Iterator[Draw]:
+        failures = 0
         begun = self._begun(outline.beginning)
-        for rest in outline.draws(Random(seed)):
+        for rest in wanted:
             schedule = begun.copy()
             if self._played(rest, schedule):
                 (row,) = features(self._context, [ms.MeasureCandidate(schedule, [])])
-                yield Draw(number, schedule, row)
+                yield Draw(sketch, schedule, row)
                 continue
             failures += 1
             if failures == _MOST_FAILURES:

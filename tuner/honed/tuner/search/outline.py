@@ -7,6 +7,7 @@ drawn until they fit.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,10 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Instruction, LoopRV, SBlockRV, Trace
 
+from . import traces
 from .budget import Budget, Size, launches, nests, registers
+from .decisions import read
+from .starts import starts
 
 _TRIES = 256  # numbers in turn that do not fit, after which a sketch is left
 _Values = Sequence[Sequence[int]]  # of each sample: the factors, or the one value chosen
@@ -77,10 +81,11 @@ class Outline:
         self._budget = budget
         insts = list(sketch.trace.insts)
         begun = _beginning(insts)
+        self._insts, self._drawn = insts, read(traces.to_text(sketch.trace))
         self.beginning, self._rest = tuple(insts[:begun]), insts[begun:]
-        read = _read(sketch.trace)
-        self._samples = read.samples
-        known, func = read.extents(sketch), sketch.mod["main"]
+        whole = _read(sketch.trace)
+        self._samples = whole.samples
+        known, func = whole.extents(sketch), sketch.mod["main"]
         found = nests(func)
         self._held = {(_product(one.held, known), one.bits) for one in found if one.bits}
         self._written_out = {_product(one.unrolled, known) for one in found}
@@ -89,6 +94,12 @@ class Outline:
             for one in launches(func)
             if all(loop in known for loop in (*one.threads, *one.groups))
         }
+
+    def started(self) -> Iterator[Trace]:
+        """What follows the beginning, with the numbers that tables have for the sketch."""
+        for one in starts([self._drawn]):
+            made = json.loads(one.text())[1]
+            yield Trace(self._rest, {self._insts[place]: decision for place, decision in made})
 
     def draws(self, random: Random) -> Iterator[Trace]:
         """What follows the beginning, with numbers that fit as far as can be told, while there are such."""

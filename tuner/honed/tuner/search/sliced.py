@@ -2,7 +2,7 @@
 
 For products with few outputs and long sums, whose tiles alone keep few work-items busy. Every slice of a
 group adds up its own steps of the reduction, for the whole tile; the slices' sums meet in local memory, where
-each slice adds up and writes a part of the tile.
+all work-items together add them up and write the tile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from .blocks import REDUCE, SPATIAL, Keep
-from .grouped import GroupTile, copy_operands, prepare
+from .grouped import GroupTile, copy_operands, prepare, two
 from .parts import (
     Part,
     SketchLimits,
@@ -27,18 +27,23 @@ from .parts import (
     vectorise,
 )
 
-SLICES = (4, 8)  # of a group, to choose from
+SLICES = (8, 4)  # of a group, to choose from
 _LEAST_STEPS = 8  # of the reduction, for each slice
 
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What the slices share: the axis of the reduction, that of the output, and how many slices there are."""
+    """What the slices share: the axis of the reduction, and how many slices there are.
+
+    A work-item's tile has a multiple of as many elements as there are slices, so that each of them writes as
+    many: `lanes` of the last axis of the output, and of its rows `rows` times what is left open.
+    """
 
     reduced: int
-    written: int
     slices: int
     lanes: int
+    written: int
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,7 @@ class _Axis:
 
     number: int
     loops: list[LoopRV]
-    tile: list[ExprRV | int]  # work-items, of the shared axis the slices, registers, of the last axis lanes
+    items: ExprRV | None  # work-items along it; None for what is reduced
 
 
 def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, slices: int) -> bool:
@@ -77,7 +82,8 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
     tiled = [axes[n] for n in _spatial(main)]
     group = _add_up(schedule, partial, axes, tiled, shared, by, limits)
     prepare(schedule, before, limits, most, inlined=by.shared)
-    _meet(schedule, rest, group, tiled, shared)
+    items = [axis.items for axis in tiled if axis.items is not None]
+    _meet(schedule, rest, group, items, shared.slices)
     return True
 
 
@@ -91,13 +97,14 @@ def _share(main: Part, most: int, slices: int) -> _Shared | None:
     if not spatial:
         return None
     lanes = lanes_of(extents[spatial[-1]], most)
+    rows = max(1, slices // lanes)
     written = max((n for n in spatial[:-1] if extents[n] > 1), default=spatial[-1])
-    rows = extents[written] // lanes if written == spatial[-1] else extents[written]
+    available = extents[written] // lanes if written == spatial[-1] else extents[written]
     reduced = max((n for n, kind in enumerate(main.info.kinds) if kind == REDUCE), key=extents.__getitem__)
     steps = extents[reduced]
-    if steps % slices or rows % slices or steps < slices * _LEAST_STEPS:
+    if steps % slices or available % rows or steps < slices * _LEAST_STEPS:
         return None
-    return _Shared(reduced, written, slices, lanes)
+    return _Shared(reduced, slices, lanes, written, rows)
 
 
 def _split(
@@ -106,32 +113,28 @@ def _split(
     """Split an axis into its levels; how many steps each has is left open."""
     if main.info.kinds[number] == REDUCE:
         if number != shared.reduced:
-            return _Axis(number, [loop], [])
+            return _Axis(number, [loop], None)
         steps, part = schedule.split(loop, [None, shared.slices])
-        factors = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=by.reduced)
-        return _Axis(number, [*schedule.split(steps, factors), part], [])
+        return _Axis(number, [*two(schedule, steps, by.reduced), part], None)
     inner: list[LoopRV] = []
-    lanes, share = list[ExprRV | int](), list[ExprRV | int]()
+    most = by.registers
     if number == _spatial(main)[-1]:
-        lanes = [shared.lanes]
+        most = max(1, most // shared.lanes)
         loop, vector = schedule.split(loop, [None, shared.lanes])
         inner = [vector]
     if number == shared.written:
-        share = [shared.slices]
-        loop, shares = schedule.split(loop, [None, shared.slices])
-        inner = [shares, *inner]
-    most = max(1, by.registers // shared.lanes) if lanes else by.registers
-    registers = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=most)
-    loop, held = schedule.split(loop, registers)
-    items = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=by.threads)
-    group, thread = schedule.split(loop, items)
-    return _Axis(number, [group, thread, held, *inner], [items[1], *share, registers[1], *lanes])
+        loop, rows = schedule.split(loop, [None, shared.rows])
+        inner = [rows, *inner]
+    loop, held = two(schedule, loop, most)
+    factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=by.threads)
+    group, thread = schedule.split(loop, factors)
+    return _Axis(number, [group, thread, held, *inner], factors[1])
 
 
 def _renamed(axes: Sequence[_Axis], loops: Sequence[LoopRV]) -> list[_Axis]:
     """The same axes with other loops, which stand in the same order."""
     left = iter(loops)
-    return [_Axis(axis.number, [next(left) for _ in axis.loops], axis.tile) for axis in axes]
+    return [_Axis(axis.number, [next(left) for _ in axis.loops], axis.items) for axis in axes]
 
 
 def _add_up(
@@ -145,7 +148,9 @@ def _add_up(
 ) -> LoopRV:
     """Schedule the slices' sums; returns the loop of the groups."""
     outer, inner, part = axes[shared.reduced].loops
-    others = [loop for axis in axes if not axis.tile and axis.number != shared.reduced for loop in axis.loops]
+    others = [
+        loop for axis in axes if axis.items is None and axis.number != shared.reduced for loop in axis.loops
+    ]
     groups, threads = [axis.loops[0] for axis in tiled], [axis.loops[1] for axis in tiled]
     registers = [loop for axis in tiled for loop in axis.loops[2:]]
     schedule.reorder(*groups, part, *threads, outer, inner, *others, *registers)
@@ -169,31 +174,23 @@ def _add_up(
 
 
 def _meet(
-    schedule: Schedule, rest: Sequence[Part], group: LoopRV, tiled: Sequence[_Axis], shared: _Shared
+    schedule: Schedule, rest: Sequence[Part], group: LoopRV, items: Sequence[ExprRV], slices: int
 ) -> None:
-    """Add the slices' sums up, each slice those of its part of the tile, and write them through the tail."""
+    """Have all work-items add the slices' sums up, element by element, and write them through the tail."""
     main = rest[0].block
     schedule.reverse_compute_at(main, group, preserve_unit_loops=True)
     loops = schedule.get_loops(main)
-    summed, *tiles = loops[len(loops) - 1 - len(tiled) :]
-    threads, registers = list[LoopRV](), list[LoopRV]()
-    for loop, axis in zip(tiles, tiled, strict=True):
-        thread, *inner = schedule.split(loop, axis.tile)
-        if axis.number == shared.written:
-            share, *inner = inner
-        threads.append(thread)
-        registers += inner
-    schedule.reorder(*threads, share, *registers[:-1], summed, registers[-1])
+    summed, *tile = loops[len(loops) - 1 - len(items) :]
+    element, part, *threads = schedule.split(fuse(schedule, tile), [None, slices, *items])
+    schedule.reorder(part, *threads, element, summed)
+    schedule.bind(part, "threadIdx.y")
     schedule.bind(fuse(schedule, threads), "threadIdx.x")
-    schedule.bind(share, "threadIdx.y")
     if len(rest) == 2:
         set_private(schedule, main)
         tail = rest[1].block
     else:
         tail = schedule.cache_write(main, 0, "local")
-    schedule.reverse_compute_at(tail, share, preserve_unit_loops=True)
-    _, vector = schedule.split(schedule.get_loops(tail)[-1], [None, shared.lanes])
-    schedule.vectorize(vector)
-    schedule.vectorize(registers[-1])
+    schedule.reverse_compute_at(tail, element, preserve_unit_loops=True)
+    schedule.unroll(element)
     schedule.unroll(summed)
     schedule.decompose_reduction(main, summed)

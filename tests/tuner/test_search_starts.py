@@ -1,0 +1,72 @@
+"""The tables that searches on GPUs begin with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from honed.tuner.lower.opencl import lower_function
+from honed.tuner.lower.target import target_for
+from honed.tuner.search import rules, traces
+from honed.tuner.search.decisions import Drawn, Tile, read
+from honed.tuner.search.draw import Drawing
+from honed.tuner.search.starts import starts
+
+from .search_functions import dense, imagined, tasks
+
+pytestmark = pytest.mark.tvm
+
+
+def sketched(func: object, family: str = "gpu") -> list[Drawn]:
+    one = imagined(family)
+    return [read(traces.to_text(s.trace)) for s in rules.space(func, target_for(one), one)]
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(192, 512, 512), (1, 512, 256), (7, 13, 31), (1000, 24, 64), (1024, 1024, 1024)]
+)
+def test_rows_of_the_tables_fit_the_extents(m: int, n: int, k: int) -> None:
+    sketches = sketched(dense(m, n, k))
+    found = starts(sketches)
+    assert found
+    assert len({one.text() for one in found}) == len(found)
+    for one in found:
+        tiles = [d for _, d in sorted(one.decisions.items()) if isinstance(d, Tile)]
+        assert all(tile.factors[-1] <= tile.most for tile in tiles)
+        outermost = [tile.extent for tile in tiles]
+        assert all(math.prod(tile.factors) == extent for tile, extent in zip(tiles, outermost, strict=True))
+
+
+def test_a_large_product_begins_with_the_tile_that_was_fastest() -> None:
+    (first, *_) = starts(sketched(dense(4096, 4096, 64)))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner == [8, 8, 2, 1, 16, 2, 16]
+
+
+def test_an_images_columns_take_from_its_rows_what_they_are_too_few_for(tmp_path: Path) -> None:
+    (task, *_) = tasks("convolution 1x1", tmp_path, imagined("gpu"))
+    (first, *_) = starts(sketched(task.func))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    channels, rows, columns = inner[0:3], inner[3:6], inner[6:9]
+    assert channels[0] > 1
+    assert rows[1] * columns[1] > columns[1]
+
+
+@pytest.mark.parametrize("family", ["cpu", "mali"])
+def test_other_families_have_none(family: str) -> None:
+    assert starts(sketched(dense(192, 512, 512), family)) == []
+
+
+def test_draws_begin_with_the_tables_and_are_kernels() -> None:
+    one, func = imagined("gpu"), dense(192, 512, 512)
+    one = replace(one, limits=replace(one.limits, local_mem_bytes=48 << 10))  # NVIDIA's
+    drawing = Drawing(func, one, seed=1)
+    wanted = {text for made in starts(sketched(func)) for text in [str(sorted(made.decisions.items()))]}
+    begun = [next(drawing.of(n)) for n in range(drawing.sketches)]
+    same = [d for d in begun if str(sorted(read(d.trace).decisions.items())) in wanted]
+    assert len(same) >= 3  # of the tile and of each number of slices
+    for drawn in same:
+        lower_function(drawn.scheduled, "main", target_for(one), one)

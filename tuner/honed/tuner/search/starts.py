@@ -1,0 +1,113 @@
+"""Tiles that do well on GPUs, to begin a search with: tables instead of luck. Pure.
+
+A product of 4096 x 4096 has some hundred thousand tiles; those below, by themselves, reach 0.86 to 0.91 of
+cuBLAS's speed (docs/measurements.md). They are moved to the nearest that the extents allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .decisions import Choice, Decision, Drawn, Tile
+from .kin import divisors
+
+_AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
+_SLICED = "RFactor"
+_IMAGE_LOOPS = 6  # of a convolution at least: batch, channels, rows, columns, and what is added up
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """Of rows and of columns: what a work-item holds (columns in vectors), work-items, virtual threads."""
+
+    rows: tuple[int, int, int]
+    columns: tuple[int, int, int]
+    reduced: int  # steps that are copied at once
+
+
+# Measured on an H100 at 4096^3, 1024^3 and smaller, the largest tile first.
+_TILES = (
+    _Start((8, 8, 2), (1, 16, 2), 16),
+    _Start((4, 16, 2), (1, 16, 2), 8),
+    _Start((4, 8, 2), (1, 16, 2), 16),
+    _Start((4, 16, 2), (1, 16, 1), 16),
+    _Start((4, 16, 1), (1, 16, 1), 16),
+    _Start((4, 8, 1), (1, 8, 1), 16),
+    _Start((4, 4, 1), (1, 8, 1), 16),
+)
+# Measured there at 192 x 512 x 512, with 8 slices and with 4.
+_SLICED_TILES = (
+    _Start((2, 8, 1), (1, 8, 1), 8),
+    _Start((4, 8, 1), (1, 8, 1), 4),
+    _Start((4, 8, 1), (1, 8, 1), 16),
+    _Start((2, 4, 1), (1, 8, 1), 4),
+)
+
+
+def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
+    """The sketches that the tables are for, with the numbers of each of their rows; none twice.
+
+    Those are the first of a space that loads operands ahead, and all that share sums besides.
+    """
+    found: dict[str, Drawn] = {}
+    tiled = False
+    for sketch in sketches:
+        text = str(sketch.steps)
+        if _AHEAD not in text:
+            continue
+        if _SLICED in text:
+            made = [_made(sketch, start, 2) for start in _SLICED_TILES]
+        elif not tiled:
+            tiled, made = True, [_made(sketch, start, 3) for start in _TILES]
+        else:
+            continue
+        found |= {one.text(): one for one in made}
+    return list(found.values())
+
+
+def _made(sketch: Drawn, start: _Start, levels: int) -> Drawn:
+    """The sketch with a row's numbers; each axis of the output has so many tiles."""
+    changed: dict[int, Decision] = {
+        place: Choice(d.options - 1, d.options)  # the longest vectors, the most steps written out
+        for place, d in sketch.decisions.items()
+        if isinstance(d, Choice)
+    }
+    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
+    *axes, reduced = [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
+    image = next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
+    shares = _shared_out(start, [axis[0][1].extent for axis in axes], image=image)
+    for axis, wanted in zip([*axes, reduced], [*shares, [start.reduced]], strict=True):
+        changed |= _tiled(axis, wanted)
+    return sketch.with_decisions(changed)
+
+
+def _tiled(axis: Sequence[tuple[int, Tile]], wanted: Sequence[int]) -> dict[int, Decision]:
+    """Factors split off one after another, each the largest divisor of what is left that is not too large."""
+    extent, found = axis[0][1].extent, dict[int, Decision]()
+    for (place, tile), want in zip(axis, wanted, strict=False):
+        factor = _below(extent, min(want, tile.most))
+        found[place] = Tile((extent // factor, factor), tile.most)
+        extent //= factor
+    return found
+
+
+def _shared_out(start: _Start, extents: Sequence[int], *, image: bool) -> list[list[int]]:
+    """What each axis has of a tile: the columns of an image take from its rows what they are too few for."""
+    shares = [[1, 1, 1] for _ in extents]
+    shares[-1] = list(start.columns)
+    if len(extents) > 1 + image:
+        shares[-2 - image] = list(start.rows)
+    if image and len(extents) > 1:
+        had, left = extents[-1], list[int]()
+        for want in start.columns:
+            factor = _below(had, want)
+            had //= factor
+            left.append(want // factor)
+        shares[-2] = left
+    return shares
+
+
+def _below(extent: int, most: int) -> int:
+    """The largest divisor that is not above `most`."""
+    return max(d for d in divisors(extent) if d <= most)
