@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from .external import MissingExternalData
+from .halves import Keep
 from .importing import import_relax
 from .load import FrontendLimits, load
-from .normalise import Normalised, normalise
+from .normalise import Normalised, in_half, normalise
 from .precision import Precision
 from .signature import TensorSpec
 
 __all__ = [
     "FrontendLimits",
+    "Keep",
     "MissingExternalData",
     "Normalised",
     "Precision",
     "TensorSpec",
     "import_relax",
+    "in_half",
     "load",
     "normalise",
 ]
