@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .external import MissingExternalData
-from .halves import Keep
 from .importing import import_relax
 from .load import FrontendLimits, load
 from .normalise import Normalised, in_half, normalise
@@ -12,7 +11,6 @@ from .signature import TensorSpec
 
 __all__ = [
     "FrontendLimits",
-    "Keep",
     "MissingExternalData",
     "Normalised",
     "Precision",

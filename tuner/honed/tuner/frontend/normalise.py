@@ -9,11 +9,11 @@ import onnx
 from onnx import helper, numpy_helper
 
 from honed.runtime.errors import ModelRefused
+from honed.tuner.mixed.halves import Keep
 
 from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
 from .expansion import check_expansion
-from .halves import Keep
 from .load import FrontendLimits
 from .precision import Precision, convert, halve
 from .reasons import Reasons
@@ -32,8 +32,8 @@ class Normalised:
     or unused nodes; every tensor typed (inputs, outputs, value_info). Its inputs and outputs have the
     user's names and order, and the element types of the arithmetic; `inputs` and `outputs` give the
     types the user sees. `precision` is that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64",
-    "fp16", or "mixed" (some of it in fp16). Products of fp16 may give float32 (`Keep.wide`), which is typed so
-    and not of ONNX.
+    "fp16", or "mixed" (some of it in fp16). Products of fp16 may give float32 (`Keep.wide`), which is not of
+    ONNX.
     """
 
     model: onnx.ModelProto

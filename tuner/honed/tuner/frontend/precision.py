@@ -11,10 +11,9 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from honed.runtime.errors import InvalidArgument
+from honed.tuner.mixed.halves import Keep, put_casts, saturated, usually
 
-from .halves import Keep, put_casts, usually
 from .signature import TensorSpec
-from .values import Array
 
 Precision = Literal["auto", "fp32", "fp16"]
 _HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
@@ -107,12 +106,3 @@ def _retype(graph: onnx.GraphProto, types: dict[int, int], kept: frozenset[str])
         for attribute in node.attribute:
             if node.op_type == "Cast" and attribute.name == "to" and node.output[0] not in kept:
                 attribute.i = types.get(attribute.i, attribute.i)
-
-
-def saturated(array: Array, to: type[np.floating[Any]]) -> Array:
-    """The array in the type `to`; finite values stay finite, so that masks of -1e9 remain usable in fp16."""
-    limits = np.finfo(to)
-    if np.finfo(array.dtype).max > limits.max:
-        bounded = np.clip(array, array.dtype.type(limits.min), array.dtype.type(limits.max))
-        array = np.where(np.isfinite(array), bounded, array)
-    return np.ascontiguousarray(array.astype(to)).reshape(array.shape)

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+Array = NDArray[Any]
 _SINGLE = TensorProto.FLOAT
 # What loses most in half precision: long sums, and functions whose argument or result is large. They stay in
 # float32 when a float32 model is computed in fp16, as in the mixed precision of cases like LightGlue's.
@@ -148,6 +152,15 @@ class _Casts:
         self._made.add(name)
         if in_single:
             self._kept.add(name)
+
+
+def saturated(array: Array, to: type[np.floating[Any]]) -> Array:
+    """The array in the type `to`; finite values stay finite, so that masks of -1e9 remain usable in fp16."""
+    limits = np.finfo(to)
+    if np.finfo(array.dtype).max > limits.max:
+        bounded = np.clip(array, array.dtype.type(limits.min), array.dtype.type(limits.max))
+        array = np.where(np.isfinite(array), bounded, array)
+    return np.ascontiguousarray(array.astype(to)).reshape(array.shape)
 
 
 def _cast(source: str, target: str) -> onnx.NodeProto:

@@ -1,0 +1,171 @@
+"""A float32 graph computed on the processor as a device would in fp16, to see how far off its outputs are.
+
+Every operator is computed in float32 from operands that were rounded as they are in fp16, and its result is
+rounded: what one operation in fp16 gives. Products whose terms are added up in fp16 err besides; errors are
+those of a sample of their elements (`products`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from honed.runtime.proof import compare
+
+from . import products
+from .halves import PRODUCTS, Array, Keep, operators, saturated, typed
+from .operators import Operators, Run
+
+# What the work of an evaluation is counted in, as operations: a node, an element that a node makes, and a
+# multiply-add. The first two are of the order that 20 us and 1 ns are, at 30 GFLOP/s.
+_NODE, _ELEMENT, _MULTIPLY_ADD = 600_000, 30, 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """The output that is furthest off, as a part of its range (see `honed.runtime.proof.compare`)."""
+
+    output: str
+    error: float  # infinite where it overflows, or is not equal though no float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    node: onnx.NodeProto
+    run: Run
+    given: tuple[str, ...]
+    last: tuple[str, ...]  # values that nothing reads afterwards
+
+
+class Simulation:
+    """A graph whose floats are all float32, with sets of inputs. Answers depend on nothing else."""
+
+    def __init__(self, model: onnx.ModelProto, sets: Sequence[Mapping[str, Array]], threads: int = 1) -> None:
+        self._graph = model.graph
+        self._sets = sets
+        infos = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+        types = {i.name: i.type.tensor_type.elem_type for i in infos}
+        types |= {t.name: t.data_type for t in model.graph.initializer}
+        self._shapes = {
+            i.name: tuple(int(d.dim_value) for d in i.type.tensor_type.shape.dim) for i in infos
+        } | {t.name: tuple(t.dims) for t in model.graph.initializer}
+        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self._halved = {
+            name: saturated(value, np.float16).astype(np.float32)
+            for name, value in self._constants.items()
+            if types[name] == TensorProto.FLOAT
+        }
+        self._floats = frozenset(name for name, kind in types.items() if kind == TensorProto.FLOAT)
+        self._rounding = frozenset(n.output[0] for n in operators(self._graph))
+        made = Operators(model, types, threads)
+        self._halve = made.halved()
+        self._steps = self._planned(made)
+        self._errors: dict[tuple[int, str], Array] = {}  # of products added up in fp16, by set
+        self._expected: list[dict[str, Array]] = []
+
+    @property
+    def operators(self) -> list[str]:
+        """What may be computed in fp16, in order."""
+        return [n.output[0] for n in operators(self._graph)]
+
+    @property
+    def multiply_adds(self) -> dict[str, int]:
+        """Those of every product."""
+        nodes = [n for n in operators(self._graph) if n.op_type in PRODUCTS]
+        return {n.output[0]: products.multiply_adds(n, self._shapes) for n in nodes}
+
+    @property
+    def cost(self) -> int:
+        """The work of comparing once on one set, in operations."""
+        made = sum(math.prod(self._shapes[n.output[0]]) for n in self._graph.node)
+        work = _NODE * len(self._graph.node) + _ELEMENT * made
+        return work + _MULTIPLY_ADD * sum(self.multiply_adds.values())
+
+    def deviation(self, keep: Keep, sets: int) -> Deviation:
+        """How far off the outputs are at most, on any of the first few sets."""
+        for number in range(len(self._expected), sets):
+            self._expected.append(self._outputs(number, None))
+        worst = Deviation(output="", error=0.0)
+        for number, expected in enumerate(self._expected[:sets]):
+            for name, value in self._outputs(number, keep).items():
+                error = _error(expected[name], value)
+                if error > worst.error:
+                    worst = Deviation(output=name, error=error)
+        return worst
+
+    def _planned(self, made: Operators) -> list[_Step]:
+        needed = {o.name for o in self._graph.output} | set(self._constants)
+        steps = []
+        for node in reversed(self._graph.node):
+            given = tuple(name for name in node.input if name)
+            last = tuple(name for name in dict.fromkeys(given) if name not in needed)
+            needed.update(given)
+            steps.append(_Step(node, made.of(node), given, last))
+        return steps[::-1]
+
+    def _outputs(self, number: int, keep: Keep | None) -> dict[str, Array]:
+        """Of one set; with None in float32, noting on the way what adding up in fp16 would cost."""
+        single = typed(self._graph, keep) if keep is not None else None
+        values: dict[str, Array] = dict(self._sets[number])
+        if single is not None:
+            values |= {
+                name: self._halve(value)
+                for name, value in values.items()
+                if name in self._floats and name not in single.values
+            }
+        for at, step in enumerate(self._steps):
+            result = step.node.output[0]
+            if keep is None or single is None:
+                values[result] = step.run([self._value(name, values) for name in step.given])
+                self._note(number, at, values)
+            else:
+                in_half = result not in single.nodes
+                given = [self._operand(n, values, in_half, single.values) for n in step.given]
+                values[result] = step.run(given)
+                if in_half and result in self._rounding:
+                    if step.node.op_type in PRODUCTS and result not in keep.wide:
+                        values[result] = _with_errors(values[result], self._errors[number, result])
+                    values[result] = self._halve(values[result])
+            for name in step.last:
+                values.pop(name, None)
+        return {o.name: values[o.name] for o in self._graph.output}
+
+    def _value(self, name: str, values: Mapping[str, Array]) -> Array:
+        return values[name] if name in values else self._constants[name]
+
+    def _operand(
+        self, name: str, values: Mapping[str, Array], in_half: bool, single: frozenset[str]
+    ) -> Array:
+        """As an operator in fp16, or in float32, reads it."""
+        if name in self._constants:
+            return self._halved[name] if in_half and name in self._halved else self._constants[name]
+        return self._halve(values[name]) if in_half and name in single else values[name]
+
+    def _note(self, number: int, at: int, values: Mapping[str, Array]) -> None:
+        """Measure what adding a product up in fp16 costs."""
+        node = self._steps[at].node
+        if node.op_type in PRODUCTS and node.output[0] in self._rounding:
+            left, right = (self._value(name, values) for name in node.input[:2])
+            rng = np.random.default_rng([number, at])
+            self._errors[number, node.output[0]] = products.errors(node, (left, right), rng)
+
+
+def _with_errors(array: Array, errors: Array) -> Array:
+    """The array with the errors added to its elements, each to one in turn."""
+    found = np.array(array).reshape(-1)
+    whole = found.size - found.size % errors.size
+    rows = found[:whole].reshape(-1, errors.size)
+    rows += errors
+    found[whole:] += errors[: found.size - whole]
+    return found.reshape(array.shape)
+
+
+def _error(expected: Array, found: Array) -> float:
+    if expected.dtype.kind != "f":
+        return 0.0 if np.array_equal(expected, found) else math.inf
+    return compare(expected, found, 0.0).error
