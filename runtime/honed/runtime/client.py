@@ -150,7 +150,8 @@ class Client:
         External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
         have them compared; None leaves that to the service. `calibration` is a folder of .npz files, each
         with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
-        `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be served.
+        `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
+        served.
         """
         file = Path(path)
         model = name if name is not None else calls.model_name_for(file)

@@ -39,8 +39,8 @@ class Answer:
     whose operands are of fp16.
     """
 
-    single: list[str] | None
-    wide: list[str]
+    single: tuple[str, ...] | None
+    wide: tuple[str, ...]
     operators: int
     products: int
     trials: int
@@ -104,8 +104,8 @@ def decided(
     single = found.keep.single if found else frozenset(names)
     halves = sum(n for name, n in work.items() if name not in single)
     return Answer(
-        single=sorted(single) if found else None,
-        wide=sorted(found.keep.wide) if found else [],
+        single=tuple(sorted(single)) if found else None,
+        wide=tuple(sorted(found.keep.wide)) if found else (),
         operators=len(names),
         products=len(work),
         trials=len(deviations),

@@ -126,5 +126,4 @@ def _choice(found: Answer, on: str) -> Choice:
     kept = f"{len(found.single)} of {found.operators} operators kept in float32"
     added = f"{len(found.wide)} of {found.products} products added up in float32"
     error = f"largest error {found.error:.2g} of an output's range {on}, {BOUND:.2g} is allowed"
-    single, wide = tuple(found.single), tuple(found.wide)
-    return Choice(half=True, why=f"{error}; {kept}, {added}", single=single, wide=wide)
+    return Choice(half=True, why=f"{error}; {kept}, {added}", single=found.single, wide=found.wide)

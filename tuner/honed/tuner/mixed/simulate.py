@@ -8,7 +8,7 @@ those of a sample of their elements (`products`).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,7 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
+    at: int  # its number among the nodes
     node: onnx.NodeProto
     run: Run
     given: tuple[str, ...]
@@ -66,7 +67,7 @@ class Simulation:
         self._halve = made.halved()
         self._steps = self._planned(made)
         self._errors: dict[tuple[int, str], Array] = {}  # of products added up in fp16, by set
-        self._expected: list[dict[str, Array]] = []
+        self._expected: dict[int, dict[str, Array]] = {}
 
     @property
     def operators(self) -> list[str]:
@@ -88,55 +89,67 @@ class Simulation:
 
     def deviation(self, keep: Keep, sets: int) -> Deviation:
         """How far off the outputs are at most, on any of the first few sets."""
-        for number in range(len(self._expected), sets):
-            self._expected.append(self._outputs(number, None))
         worst = Deviation(output="", error=0.0)
-        for number, expected in enumerate(self._expected[:sets]):
-            for name, value in self._outputs(number, keep).items():
-                error = _error(expected[name], value)
+        for number in range(sets):
+            for name, value in self.outputs(number, keep).items():
+                error = _error(self._expected[number][name], value)
                 if error > worst.error:
                     worst = Deviation(output=name, error=error)
         return worst
 
-    def _planned(self, made: Operators) -> list[_Step]:
-        needed = {o.name for o in self._graph.output} | set(self._constants)
-        steps = []
-        for node in reversed(self._graph.node):
-            given = tuple(name for name in node.input if name)
-            last = tuple(name for name in dict.fromkeys(given) if name not in needed)
-            needed.update(given)
-            steps.append(_Step(node, made.of(node), given, last))
-        return steps[::-1]
+    def outputs(self, number: int, keep: Keep) -> dict[str, Array]:
+        """Of one set, in fp16 but for what is kept."""
+        if number not in self._expected:
+            self._expected[number] = self._in_single(number)
+        single = typed(self._graph, keep)
+        values = {
+            name: self._halve(value) if name in self._floats - single.values else value
+            for name, value in self._sets[number].items()
+        }
 
-    def _outputs(self, number: int, keep: Keep | None) -> dict[str, Array]:
-        """Of one set; with None in float32, noting on the way what adding up in fp16 would cost."""
-        single = typed(self._graph, keep) if keep is not None else None
-        values: dict[str, Array] = dict(self._sets[number])
-        if single is not None:
-            values |= {
-                name: self._halve(value)
-                for name, value in values.items()
-                if name in self._floats and name not in single.values
-            }
-        for at, step in enumerate(self._steps):
+        def computed(step: _Step) -> Array:
             result = step.node.output[0]
-            if keep is None or single is None:
-                values[result] = step.run([self._value(name, values) for name in step.given])
-                self._note(number, at, values)
-            else:
-                in_half = result not in single.nodes
-                given = [self._operand(n, values, in_half, single.values) for n in step.given]
-                values[result] = step.run(given)
-                if in_half and result in self._rounding:
-                    if step.node.op_type in PRODUCTS and result not in keep.wide:
-                        values[result] = _with_errors(values[result], self._errors[number, result])
-                    values[result] = self._halve(values[result])
+            in_half = result not in single.nodes
+            found = step.run([self._operand(n, values, in_half, single.values) for n in step.given])
+            if not in_half or result not in self._rounding:
+                return found
+            if step.node.op_type in PRODUCTS and result not in keep.wide:
+                found = _with_errors(found, self._errors[number, result])
+            return self._halve(found)
+
+        return self._walk(values, computed)
+
+    def _in_single(self, number: int) -> dict[str, Array]:
+        """The outputs in float32. On the way it is measured what adding products up in fp16 costs."""
+        values = dict(self._sets[number])
+
+        def computed(step: _Step) -> Array:
+            given = [values[n] if n in values else self._constants[n] for n in step.given]
+            result = step.node.output[0]
+            if step.node.op_type in PRODUCTS and result in self._rounding:
+                rng = np.random.default_rng([number, step.at])
+                self._errors[number, result] = products.errors(step.node, (given[0], given[1]), rng)
+            return step.run(given)
+
+        return self._walk(values, computed)
+
+    def _walk(self, values: dict[str, Array], computed: Callable[[_Step], Array]) -> dict[str, Array]:
+        """Compute every node, its result into `values`; gives the outputs."""
+        for step in self._steps:
+            values[step.node.output[0]] = computed(step)
             for name in step.last:
                 values.pop(name, None)
         return {o.name: values[o.name] for o in self._graph.output}
 
-    def _value(self, name: str, values: Mapping[str, Array]) -> Array:
-        return values[name] if name in values else self._constants[name]
+    def _planned(self, made: Operators) -> list[_Step]:
+        needed = {o.name for o in self._graph.output} | set(self._constants)
+        steps = []
+        for at, node in reversed(list(enumerate(self._graph.node))):
+            given = tuple(name for name in node.input if name)
+            last = tuple(name for name in dict.fromkeys(given) if name not in needed)
+            needed.update(given)
+            steps.append(_Step(at, node, made.of(node), given, last))
+        return steps[::-1]
 
     def _operand(
         self, name: str, values: Mapping[str, Array], in_half: bool, single: frozenset[str]
@@ -145,14 +158,6 @@ class Simulation:
         if name in self._constants:
             return self._halved[name] if in_half and name in self._halved else self._constants[name]
         return self._halve(values[name]) if in_half and name in single else values[name]
-
-    def _note(self, number: int, at: int, values: Mapping[str, Array]) -> None:
-        """Measure what adding a product up in fp16 costs."""
-        node = self._steps[at].node
-        if node.op_type in PRODUCTS and node.output[0] in self._rounding:
-            left, right = (self._value(name, values) for name in node.input[:2])
-            rng = np.random.default_rng([number, at])
-            self._errors[number, node.output[0]] = products.errors(node, (left, right), rng)
 
 
 def _with_errors(array: Array, errors: Array) -> Array:

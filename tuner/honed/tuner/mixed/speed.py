@@ -20,9 +20,7 @@ def why_not_half(profile: DeviceProfile) -> str:
     if gain is None:
         return "the device's peaks were not measured, so that it is not known whether it computes fp16 faster"
     if gain < LEAST_GAIN:
-        return (
-            f"the device computes fp16 {gain:.2f} times as fast as fp32, and it pays from {LEAST_GAIN:g} on"
-        )
+        return f"the device computes fp16 {gain:.2f} times as fast as fp32; it pays from {LEAST_GAIN:g} on"
     return ""
 
 
