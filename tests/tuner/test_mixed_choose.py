@@ -121,11 +121,10 @@ SPECS = (TensorSpec(name="x", dtype="float32", shape=(4, 16)),)
             r"'x' is float32\[4, 15\] and the model takes float32\[4, 16\]",
         ),
         ({"x": np.zeros((4, 16))}, r"'x' is float64\[4, 16\] and the model takes float32"),
-        ({"x": np.zeros((400, 160), np.float32)}, r"'x' is larger than the float32\[4, 16\]"),
         ({"x": np.full((4, 16), np.nan, np.float32)}, "'x' holds NaN or infinity"),
-        ({"x": np.full((4, 16), None)}, r"a\.npz is no \.npz file, or damaged"),
+        ({"x": np.full((4, 16), None)}, r"'x' is object\[4, 16\] and the model takes float32"),
     ],
-    ids=["missing", "unknown", "shape", "type", "size", "NaN", "objects"],
+    ids=["missing", "unknown", "shape", "type", "NaN", "objects"],
 )
 def test_a_set_that_does_not_fit_is_refused(arrays: dict[str, np.ndarray], said: str, tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **arrays)

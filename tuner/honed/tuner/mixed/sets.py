@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from honed.runtime.calibration import files_in
 from honed.runtime.errors import InvalidArgument
@@ -14,7 +17,8 @@ from honed.tuner.frontend.signature import TensorSpec
 
 from .halves import Array
 
-_HEADER = 1 << 16  # bytes of an array's header in a file, at most
+# What zipfile and NumPy raise for files that are none, damaged, encrypted or packed in other ways.
+_DAMAGED = (OSError, EOFError, ValueError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 def load(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[str, Array]]:
@@ -28,39 +32,43 @@ def load(folder: Path, inputs: Sequence[TensorSpec]) -> list[dict[str, Array]]:
 def _set(path: Path, inputs: Sequence[TensorSpec]) -> dict[str, Array]:
     try:
         with zipfile.ZipFile(path) as archive:
-            sizes = {info.filename.removesuffix(".npy"): info.file_size for info in archive.infolist()}
-        _check_names(path, sizes, inputs)
+            _check_names(path, {name.removesuffix(".npy") for name in archive.namelist()}, inputs)
+            for spec in inputs:
+                with archive.open(f"{spec.name}.npy") as member:
+                    _check_header(path, member, spec)
         with np.load(path, allow_pickle=False) as arrays:
-            return {spec.name: _value(path, arrays, spec, sizes[spec.name]) for spec in inputs}
-    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            found = {spec.name: np.asarray(arrays[spec.name]) for spec in inputs}
+    except _DAMAGED as error:
         raise InvalidArgument(
             f"calibration file {path.name} is no .npz file, or damaged; write it with numpy.savez"
         ) from error
+    for name, value in found.items():
+        if value.dtype.kind == "f" and not np.isfinite(value).all():
+            raise InvalidArgument(
+                f"in calibration file {path.name} {name!r} holds NaN or infinity; give finite values"
+            )
+    return found
 
 
-def _check_names(path: Path, names: dict[str, int], inputs: Sequence[TensorSpec]) -> None:
+def _check_names(path: Path, names: set[str], inputs: Sequence[TensorSpec]) -> None:
     wanted = ", ".join(repr(spec.name) for spec in inputs)
     for spec in inputs:
         if spec.name not in names:
             raise InvalidArgument(
                 f"calibration file {path.name} has no {spec.name!r}; give one array for each input: {wanted}"
             )
-    for name in names.keys() - {spec.name for spec in inputs}:
+    for name in sorted(names - {spec.name for spec in inputs}):
         raise InvalidArgument(
             f"calibration file {path.name} has {name[:80]!r}, no input of the model; it takes {wanted}"
         )
 
 
-def _value(path: Path, arrays: np.lib.npyio.NpzFile, spec: TensorSpec, size: int) -> Array:
-    wanted = f"{spec.dtype}{list(spec.shape)}"
-    where = f"in calibration file {path.name} {spec.name!r}"
-    if size > int(np.prod(spec.shape)) * spec.numpy.itemsize + _HEADER:
-        raise InvalidArgument(f"{where} is larger than the {wanted} that the model takes; convert it")
-    value = arrays[spec.name]
-    if value.dtype != spec.numpy or value.shape != spec.shape:
+def _check_header(path: Path, member: IO[bytes], spec: TensorSpec) -> None:
+    """Look at type and shape before memory is taken for them."""
+    first = npy.read_magic(member) == (1, 0)
+    shape, _, dtype = (npy.read_array_header_1_0 if first else npy.read_array_header_2_0)(member)
+    if dtype != spec.numpy or shape != spec.shape:
         raise InvalidArgument(
-            f"{where} is {value.dtype}{list(value.shape)} and the model takes {wanted}; convert it"
+            f"in calibration file {path.name} {spec.name!r} is {dtype}{list(shape)} and the model takes "
+            f"{spec.dtype}{list(spec.shape)}; convert it"
         )
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise InvalidArgument(f"{where} holds NaN or infinity; give finite values")
-    return np.asarray(value)
