@@ -27,7 +27,8 @@ BOUND = 2.0**-9
 # What a decision may cost, counted and not timed: the same model and inputs give the same decision anywhere.
 _OPERATIONS = 200_000_000_000
 _MOST_TRIALS = 48
-_LEAST_TRIALS = 14  # that the number of sets leaves room for
+_LEAST_TRIALS = 14  # that the number of runs of each leaves room for
+_MOST_RUNS = 3  # of each set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +93,12 @@ def decided(
     deviations: dict[Keep, Deviation] = {}
 
     def error(keep: Keep) -> float:
-        deviations[keep] = simulation.deviation(keep, used)
+        deviations[keep] = simulation.deviation(keep, runs)
         return deviations[keep].error
 
-    affordable = operations // simulation.cost  # comparisons on one set, with that in float32
-    used = min(len(sets), max(1, affordable // _LEAST_TRIALS))
-    most = min(_MOST_TRIALS, affordable // used - 1)
+    affordable = operations // simulation.cost  # runs, with those in float32
+    runs = min(_MOST_RUNS * len(sets), max(1, affordable // _LEAST_TRIALS))
+    most = min(_MOST_TRIALS, affordable // runs - 1)
     trials = Trials(error, most)
     found = search(names, list(work), usual, trials, BOUND) if most > 0 else None
     plain = deviations.get(Keep(single=usual))
@@ -109,7 +110,7 @@ def decided(
         operators=len(names),
         products=len(work),
         trials=len(deviations),
-        sets=used,
+        sets=min(runs, len(sets)),
         plain=plain.error if plain else None,
         output=plain.output if plain else "",
         error=found.error if found else None,
