@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from honed.runtime import modelfile
+from honed.runtime.model import Choice
 from tests.runtime.builder import Builder
 
 # "Compiles" a source by looking up a compiled file that was made for it.
@@ -64,16 +65,18 @@ class StubTuner:
         """A file that its code finds with `pathlib.Path(__file__).with_name(name)`."""
         return self._package / name
 
-    def knows(self, source: Path, builder: Builder) -> None:
+    def knows(self, source: Path, builder: Builder, choice: Choice | None = None) -> None:
         """Make it compile `source` to the model of `builder`."""
-        write_from(source, builder, self.beside(_sha256(source)))
+        write_from(source, builder, self.beside(_sha256(source)), choice=choice)
 
 
-def write_from(source: Path, builder: Builder, target: Path, *, precision: str = "fp32") -> Path:
+def write_from(
+    source: Path, builder: Builder, target: Path, *, precision: str = "fp32", choice: Choice | None = None
+) -> Path:
     """A compiled file that says it was made from `source`."""
     model = builder.build()
     made_from = dataclasses.replace(
-        model.source, sha256=_sha256(source), filename=source.name, precision=precision
+        model.source, sha256=_sha256(source), filename=source.name, precision=precision, choice=choice
     )
     modelfile.write(target, dataclasses.replace(model, source=made_from), builder.constants)
     return target

@@ -41,18 +41,20 @@ def compile_x(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, s
 
 
 DONE = """say(event="done", output="y.honed", sha256="0", notes=["a note"], kernels=1, launches=2,
-    seconds=0.5, proof={"reference": "judge 1", "probes": 2, "device": None, "error": {}, "tolerance": {}})"""
+    precision="mixed", why="it errs little", seconds=0.5,
+    proof={"reference": "judge 1", "probes": 2, "device": None, "error": {}, "tolerance": {}})"""
 
 
 def test_arguments_reach_the_compiler(child: Any, capsys: pytest.CaptureFixture[str]) -> None:
     child(f'say(event="stage", stage="check", fraction=0.5, text=json.dumps(sys.argv[1:]))\n{DONE}')
-    options = ["--shape", "a=b=1,2", "--precision", "fp16", "--profile", "-p.toml", "--device", "-d"]
+    options = ["--shape", "a=b=1,2", "--calibration", "sets", "--profile", "-p.toml", "--device", "-d"]
     status, out, err = compile_x(
         capsys, "--json", *options[:4], f"--profile={options[5]}", f"--device={options[7]}"
     )
     assert status == 0
     assert json.loads(err.partition("50% ")[2]) == [
-        "compile", "--precision", "fp16", "--shape=a=b=1,2", "--profile=-p.toml", "--device=-d",
+        "compile", "--precision", "auto", "--calibration=sets", "--shape=a=b=1,2", "--profile=-p.toml",
+        "--device=-d",
         "--output=y.honed", "--", "x.onnx",
     ]  # fmt: skip
     document = json.loads(out)
@@ -71,6 +73,7 @@ def test_progress_is_a_line_per_stage(child: Any, capsys: pytest.CaptureFixture[
     assert "y.honed is written: 1 kernels, 2 launches an inference" in out
     assert "judge 1, not run yet" in " ".join(out.split())
     assert "a note" in out
+    assert "computes in mixed it errs little" in " ".join(out.split())
 
 
 def test_a_refusal_lists_its_reasons(child: Any, capsys: pytest.CaptureFixture[str]) -> None:

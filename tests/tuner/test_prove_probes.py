@@ -9,8 +9,9 @@ from onnx import parser
 
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
+from honed.tuner.prove.confined import Limits
 from honed.tuner.prove.probes import Chosen, choose
-from honed.tuner.prove.reference import Limits, ReferenceFailure
+from honed.tuner.prove.reference import ReferenceFailure
 
 
 def _model(text: str) -> onnx.ModelProto:

@@ -15,7 +15,8 @@ from onnx import parser
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
-from honed.tuner.prove.reference import Limits, Reference, ReferenceFailure, evaluate
+from honed.tuner.prove.confined import Limits
+from honed.tuner.prove.reference import Reference, ReferenceFailure, evaluate
 
 
 def _model(text: str, opset: int = 18) -> onnx.ModelProto:

@@ -49,6 +49,7 @@ class Task:
     seconds: float
     memory_mib: int
     check: bool = False  # only find out whether it can be compiled
+    calibration: Path | None = None  # a folder of inputs that errors in fp16 are measured on
     records: Path | None = None  # what tuning has recorded, for the best schedules known of this device
 
     @property
@@ -66,6 +67,7 @@ class Task:
             f"--device={self.device}",
             f"--memory-mib={self.memory_mib}",
             f"--name={self.shown_name}",
+            *((f"--calibration={self.calibration}",) if self.calibration else ()),
             *((f"--records={self.records}",) if self.records else ()),
             *(("--check",) if self.check else ()),
         ]

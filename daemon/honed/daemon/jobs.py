@@ -150,24 +150,28 @@ class Jobs:
         self, params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path
     ) -> Staged:
         left = self._limits.max_model_bytes
-        given = folder / "given"
+        given, calibration = folder / "given", folder / "calibration"
+        sources = len(params.files) - (options.calibration or 0)
         files = []
-        for name, descriptor in zip(params.files, descriptors, strict=True):
-            file, path = await in_thread(receive, descriptor, name, given, left)
+        for number, (name, descriptor) in enumerate(zip(params.files, descriptors, strict=True)):
+            place = given if number < sources else calibration
+            file, path = await in_thread(receive, descriptor, name, place, left)
             left -= file.nbytes
             files.append((file, path))
         is_compiled = await in_thread(_is_compiled, files[0][1])
         if is_compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
             raise InvalidArgument(
-                f"{params.files[0]} is compiled already; shapes, precision and external data cannot be given"
+                f"{params.files[0]} is compiled already; shapes, precision, calibration inputs and external "
+                "data cannot be given"
             )
         return Staged(
             folder=folder,
-            sources=() if is_compiled else tuple(files),
+            sources=() if is_compiled else tuple(files[:sources]),
             given=files[0][1],
             shapes=dict(options.shapes or {}),
             precision=options.precision or "auto",
             device=options.device or None,
+            calibration=calibration if options.calibration else None,
         )
 
     def stage_again(self, manifest: Manifest, folder: Path) -> Staged:
@@ -249,6 +253,7 @@ def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions)
         raise InvalidArgument("files names one file twice; give each once")
     if options.precision not in (None, *PRECISIONS):
         raise InvalidArgument(f"precision is {options.precision!r}; use one of {', '.join(PRECISIONS)}")
+    _check_calibration(params.files, options)
     if len(options.shapes or {}) > MAX_SHAPES:
         raise InvalidArgument(f"shapes are given for more than {MAX_SHAPES} inputs; give those that are open")
     for name, shape in (options.shapes or {}).items():
@@ -258,6 +263,21 @@ def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions)
             )
         if not name or "\0" in name or len(name) > MAX_INPUT_NAME:
             raise InvalidArgument(f"shapes names an input {name[:80]!r}, which no model has; check its name")
+
+
+def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
+    count = options.calibration
+    if count is None:
+        return
+    if not 0 < count < len(files):
+        raise InvalidArgument(f"calibration is {count} of {len(files)} files; it counts the last of them")
+    if options.precision not in (None, "auto"):
+        raise InvalidArgument(
+            f"calibration inputs decide precision auto, and it is {options.precision}; leave one out"
+        )
+    for name in files[-count:]:
+        if "/" in name or not name.endswith(".npz"):
+            raise InvalidArgument(f"{name[:80]!r} cannot hold calibration inputs; name it as NAME.npz")
 
 
 def _manifest(

@@ -55,7 +55,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Staged:
-    """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for."""
+    """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
+
+    `calibration` is a folder of inputs, None where there are none of the user's.
+    """
 
     folder: Path
     sources: tuple[tuple[StoredFile, Path], ...]  # empty where a compiled file was given
@@ -63,6 +66,7 @@ class Staged:
     shapes: dict[str, tuple[int, ...]]
     precision: str
     device: str | None
+    calibration: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +185,7 @@ class Maker:
             shown_name=staged.sources[0][0].name,
             shapes=staged.shapes,
             precision=staged.precision,
+            calibration=staged.calibration,
             profile=output.with_suffix(".toml"),
             device=lane.supervisor.spec,
             seconds=self._limits.compile_seconds,

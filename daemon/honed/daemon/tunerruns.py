@@ -136,10 +136,10 @@ class TunerRuns:
             async with cleared_in_thread(self._store.staging()) as folder:
                 staged = await in_thread(self._jobs.stage_again, entry.manifest, folder)
                 tuned = folder / "tuned.honed"
-                arguments = [params.command]
+                current = self._store.object(entry.manifest.compiled)
+                arguments = [params.command, f"--current={current}"]
                 if params.command == "tune":
-                    current = self._store.object(entry.manifest.compiled)
-                    arguments += [f"--output={tuned}", f"--current={current}"]
+                    arguments += [f"--output={tuned}"]
                     arguments += [f"--trials={params.trials}"] if params.trials is not None else []
                     arguments += [f"--seconds={params.seconds:g}"] if params.seconds is not None else []
                 arguments += [

@@ -123,28 +123,32 @@ class AsyncClient:
         precision: str = "auto",
         replace: bool = False,
         device: str | None = None,
+        calibration: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Add an ONNX or `.honed` file; arguments and errors as `Client.add`."""
         file = Path(path)
         model = name if name is not None else calls.model_name_for(file)
-        opened = {file.name: calls.open_model(file)}
+        opened: dict[str, int] = {}
+        sets: dict[str, int] = {}
 
         async def load() -> dict[str, Any]:
-            params = calls.load_params(model, list(opened), shapes, precision, replace, device)
-            sent = list(opened.values())
+            params = calls.load_params(model, list(opened), shapes, precision, replace, device, list(sets))
+            sent = [*opened.values(), *sets.values()]
             return await self._call(
                 "RepositoryModelLoad", params, timeout=None, descriptors=sent, progress=progress
             )
 
         try:
+            opened[file.name] = calls.open_model(file)
+            sets |= calls.open_calibration(calibration)
             try:
                 return await load()
             except MissingFiles as missing:
                 opened |= calls.open_beside(file, missing)
                 return await load()
         finally:
-            for descriptor in opened.values():
+            for descriptor in (*opened.values(), *sets.values()):
                 os.close(descriptor)
 
     async def publish(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from . import calibration
 from .dtypes import dtype, from_datatype
 from .errors import Internal, InvalidArgument, NotFound
 from .protocol import MissingFiles
@@ -138,8 +139,9 @@ def load_params(
     precision: str,
     replace: bool,
     device: str | None = None,
+    sets: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Parameters of a RepositoryModelLoad."""
+    """Parameters of a RepositoryModelLoad; `sets` are the files of calibration inputs."""
     options: dict[str, Any] = {
         "shapes": {key: list(shape) for key, shape in (shapes or {}).items()},
         "precision": precision,
@@ -147,7 +149,9 @@ def load_params(
     }
     if device is not None:
         options["device"] = device
-    return {"model_name": name, "files": list(files), "parameters": options}
+    if sets:
+        options["calibration"] = len(sets)
+    return {"model_name": name, "files": [*files, *sets], "parameters": options}
 
 
 def model_name_for(path: Path) -> str:
@@ -164,6 +168,20 @@ def open_model(path: Path) -> int:
         raise NotFound(f"{path} does not exist; check the path") from error
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read ({error.strerror}); check who may read it") from error
+
+
+def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
+    """Descriptors of the sets of inputs in a folder, by name; raises NotFound or InvalidArgument."""
+    opened: dict[str, int] = {}
+    try:
+        for path in calibration.files_in(Path(folder)) if folder is not None else ():
+            opened[path.name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        _close_all(opened)
+        raise InvalidArgument(
+            f"{error.filename} cannot be read ({error.strerror}); check who may read it"
+        ) from error
+    return opened
 
 
 def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:

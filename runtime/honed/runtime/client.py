@@ -142,33 +142,39 @@ class Client:
         precision: str = "auto",
         replace: bool = False,
         device: str | None = None,
+        calibration: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Any]:
         """Add an ONNX or `.honed` file; returns when it is served. `name` defaults to the file's stem.
 
         External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
-        have them compared; None leaves that to the service. `progress` gets each Progress map. Raises
-        ModelRefused with every reason where the model cannot be served.
+        have them compared; None leaves that to the service. `calibration` is a folder of .npz files, each
+        with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
+        `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
+        served.
         """
         file = Path(path)
         model = name if name is not None else calls.model_name_for(file)
-        opened = {file.name: calls.open_model(file)}
+        opened: dict[str, int] = {}
+        sets: dict[str, int] = {}
 
         def load() -> dict[str, Any]:
-            params = calls.load_params(model, list(opened), shapes, precision, replace, device)
-            sent = list(opened.values())
+            params = calls.load_params(model, list(opened), shapes, precision, replace, device, list(sets))
+            sent = [*opened.values(), *sets.values()]
             return self._call(
                 "RepositoryModelLoad", params, descriptors=sent, timeout=None, progress=progress
             )
 
         try:
+            opened[file.name] = calls.open_model(file)
+            sets |= calls.open_calibration(calibration)
             try:
                 return load()
             except MissingFiles as missing:
                 opened |= calls.open_beside(file, missing)
                 return load()
         finally:
-            for descriptor in opened.values():
+            for descriptor in (*opened.values(), *sets.values()):
                 os.close(descriptor)
 
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> dict[str, Any]:

@@ -43,6 +43,13 @@ class Exported:
                 shutil.copyfileobj(source, target, 1 << 20)
         return folder / next(iter(self.sources))
 
+    def save_compiled(self, path: Path) -> Path:
+        """Copy the compiled file to `path` and give that; raises OSError."""
+        self.compiled.seek(0)
+        with path.open("xb") as target:
+            shutil.copyfileobj(self.compiled, target, 1 << 20)
+        return path
+
     def close(self) -> None:
         """Close every file; may be called again."""
         for file in (self.compiled, *self.sources.values()):

@@ -18,6 +18,20 @@ Attr = int | float | str | bool | tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Whether `--precision auto` took fp16, and why, as part of a sentence.
+
+    The compiler names operators by the values they make: of those in fp16 `single` are in float32, and `wide`
+    are products that are added up in float32.
+    """
+
+    half: bool
+    why: str
+    single: tuple[str, ...] = ()
+    wide: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """Where the model came from."""
 
@@ -27,6 +41,7 @@ class Source:
     opset: int
     precision: str  # of the arithmetic: "fp32", "fp16", "fp64" or "mixed"
     notes: tuple[str, ...]  # what the user should know, one sentence each (fallbacks, bound shapes)
+    choice: Choice | None = None  # of the precision; None where the user chose
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -121,12 +121,16 @@ class RegionName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How an ONNX file is to be compiled, and for which device; "fastest" compares all there are."""
+    """How an ONNX file is to be compiled, and for which device; "fastest" compares all there are.
+
+    `calibration` is how many of the files, the last, are sets of inputs that errors in fp16 are measured on.
+    """
 
     shapes: dict[str, tuple[int, ...]] | None
     precision: str | None
     replace: bool | None
     device: str | None
+    calibration: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

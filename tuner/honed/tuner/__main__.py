@@ -73,6 +73,8 @@ def _parser() -> argparse.ArgumentParser:
     compile_.add_argument("-o", "--output", type=Path, required=True)
     compile_.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,224,224")
     compile_.add_argument("--precision", choices=("auto", "fp32", "fp16"), default="auto")
+    compile_.add_argument("--calibration", type=Path, help="folder of inputs to measure errors in fp16 on")
+    compile_.add_argument("--like", type=Path, help="take the choice of precision of this compiled form")
     compile_.add_argument("--profile", type=Path, help="compile for the device of this profile file")
     compile_.add_argument("--device", help="compile for, and compare on, this OpenCL device")
     compile_.add_argument("--records", type=Path, help="use the best schedules of this file of records")
@@ -121,6 +123,8 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
         precision=arguments.precision,
         filename=arguments.name or arguments.file.name,
         records=arguments.records,
+        calibration=arguments.calibration,
+        like=arguments.like,
     )
     started = time.monotonic()
 
@@ -138,6 +142,8 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
         "event": "done",
         "output": str(request.output),
         "sha256": model.source.sha256,
+        "precision": model.source.precision,
+        "why": model.source.choice.why if model.source.choice else "",
         "notes": list(model.source.notes),
         "fell_back": compiled.fell_back,
         "kernels": len(model.kernels),

@@ -17,7 +17,7 @@ from honed.runtime import modelfile, proof
 from honed.runtime.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.runtime.executor import Executor
-from honed.runtime.model import CompiledModel, Source
+from honed.runtime.model import Choice, CompiledModel, Source
 from honed.runtime.profile import DeviceProfile
 
 from . import frontend
@@ -27,6 +27,7 @@ from .first import first_kernels
 from .frontend import Normalised, Precision
 from .lower.module import Choose, First, LoweredModel, lower_module
 from .lower.schedule import default_kernels
+from .mixed import choose
 from .prove import locate, probes, reference
 from .tuned import best_schedules
 
@@ -56,6 +57,8 @@ class Request:
     precision: Precision
     filename: str  # as the user knows it
     records: Path | None = None  # recorded schedules to compile with
+    calibration: Path | None = None  # a folder of inputs that errors in fp16 are measured on
+    like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +80,32 @@ def compile_file(request: Request, report: Report) -> Compiled:
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
     original = frontend.load(request.path)
-    sha256 = _sha256(request.path)
-    choose = best_schedules(request.records, request.profile.identity) if request.records else _default
-    normalised, module = _import(original, request.profile, request.shapes, request.precision, stage)
-    lowered = _lower(module, request.profile, stage, choose, first_kernels)
+    normalised = _normalise(original, request.profile, request.shapes, request.precision, stage)
+    choice = None
+    if request.precision == "auto":
+        stage("normalise", 0.5, "find out what can be computed in fp16")
+        choice = choose.decide(
+            original, normalised, request.profile, calibration=request.calibration, like=request.like
+        )
+    return _compile(request, original, normalised, choice, stage)
+
+
+def _compile(
+    request: Request,
+    original: onnx.ModelProto,
+    own: Normalised,
+    choice: Choice | None,
+    stage: _Stages,
+) -> Compiled:
+    """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
+    normalised = choose.applied(choice, own) if choice is not None else own
+    module = _import(normalised, stage)
+    schedules = best_schedules(request.records, request.profile.identity) if request.records else _default
+    lowered = _lower(module, request.profile, stage, schedules, first_kernels)
     stage("prove", 0.0, "evaluate the reference")
     bound = bind_shapes(original, {i.name: i.shape for i in normalised.inputs})
     expected, notes = _expect(bound, normalised)
+    sha256 = _sha256(request.path)
 
     def assembled(lowered: LoweredModel, *more: str) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
         source = Source(
@@ -93,6 +115,7 @@ def compile_file(request: Request, report: Report) -> Compiled:
             opset=normalised.opset,
             precision=normalised.precision,
             notes=(*normalised.notes, *lowered.notes, *notes, *more),
+            choice=choice,
         )
         return assemble(source, request.profile, normalised, lowered, expected)
 
@@ -106,9 +129,13 @@ def compile_file(request: Request, report: Report) -> Compiled:
         if wrong and (by_rules := _by_rules(lowered, module, request.profile, stage)) is not None:
             fell_back = f"better schedules gave wrong answers on {name} ({wrong[0]})"
             model, constants = assembled(by_rules, f"compiled with default rules, because {fell_back}")
-            stage("prove", 0.9, f"compare with {expected.evaluator} on {name}")
+            stage("prove", 0.8, f"compare with {expected.evaluator} on {name}")
             results, first = _probed(request.device, model, constants), default_kernels
-        if not all(result.right for result in results):
+        wrong = [result for result in results if not result.right]
+        if wrong and choice is not None and choice.half:
+            why = f"fp16 gave wrong answers on {name} ({wrong[0]})"
+            return _compile(request, original, own, Choice(half=False, why=why), stage.rest())
+        if wrong:
             raise _refusal(request, request.device, model, results, bound, expected, first)
         model = _proven(model, request.device, results)
     stage("write", 0.0, f"write {request.output.name}")
@@ -120,7 +147,8 @@ def check_file(request: Request, report: Report) -> None:
     """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
-    _import(frontend.load(request.path), request.profile, request.shapes, request.precision, stage)
+    model = frontend.load(request.path)
+    _import(_normalise(model, request.profile, request.shapes, request.precision, stage), stage)
 
 
 def run_model(
@@ -132,11 +160,12 @@ def run_model(
 ) -> dict[str, np.ndarray]:
     """Compile a model of static shapes with schedules that need no trial, and run it once, unproven.
 
+    Computes in the model's own types where the precision is "auto".
     Raises as above.
     """
     quiet = _Stages(lambda _stage, _done, _text: None)
-    normalised, module = _import(model, device.profile, {}, precision, quiet)
-    lowered = _lower(module, device.profile, quiet, _default, first)
+    normalised = _normalise(model, device.profile, {}, precision, quiet)
+    lowered = _lower(_import(normalised, quiet), device.profile, quiet, _default, first)
     source = Source(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
         filename="(in memory)",
@@ -164,25 +193,32 @@ class _Stages:
         n = STAGES.index(stage)
         self.report(stage, _STARTS[n] + fraction * (_STARTS[n + 1] - _STARTS[n]), text)
 
+    def rest(self) -> _Stages:
+        """Another compilation as the rest of the proof."""
+        return _Stages(lambda _stage, done, text: self("prove", 0.9 + 0.1 * done, text))
+
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _import(
+def _normalise(
     model: onnx.ModelProto,
     profile: DeviceProfile,
     shapes: Mapping[str, tuple[int, ...]],
     precision: Precision,
     stage: _Stages,
-) -> tuple[Normalised, tvm.IRModule]:
+) -> Normalised:
     stage("normalise", 0.0, "normalise the graph and fold constants")
-    normalised = frontend.normalise(
+    return frontend.normalise(
         model, shapes=shapes, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
     )
+
+
+def _import(normalised: Normalised, stage: _Stages) -> tvm.IRModule:
     stage("import", 0.0, "import into the compiler")
-    return normalised, frontend.import_relax(normalised)
+    return frontend.import_relax(normalised)
 
 
 def _lower(
@@ -196,7 +232,7 @@ def _by_rules(
 ) -> LoweredModel | None:
     """The model with default rules alone; None where it has no other kernels already."""
     plain = lower_module(
-        module, profile, lambda done, text: stage("prove", 0.5 + 0.4 * done, text), first=default_kernels
+        module, profile, lambda done, text: stage("prove", 0.5 + 0.3 * done, text), first=default_kernels
     )
     same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
     return None if same else plain

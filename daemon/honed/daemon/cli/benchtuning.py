@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .output import line
-from .parser import UsageError, add_compile_options, unique
+from .parser import UsageError, add_compile_options, check_calibration, unique
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,9 @@ def check(arguments: argparse.Namespace) -> None:
         "--output": arguments.output is not None,
         "--shape": bool(arguments.shape),
         "--precision": arguments.precision != "auto",
+        "--calibration": arguments.calibration is not None,
     }
+    check_calibration(arguments)
     if arguments.bench is None:
         for name, is_given in given.items():
             if is_given:
@@ -61,6 +63,8 @@ def command(arguments: argparse.Namespace) -> list[str]:
 
     found = places(os.environ, os.geteuid())
     options = [f"--bench={arguments.bench}", f"--precision={arguments.precision}"]
+    if arguments.calibration is not None:
+        options.append(f"--calibration={arguments.calibration}")
     if arguments.bench_root is not None:
         options.append(f"--bench-root={arguments.bench_root}")
     if arguments.output is not None:

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from honed.daemon.limits import Limits
 
 from .output import Output, fields, line
-from .parser import UsageError, add_command, add_compile_options, count, seconds, unique
+from .parser import (
+    UsageError,
+    add_command,
+    add_compile_options,
+    check_calibration,
+    count,
+    seconds,
+    unique,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,7 +80,10 @@ def register(commands: Any) -> None:
 def _compile(arguments: argparse.Namespace, output: Output) -> int:
     from . import compiler
 
+    check_calibration(arguments)
     options = ["--precision", arguments.precision]
+    if arguments.calibration is not None:
+        options.append(f"--calibration={arguments.calibration}")
     for name, sizes in unique("--shape", arguments.shape).items():
         options.append(f"--shape={name}={','.join(map(str, sizes))}")
     if arguments.profile is not None:
@@ -97,7 +108,8 @@ def _print_compiled(console: Console, done: Mapping[str, Any]) -> None:
     )
     proof = done["proof"]
     where = f"on {proof['device']}" if proof["device"] else "not run yet: it is checked when it is added"
-    rows = [("proof", f"{proof['probes']} inputs against {proof['reference']}, {where}")]
+    rows = [("computes in", done["precision"]), *((("", done["why"]),) if done["why"] else ())]
+    rows += [("proof", f"{proof['probes']} inputs against {proof['reference']}, {where}")]
     for name, error in proof["error"].items():
         allowed = proof["tolerance"][name]
         rows.append(("", f"{name}: error {error:.2g} of the largest value, allowed {allowed:.2g}"))

@@ -14,7 +14,7 @@ from honed.runtime.bounds import BUSY
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
-from .parser import add_command, add_compile_options, unique
+from .parser import add_command, add_compile_options, check_calibration, unique
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,6 +46,7 @@ def register(commands: Any) -> None:
             hone add lightglue.onnx
             hone add yolox.onnx --name detector --shape images=1,3,416,416
             hone add squeezenet.onnx --precision fp32 --replace
+            hone add yolox.onnx --calibration pictures/
             hone add lightglue.onnx --device mali
             hone add lightglue.onnx --device fastest""",
     )
@@ -196,6 +197,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
 
     from .progress import Reporter
 
+    check_calibration(arguments)
     shapes = unique("--shape", arguments.shape)
     title = f"add {arguments.name or arguments.file.name}"
     with Reporter(title) as reporter, Client(arguments.socket) as client:
@@ -206,6 +208,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
             precision=arguments.precision,
             replace=arguments.replace,
             device=arguments.device,
+            calibration=arguments.calibration,
             progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
         )
     output.emit(added, lambda console: _print_added(console, added))
@@ -253,6 +256,7 @@ def _print_model(console: Console, model: Mapping[str, Any]) -> None:
         ("added", datetime.fromtimestamp(model["added"]).astimezone().isoformat(" ", "seconds")),
         ("asked for", f"precision {model['precision']}{_asked_shapes(model['shapes'])}"),
         ("computes in", source["precision"]),
+        *(("", why) for why in _chosen(source["choice"])),
         ("compiled for", f"{device['name']} ({device['platform']}), driver {device['driver_version']}"),
         ("served by", placement_text(model["placement"])),
         ("compiled by", ", ".join(f"{name} {version}" for name, version in model["compiler"].items())),
@@ -275,6 +279,11 @@ def _print_model(console: Console, model: Mapping[str, Any]) -> None:
     console.print(
         table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model["kernels"]))
     )
+
+
+def _chosen(choice: Mapping[str, Any] | None) -> list[str]:
+    """Why `auto` came to that, where it was to choose."""
+    return [clean(choice["why"])] if choice is not None else []
 
 
 def _asked_shapes(shapes: Mapping[str, Sequence[int]]) -> str:

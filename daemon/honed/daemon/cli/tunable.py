@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from honed.runtime.errors import ModelRefused, Unavailable
 
 from .recordsfile import check_access
 
+_CURRENT = "current.honed"  # the version served now
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tunable:
@@ -25,11 +26,6 @@ class Tunable:
     records: Path
     sha256: str
     arguments: tuple[str, ...]  # for the commands `tune` and `tasks` of the child
-
-    @property
-    def current(self) -> Path:
-        """The version served now."""
-        return self.folder / "current.honed"
 
     @property
     def tuned(self) -> Path:
@@ -64,6 +60,7 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
             arguments=(
                 *shapes,
                 f"--precision={given.precision}",
+                f"--current={given.save_compiled(folder / _CURRENT)}",
                 *((f"--device={device}",) if device else ()),
                 f"--records={records}",
                 f"--cache-dir={status['places']['cache_dir']}",
@@ -71,8 +68,6 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
                 str(source),
             ),
         )
-        with found.current.open("xb") as current:
-            shutil.copyfileobj(given.compiled, current, 1 << 20)
         yield found
 
 

@@ -140,8 +140,7 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tupl
 
 
 def _command(arguments: argparse.Namespace, found: Tunable) -> list[str]:
-    files = [f"--output={found.tuned}", f"--current={found.current}"]
-    return ["tune", *files, *_budget(arguments), *found.arguments]
+    return ["tune", f"--output={found.tuned}", *_budget(arguments), *found.arguments]
 
 
 def _budget(arguments: argparse.Namespace) -> list[str]:

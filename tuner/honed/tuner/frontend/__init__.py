@@ -5,7 +5,7 @@ from __future__ import annotations
 from .external import MissingExternalData
 from .importing import import_relax
 from .load import FrontendLimits, load
-from .normalise import Normalised, normalise
+from .normalise import Normalised, in_half, normalise
 from .precision import Precision
 from .signature import TensorSpec
 
@@ -16,6 +16,7 @@ __all__ = [
     "Precision",
     "TensorSpec",
     "import_relax",
+    "in_half",
     "load",
     "normalise",
 ]

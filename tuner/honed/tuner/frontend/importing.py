@@ -34,14 +34,14 @@ def import_relax(normalised: Normalised) -> tvm.IRModule:
     params = []
     for index, info in enumerate(graph.input):
         kind = info.type.tensor_type
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(kind.elem_type)).name
         shape = [d.dim_value for d in kind.shape.dim]
-        values[info.name] = relax.Var(f"input_{index}", relax.TensorType(shape, dtype))
+        values[info.name] = relax.Var(f"input_{index}", relax.TensorType(shape, _dtype(kind.elem_type)))
         params.append(values[info.name])
+    types = {i.name: i.type.tensor_type.elem_type for i in (*graph.output, *graph.value_info)}
     with builder.function("main", params):
         with builder.dataflow():
             for node in graph.node:
-                _emit(builder, node, values)
+                _emit(builder, node, values, _dtype(types[node.output[0]]))
             result = builder.emit_output(relax.Tuple([values[o.name] for o in graph.output]))
         builder.emit_func_output(result)
     return builder.get()
@@ -51,8 +51,13 @@ def _constant(array: np.ndarray) -> Any:
     return relax.const(np.ascontiguousarray(array).reshape(array.shape), array.dtype.name)
 
 
-def _emit(builder: relax.BlockBuilder, node: NodeProto, values: dict[str, Any]) -> None:
+def _dtype(element: int) -> str:
+    return str(np.dtype(helper.tensor_dtype_to_np_dtype(element)).name)
+
+
+def _emit(builder: relax.BlockBuilder, node: NodeProto, values: dict[str, Any], result: str) -> None:
     wrapped = Node(
+        result=result,
         inputs=tuple(values[name] if name else None for name in node.input),
         attrs={a.name: helper.get_attribute_value(a) for a in node.attribute},
     )

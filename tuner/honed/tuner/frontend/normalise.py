@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 from onnx import helper, numpy_helper
 
 from honed.runtime.errors import ModelRefused
+from honed.tuner.mixed.halves import Keep
 
 from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
 from .expansion import check_expansion
 from .load import FrontendLimits
-from .precision import Precision, convert
+from .precision import Precision, convert, halve
 from .reasons import Reasons
 from .signature import TensorSpec, bind_inputs, carried
 from .values import Item, Refuse, Unknown, Value
 from .walk import MAX_STEPS, Scope, Walker
 
-__all__ = ["Normalised", "normalise", "rules"]
+__all__ = ["Normalised", "in_half", "normalise", "rules"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +32,8 @@ class Normalised:
     or unused nodes; every tensor typed (inputs, outputs, value_info). Its inputs and outputs have the
     user's names and order, and the element types of the arithmetic; `inputs` and `outputs` give the
     types the user sees. `precision` is that of the arithmetic: "fp32" (some of it perhaps in fp64), "fp64",
-    "fp16", or "mixed" (some of it in fp16).
+    "fp16", or "mixed" (some of it in fp16). Products of fp16 may give float32 (`Keep.wide`), which is not of
+    ONNX.
     """
 
     model: onnx.ModelProto
@@ -96,6 +98,14 @@ def normalise(
         opset=opsets.get("", 1),
         producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
     )
+
+
+def in_half(normalised: Normalised, keep: Keep) -> Normalised:
+    """A model whose floats are all float32, computed in fp16 but for what is to be kept."""
+    model = onnx.ModelProto()
+    model.CopyFrom(normalised.model)
+    precision = halve(model.graph, keep)
+    return replace(normalised, model=model, precision=precision)
 
 
 def _output_specs(model: onnx.ModelProto, items: list[Item], found: Reasons) -> list[TensorSpec]:

@@ -8,21 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, numpy_helper
 
 from honed.runtime.errors import InvalidArgument
+from honed.tuner.mixed.halves import Keep, put_casts, saturated, usually
 
 from .signature import TensorSpec
-from .values import Array
 
 Precision = Literal["auto", "fp32", "fp16"]
 _HALF, _SINGLE, _DOUBLE = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE
-# What loses most in half precision: long sums, and functions whose argument or result is large. They stay in
-# float32 when a float32 model is computed in fp16, as in the mixed precision of cases like LightGlue's.
-_KEPT_SINGLE = frozenset(
-    {"Softmax", "LogSoftmax", "LayerNormalization", "ReduceSum", "ReduceMean", "ReduceProd"}
-    | {"Exp", "Log", "Pow", "Sin", "Cos", "Tan"}
-)
 _NUMPY: dict[int, type[np.floating[Any]]] = {_HALF: np.float16, _SINGLE: np.float32, _DOUBLE: np.float64}
 
 
@@ -47,10 +41,24 @@ def convert(
     if precision == "fp16" and not fp16:
         raise InvalidArgument("the device has no fp16 arithmetic (cl_khr_fp16); use --precision auto or fp32")
     types, notes = _mapping(_float_types(graph), precision, fp16=fp16, fp64=fp64)
-    kept = _keep_single(graph) if types.get(_SINGLE) == _HALF else frozenset()
+    kept = put_casts(graph, usually(graph)) if types.get(_SINGLE) == _HALF else frozenset()
     if types:
         _retype(graph, types, kept)
     return Converted(graph=graph, precision=_label(_float_types(graph)), notes=notes)
+
+
+def halve(graph: onnx.GraphProto, keep: Keep) -> str:
+    """Convert a normalised graph whose floats are all float32 (in place) to fp16, but for what is to be kept.
+
+    Gives the precision of the arithmetic, "fp32" where all of it was kept.
+    """
+    _retype(graph, {_SINGLE: _HALF}, put_casts(graph, keep))
+    return _label(_float_types(graph))
+
+
+def all_single(graph: onnx.GraphProto) -> bool:
+    """Whether a graph has floats and all are of float32."""
+    return _float_types(graph) == {_SINGLE}
 
 
 def _label(present: set[int]) -> str:
@@ -84,78 +92,17 @@ def _float_types(graph: onnx.GraphProto) -> set[int]:
     return found & set(_NUMPY)
 
 
-def _keep_single(graph: onnx.GraphProto) -> frozenset[str]:
-    """Put casts around the nodes that stay in float32; returns the names that keep their type."""
-    known = {i.name: i for i in (*graph.input, *graph.output, *graph.value_info)}
-    single = {n for n, i in known.items() if i.type.tensor_type.elem_type == _SINGLE}
-    constants = {t.name: t for t in graph.initializer if t.data_type == _SINGLE}
-    kept: set[str] = set()
-    nodes: list[onnx.NodeProto] = []
-
-    def twin(name: str) -> str:
-        """The float32 form of a value, made where it is first needed."""
-        wide = f"{name}/fp32"
-        if wide in kept:
-            return wide
-        kept.add(wide)
-        if name in constants:
-            copy = graph.initializer.add()
-            copy.CopyFrom(constants[name])
-            copy.name = wide
-        else:
-            nodes.append(helper.make_node("Cast", [name], [wide], name=f"{wide}/Cast", to=_SINGLE))
-            _describe(graph, wide, known[name])
-        return wide
-
-    for node in graph.node:
-        if node.op_type not in _KEPT_SINGLE or node.output[0] not in single:
-            nodes.append(node)
-            continue
-        for index, name in enumerate(node.input):
-            if name in single or name in constants:
-                node.input[index] = twin(name)
-        result = node.output[0]
-        node.output[0] = f"{result}/fp32"
-        kept.add(node.output[0])
-        _describe(graph, node.output[0], known[result])
-        nodes += [
-            node,
-            helper.make_node("Cast", [node.output[0]], [result], name=f"{result}/Cast", to=_SINGLE),
-        ]
-    kept.update(n.name for n in nodes if n.op_type == "Cast" and n.output[0] in kept)
-    ordered = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
-    del graph.node[:]
-    graph.node.extend(ordered)
-    return frozenset(kept)
-
-
-def _describe(graph: onnx.GraphProto, name: str, like: onnx.ValueInfoProto) -> None:
-    info = graph.value_info.add()
-    info.CopyFrom(like)
-    info.name = name
-
-
 def _retype(graph: onnx.GraphProto, types: dict[int, int], kept: frozenset[str]) -> None:
-    """Change element types, but for what is named in `kept`: values, and casts that make them."""
+    """Change element types, but for the values named in `kept`."""
     for info in (*graph.input, *graph.output, *graph.value_info):
         if info.name not in kept:
             tensor_type = info.type.tensor_type
             tensor_type.elem_type = types.get(tensor_type.elem_type, tensor_type.elem_type)
     for index, tensor in enumerate(graph.initializer):
         if tensor.data_type in types and tensor.name not in kept:
-            array = _saturated(numpy_helper.to_array(tensor), types[tensor.data_type])
+            array = saturated(numpy_helper.to_array(tensor), _NUMPY[types[tensor.data_type]])
             graph.initializer[index].CopyFrom(numpy_helper.from_array(array, tensor.name))
     for node in graph.node:
         for attribute in node.attribute:
-            if node.op_type == "Cast" and attribute.name == "to" and node.name not in kept:
+            if node.op_type == "Cast" and attribute.name == "to" and node.output[0] not in kept:
                 attribute.i = types.get(attribute.i, attribute.i)
-
-
-def _saturated(array: Array, to: int) -> Array:
-    """The array in the type `to`; finite values stay finite, so that masks of -1e9 remain usable in fp16."""
-    limits = np.finfo(_NUMPY[to])
-    narrow = np.finfo(array.dtype).max > limits.max
-    if narrow:
-        bounded = np.clip(array, array.dtype.type(limits.min), array.dtype.type(limits.max))
-        array = np.where(np.isfinite(array), bounded, array)
-    return np.ascontiguousarray(array.astype(_NUMPY[to])).reshape(array.shape)

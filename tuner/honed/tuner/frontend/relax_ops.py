@@ -15,8 +15,12 @@ op, nn = relax.op, relax.op.nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A core node: its inputs as Relax expressions (None where left out), its attributes."""
+    """A core node: its inputs as Relax expressions (None where left out), its attributes.
 
+    `result` is NumPy's name of the element type it makes. That of a product may be wider than its operands'.
+    """
+
+    result: str
     inputs: tuple[Any, ...]
     attrs: dict[str, Any]
 
@@ -106,10 +110,14 @@ CORE.update(
             "BitwiseAnd": op.bitwise_and,
             "BitwiseOr": op.bitwise_or,
             "BitwiseXor": op.bitwise_xor,
-            "MatMul": op.matmul,
         }.items()
     }
 )
+
+
+@core("MatMul")
+def _matmul(node: Node) -> Any:
+    return op.matmul(*node.inputs, out_dtype=node.result)
 
 
 @core("Identity")
@@ -234,7 +242,7 @@ def _conv(node: Node) -> Any:
         groups=node.attrs["group"],
         data_layout=data_layout,
         kernel_layout=kernel_layout,
-        out_dtype=node.dtype(),
+        out_dtype=node.result,
     )
 
 

@@ -10,16 +10,13 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from honed.runtime.offspring import die_with
-
-from . import graphs
+from . import confined, graphs
 
 EVALUATORS = ("onnxruntime", "reference")
 Run = Callable[[dict[str, np.ndarray]], list[object]]
@@ -32,34 +29,22 @@ class _Failed(Exception):
 def main(argv: list[str] | None = None) -> int:
     """Evaluate as the command line says; the exit status is 0 wherever `result.json` was written."""
     parser = argparse.ArgumentParser(prog="honed.tuner.prove.evaluator")
-    parser.add_argument("folder", type=Path)
+    confined.add_arguments(parser)
     parser.add_argument("evaluator", choices=EVALUATORS)
-    parser.add_argument("--parent", type=int, required=True, help="process id of who started this")
     parser.add_argument("--sets", type=int, required=True)
-    parser.add_argument("--memory-bytes", type=int, required=True)
-    parser.add_argument("--cpu-seconds", type=int, required=True)
-    parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)
-    _confine(args.parent, args.memory_bytes, args.cpu_seconds)
+    confined.confine(args)
     try:
         result = {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads)}
     except _Failed as error:
         result = {"failure": str(error), "kind": "failed"}
     except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model
-        if _out_of_memory(error):
+        if confined.out_of_memory(error):
             result = {"failure": "it needs more memory than allowed", "kind": "memory"}
         else:
             result = {"failure": _one_line(error), "kind": "failed"}
-    (args.folder / "result.json").write_text(json.dumps(result))
+    (args.folder / confined.RESULT).write_text(json.dumps(result))
     return 0
-
-
-def _confine(parent: int, memory_bytes: int, cpu_seconds: int) -> None:
-    """Bound memory and processor time, and end with the parent."""
-    die_with(parent)
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _evaluate(folder: Path, evaluator: str, sets: int, threads: int) -> str:
@@ -123,11 +108,6 @@ def _carried(name: str, value: object, declared: str | None) -> np.ndarray:
     if array.dtype != declared and not (array.dtype.kind == "f" == np.dtype(declared).kind):
         raise _Failed(f"output {name!r} came as {array.dtype} where the model says {declared}")
     return array.astype(declared, copy=False)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    text = str(error)
-    return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
 
 
 def _one_line(error: Exception) -> str:

@@ -19,7 +19,8 @@ from honed.runtime.errors import HonedError
 from honed.runtime.proof import Difference, compare
 
 from . import graphs, shapes
-from .reference import DEFAULT_LIMITS, Limits, ReferenceFailure, evaluate
+from .confined import DEFAULT_LIMITS, Limits
+from .reference import ReferenceFailure, evaluate
 from .tolerance import Work, for_output, work
 
 Run = Callable[[onnx.ModelProto, dict[str, np.ndarray]], Mapping[str, np.ndarray]]

@@ -17,8 +17,9 @@ from honed.runtime.errors import InvalidArgument
 from honed.runtime.proof import compare
 
 from . import graphs
+from .confined import DEFAULT_LIMITS, Limits
 from .inputs import generate
-from .reference import DEFAULT_LIMITS, Limits, ReferenceFailure, evaluate
+from .reference import ReferenceFailure, evaluate
 from .tolerance import HALF_MOST, for_model
 
 _ROUNDS = 3  # times that other inputs are drawn

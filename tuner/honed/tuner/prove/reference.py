@@ -6,12 +6,6 @@ process of its own, bounded in time and memory, because the model is untrusted. 
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -21,22 +15,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from . import graphs
+from . import confined, graphs
+from .confined import DEFAULT_LIMITS, Limits
 from .evaluator import EVALUATORS
 
 _MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What one evaluation may use; seconds are wall time over all inputs, and all evaluators tried."""
-
-    seconds: float = 120.0
-    memory_bytes: int = 4 << 30
-    threads: int = 2
-
-
-DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +62,8 @@ def evaluate(
             for j, name in enumerate(names):
                 np.save(place / f"input.{i}.{j}.npy", values[name], allow_pickle=False)
         for evaluator in evaluators:
-            result = _child(place, evaluator, len(inputs), limits, deadline)
+            more = (evaluator, "--sets", str(len(inputs)))
+            result = confined.run("honed.tuner.prove.evaluator", place, more, limits, deadline)
             if "evaluator" in result:
                 return Reference(
                     outputs=_read(place, graphs.outputs(model), len(inputs)),
@@ -90,47 +74,6 @@ def evaluate(
             if result["kind"] != "failed":
                 break
     return ReferenceFailure(reason="; ".join(reasons))
-
-
-def _child(folder: Path, evaluator: str, sets: int, limits: Limits, deadline: float) -> dict[str, str]:
-    """Run one evaluator; the dict is what `evaluator` documents, with the kinds "time" and "failed" added."""
-    left = max(deadline - time.monotonic(), 0.0)
-    # -P: the folder holds files of an untrusted model, and nothing is to be imported from there.
-    command = [sys.executable, "-P", "-m", "honed.tuner.prove.evaluator", str(folder), evaluator]
-    command += ["--parent", str(os.getpid()), "--sets", str(sets), "--memory-bytes", str(limits.memory_bytes)]
-    command += ["--cpu-seconds", str(math.ceil(left * limits.threads) + 1), "--threads", str(limits.threads)]
-    threads = str(limits.threads)
-    environment = os.environ | {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": threads}
-    with (folder / "log").open("w+b") as log:
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                timeout=left,
-                env=environment,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"failure": f"it was not done after {limits.seconds:g} s", "kind": "time"}
-    result = folder / "result.json"
-    if done.returncode == 0 and result.exists():
-        found: dict[str, str] = json.loads(result.read_text())
-        result.unlink()
-        return found
-    last = (folder / "log").read_text(errors="replace").strip().splitlines()[-1:] or [""]
-    return _death(done.returncode, last[0][:200], limits)
-
-
-def _death(status: int, last: str, limits: Limits) -> dict[str, str]:
-    """What to make of a child that ended without a result; `last` is the last line it wrote."""
-    if status == -signal.SIGXCPU:
-        return {"failure": f"it was not done after {limits.seconds:g} s of each processor", "kind": "time"}
-    if status == -signal.SIGKILL or "MemoryError" in last or "bad_alloc" in last:
-        return {"failure": "it needs more memory than allowed", "kind": "memory"}
-    ending = f"signal {-status}" if status < 0 else f"status {status}"
-    return {"failure": f"it ended with {ending} {last}".strip(), "kind": "failed"}
 
 
 def _read(folder: Path, names: Sequence[str], sets: int) -> tuple[dict[str, np.ndarray], ...]:

@@ -53,6 +53,7 @@ class Pass:
         self._given = given
         self._folder = folder
         self._source = given.save_sources(folder / "source")
+        self._like = given.save_compiled(folder / "given.honed")
         self._serving = given.sha256  # the compiled file that a successor is made for
         self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
         self._stopping = False
@@ -89,7 +90,9 @@ class Pass:
             if self._stopping:
                 session.stop()
             session.run(
-                lambda: opened.search.extract(self._source, self._given.shapes, self._given.precision),
+                lambda: opened.search.extract(
+                    self._source, self._given.shapes, self._given.precision, like=self._like
+                ),
                 Budget(),
             )
             self._publish(least=_LAST)
@@ -154,6 +157,7 @@ class Pass:
                 precision=self._given.precision,
                 shapes=self._given.shapes,
                 records=self._place.records,
+                like=self._like,
             )
         )
         why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"

@@ -35,6 +35,8 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         parser.add_argument("file", type=Path)
         parser.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,224,224")
         parser.add_argument("--precision", choices=("auto", "fp32", "fp16"), default="auto")
+        parser.add_argument("--calibration", type=Path, help="inputs to measure errors in fp16 on")
+        parser.add_argument("--current", type=Path, help="the version served now, which chose the precision")
         where = parser.add_mutually_exclusive_group()
         where.add_argument("--device")
         where.add_argument(
@@ -44,7 +46,6 @@ def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
         parser.add_argument("--records", type=Path, required=True)
         parser.add_argument("--cache-dir", type=Path, required=True)
         parser.add_argument("--name", help="the model's name in the records")
-    tune.add_argument("--current", type=Path, help="the version served now, to compare with")
     tune.add_argument("--trials", type=int)
     tune.add_argument("--seconds", type=float)
     tune.add_argument("--seed", type=int, default=0)
@@ -113,7 +114,13 @@ def _opened(arguments: argparse.Namespace, emit: Emit) -> Opened:
 
 def _extraction(arguments: argparse.Namespace, run: Opened) -> Callable[[], Found]:
     shapes = parse_shapes(arguments.shape)
-    return lambda: run.search.extract(arguments.file, shapes, arguments.precision)
+    return lambda: run.search.extract(
+        arguments.file,
+        shapes,
+        arguments.precision,
+        calibration=arguments.calibration,
+        like=arguments.current,
+    )
 
 
 def _told(session: Session) -> dict[str, Any]:

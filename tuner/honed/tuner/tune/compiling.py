@@ -20,7 +20,8 @@ _SECONDS = 900.0
 class Compilation:
     """What to compile, and with whose best schedules, None: the default ones.
 
-    `device` is a spec; None: for the machine of the file `profile`, and the answers are not checked.
+    `device` is a spec; None: for the machine of the file `profile`, and the answers are not checked. With
+    both, `profile` has the device's peaks.
     """
 
     source: Path
@@ -30,6 +31,8 @@ class Compilation:
     shapes: Mapping[str, tuple[int, ...]]
     records: Path | None
     profile: Path | None = None
+    calibration: Path | None = None  # as `like`, see `honed.tuner.compile.Request`
+    like: Path | None = None
 
 
 def compile_apart(wanted: Compilation) -> None:
@@ -41,6 +44,8 @@ def compile_apart(wanted: Compilation) -> None:
     command += ["-o", str(wanted.output), "--precision", wanted.precision]
     command += ["--device", wanted.device] if wanted.device is not None else []
     command += ["--profile", str(wanted.profile)] if wanted.profile is not None else []
+    command += ["--calibration", str(wanted.calibration)] if wanted.calibration is not None else []
+    command += ["--like", str(wanted.like)] if wanted.like is not None else []
     command += [f"--shape={name}={','.join(map(str, shape))}" for name, shape in wanted.shapes.items()]
     if wanted.records is not None:
         command += ["--records", str(wanted.records)]

@@ -26,6 +26,7 @@ from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Workload
+from honed.tuner.mixed import choose
 
 from .task import Task
 
@@ -43,13 +44,25 @@ class Extracted:
 
 
 def extract(
-    path: Path, shapes: Mapping[str, tuple[int, ...]], precision: frontend.Precision, profile: DeviceProfile
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    precision: frontend.Precision,
+    profile: DeviceProfile,
+    *,
+    calibration: Path | None = None,
+    like: Path | None = None,
 ) -> tuple[list[Extracted], list[Task]]:
-    """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling."""
-    limits = profile.limits
+    """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling.
+
+    `calibration` and `like` are as in `honed.tuner.compile.Request`.
+    """
+    limits, model = profile.limits, frontend.load(path)
     normalised = frontend.normalise(
-        frontend.load(path), shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
+        model, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
     )
+    if precision == "auto":
+        choice = choose.decide(model, normalised, profile, calibration=calibration, like=like)
+        normalised = choose.applied(choice, normalised)
     legal = legalize(frontend.import_relax(normalised), target_for(profile))
     program = read_program(legal)
     weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))

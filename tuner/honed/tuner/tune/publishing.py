@@ -34,11 +34,11 @@ def measured(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[str
     assert spec is not None
     emit({"event": "stage", "stage": "publish", "fraction": 0.0, "text": "compile with the best schedules"})
     with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
-        wanted = replace(_compilation(arguments), device=spec)
+        wanted = replace(_compilation(arguments, run, folder), device=spec)
         compile_apart(wanted)
         current = arguments.current or Path(folder) / "default.honed"
         if arguments.current is None:
-            compile_apart(replace(wanted, output=current, records=None))
+            compile_apart(replace(wanted, output=current, records=None, like=wanted.output))
         emit({"event": "stage", "stage": "publish", "fraction": 0.7, "text": "compare side by side"})
         found = compare(current, arguments.output, spec)
     event = {"before_us": found.old * 1e6, "after_us": found.new * 1e6}
@@ -58,13 +58,14 @@ def predicted(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[st
         return event
     emit({"event": "stage", "stage": "publish", "fraction": 0.0, "text": "compile with the best schedules"})
     with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
-        profile = Path(folder) / "profile.toml"
-        profile.write_text(profilefile.dumps(run.profile))
-        compile_apart(replace(_compilation(arguments), profile=profile))
+        compile_apart(_compilation(arguments, run, folder))
     return event | {"output": str(arguments.output)}
 
 
-def _compilation(arguments: argparse.Namespace) -> Compilation:
+def _compilation(arguments: argparse.Namespace, run: Opened, folder: str) -> Compilation:
+    """For the device that was tuned on; its profile goes to a file in `folder`."""
+    profile = Path(folder) / "profile.toml"
+    profile.write_text(profilefile.dumps(run.profile))
     return Compilation(
         source=arguments.file,
         output=arguments.output,
@@ -72,6 +73,9 @@ def _compilation(arguments: argparse.Namespace) -> Compilation:
         precision=arguments.precision,
         shapes=parse_shapes(arguments.shape),
         records=arguments.records,
+        profile=profile,
+        calibration=arguments.calibration,
+        like=arguments.current,
     )
 
 

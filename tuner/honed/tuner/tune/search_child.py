@@ -125,16 +125,27 @@ class SearchChild:
         """The child's process id; None while there is none."""
         return self._child.pid if self._child else None
 
-    def extract(self, path: Path, shapes: Mapping[str, tuple[int, ...]], precision: str) -> Found:
+    def extract(
+        self,
+        path: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        precision: str,
+        *,
+        calibration: Path | None = None,
+        like: Path | None = None,
+    ) -> Found:
         """The model's tasks, each with its number of outputs, and what cannot be tuned.
 
-        Raises ModelRefused as compiling does, Internal where the child breaks.
+        `calibration` and `like` are as in `honed.tuner.compile.Request`. Raises ModelRefused as compiling
+        does, Internal where the child breaks.
         """
         message = {
             "do": "extract",
             "path": str(path.absolute()),
             "shapes": {name: list(shape) for name, shape in shapes.items()},
             "precision": precision,
+            "calibration": _absolute(calibration),
+            "like": _absolute(like),
         }
         return self._found(message)
 
@@ -280,6 +291,10 @@ class SearchChild:
         if self._child is not None:
             self._child.kill()
             self._child = None
+
+
+def _absolute(path: Path | None) -> str:
+    return str(path.absolute()) if path is not None else ""
 
 
 def _entry(plain: Mapping[str, Any]) -> Entry:

@@ -100,7 +100,14 @@ class Searcher:
     def extract(self, message: Mapping[str, Any]) -> codec.Message:
         """All tasks of a model; their functions are written to the folder."""
         shapes = {name: tuple(shape) for name, shape in message["shapes"].items()}
-        found, opaque = extract(Path(message["path"]), shapes, message["precision"], self.profile)
+        found, opaque = extract(
+            Path(message["path"]),
+            shapes,
+            message["precision"],
+            self.profile,
+            calibration=_path(message["calibration"]),
+            like=_path(message["like"]),
+        )
         return self._kept(found, opaque)
 
     def adopt(self, message: Mapping[str, Any]) -> codec.Message:
@@ -154,6 +161,10 @@ class Searcher:
         answer = self.hunts[message["task"]].learn(message["results"])
         self.tools.model.save(self.model_file)
         return answer
+
+
+def _path(text: str) -> Path | None:
+    return Path(text) if text else None
 
 
 def _cost_model(file: Path, prior: Prior | None) -> CostModel:

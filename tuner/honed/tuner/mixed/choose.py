@@ -1,0 +1,129 @@
+"""Decides for a model whether and where it is computed in fp16 (`--precision auto`), and says why."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from honed.runtime import modelfile
+from honed.runtime.errors import InvalidArgument, ModelRefused
+from honed.runtime.model import Choice
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.strict import Mismatch, from_plain
+from honed.tuner.bind import bind_shapes
+from honed.tuner.frontend import Normalised
+from honed.tuner.frontend.normalise import in_half
+from honed.tuner.frontend.precision import all_single
+from honed.tuner.prove import confined, inputs
+
+from . import sets
+from .child import BOUND, Answer
+from .halves import Keep, operators
+from .speed import why_not_half
+
+LIMITS = confined.Limits(seconds=60.0)
+_SETS = 3  # made up, where there are none of the user's
+_LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
+_MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
+
+
+def decide(
+    model: onnx.ModelProto,
+    normalised: Normalised,
+    profile: DeviceProfile,
+    *,
+    calibration: Path | None = None,
+    like: Path | None = None,
+) -> Choice:
+    """The choice for a model as given, normalised in its own types.
+
+    `calibration` is a folder with inputs of the user's, `like` a compiled form of the same model whose choice
+    holds for others. Raises InvalidArgument where the inputs are not what the model takes.
+    """
+    if like is not None:
+        with modelfile.read(like, verify=False) as file:
+            earlier = file.model.source.choice
+        return earlier or Choice(half=False, why="as it was compiled before")
+    given = sets.load(calibration, normalised.inputs) if calibration is not None else None
+    why = _why_own(normalised, profile)
+    if why:
+        return Choice(half=False, why=why)
+    if given is None:
+        try:
+            bound = bind_shapes(model, {spec.name: spec.shape for spec in normalised.inputs})
+            given = inputs.generate(bound, _SETS)
+        except (InvalidArgument, ModelRefused) as error:
+            return Choice(half=False, why=f"no inputs to try fp16 on could be made up: {error}")
+    found = _tried(normalised.model, given)
+    if isinstance(found, str):
+        return Choice(half=False, why=f"fp16 could not be tried: {found}")
+    origin = "made-up" if calibration is None else "given"
+    return _choice(found, f"on {found.sets} {origin} input{'s' if found.sets > 1 else ''}")
+
+
+def applied(choice: Choice, normalised: Normalised) -> Normalised:
+    """The model as the choice has it. Raises InvalidArgument where the choice does not fit it."""
+    if not choice.half:
+        return normalised
+    keep = Keep(single=frozenset(choice.single), wide=frozenset(choice.wide))
+    known = {n.output[0] for n in operators(normalised.model.graph)}
+    if not all_single(normalised.model.graph) or not known >= keep.single | keep.wide:
+        raise InvalidArgument(
+            "what is in fp16 was chosen for another model, or by another version of honed; add it anew"
+        )
+    return in_half(normalised, keep)
+
+
+def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
+    """Why fp16 need not be tried."""
+    if not all_single(normalised.model.graph):
+        return "the model's own types, which are not all float32"
+    if normalised.model.ByteSize() > _MAX_MODEL:
+        return "the model is too large to try fp16 on it"
+    return why_not_half(profile)
+
+
+def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> Answer | str:
+    """What a child of ours finds, or why it found nothing."""
+    with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
+        folder = Path(name)
+        onnx.save(model, folder / "model.onnx")
+        for i, values in enumerate(given):
+            for j, info in enumerate(model.graph.input):
+                np.save(folder / f"input.{i}.{j}.npy", values[info.name], allow_pickle=False)
+        more = ("--sets", str(len(given)))
+        deadline = time.monotonic() + LIMITS.seconds
+        found: dict[str, Any] = confined.run("honed.tuner.mixed.child", folder, more, LIMITS, deadline)
+    if "failure" in found:
+        return str(found["failure"])
+    try:
+        return from_plain(Answer, found, where="answer")
+    except Mismatch as error:
+        return str(error)
+
+
+def _choice(found: Answer, on: str) -> Choice:
+    if found.plain is None:
+        return Choice(half=False, why="trying fp16 would take too long; --precision fp16 takes it untried")
+    if found.single is None or found.error is None:
+        error = f"errs by {found.plain:.2g} of its range"
+        error = "overflows or changes" if math.isinf(found.plain) else error
+        why = f"in fp16 output {found.output!r} {error} {on}, {BOUND:.2g} is allowed"
+        return Choice(half=False, why=why)
+    if found.halves < _LEAST_SHARE:
+        return Choice(
+            half=False,
+            why=f"for an error within {BOUND:.2g} of an output's range {on} "
+            f"{1 - found.halves:.0%} of the work would stay in float32",
+        )
+    kept = f"{len(found.single)} of {found.operators} operators kept in float32"
+    added = f"{len(found.wide)} of {found.products} products added up in float32"
+    error = f"largest error {found.error:.2g} of an output's range {on}, {BOUND:.2g} is allowed"
+    return Choice(half=True, why=f"{error}; {kept}, {added}", single=found.single, wide=found.wide)

@@ -1,0 +1,172 @@
+"""A float32 graph computed in fp16: which operators stay in float32, and the casts between the two.
+
+An operator is named by the value it makes. Graphs are normalised ones: of the core set, one output a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+Array = NDArray[Any]
+_SINGLE = TensorProto.FLOAT
+# What loses most in half precision: long sums, and functions whose argument or result is large. They stay in
+# float32 when a float32 model is computed in fp16, as in the mixed precision of cases like LightGlue's.
+_USUALLY_KEPT = frozenset(
+    {"Softmax", "LogSoftmax", "LayerNormalization", "ReduceSum", "ReduceMean", "ReduceProd", "AveragePool"}
+    | {"Exp", "Log", "Pow", "Sin", "Cos", "Tan"}
+)
+# Sums of products: their operands may be of fp16 while they are added up in float32.
+PRODUCTS = frozenset({"MatMul", "Conv"})
+# What gives values as they came, or none of floats: such operators have the type of what they are given.
+_FOLLOWING = frozenset(
+    {"Identity", "Reshape", "Transpose", "Expand", "Concat", "Slice", "Pad", "Gather", "Where"}
+    | {"Relu", "Abs", "Neg", "Max", "Min", "MaxPool", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "IsNaN"}
+    | {"Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """What of a graph in fp16 is not: operators in float32, and products of halves added up in float32."""
+
+    single: frozenset[str]
+    wide: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Typed:
+    """Which values, and which of its nodes, a graph in fp16 has in float32."""
+
+    values: frozenset[str]
+    nodes: frozenset[str]
+
+
+def singles(graph: onnx.GraphProto) -> frozenset[str]:
+    """Every value and constant that is of float32."""
+    known = (*graph.input, *graph.output, *graph.value_info)
+    return frozenset(
+        {i.name for i in known if i.type.tensor_type.elem_type == _SINGLE}
+        | {t.name for t in graph.initializer if t.data_type == _SINGLE}
+    )
+
+
+def operators(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes that round in fp16, in order: those that `Keep` may name."""
+    single = singles(graph)
+    return [n for n in graph.node if n.output[0] in single and not _follows(n, single)]
+
+
+def usually(graph: onnx.GraphProto) -> Keep:
+    """What stays in float32 where nobody has looked at what a model needs."""
+    return Keep(single=frozenset(n.output[0] for n in operators(graph) if n.op_type in _USUALLY_KEPT))
+
+
+def typed(graph: onnx.GraphProto, keep: Keep) -> Typed:
+    """What is in float32: the operators kept, what follows from their values, and inputs that they read."""
+    single = singles(graph)
+    constants = {t.name for t in graph.initializer}
+    wanted: set[str] = set()
+    for node in reversed(graph.node):
+        result = node.output[0]
+        if result in keep.single or (result in wanted and _follows(node, single)):
+            wanted.update(node.input)
+    values = {i.name for i in graph.input if i.name in wanted} & single
+    nodes: set[str] = set()
+    for node in graph.node:
+        given = [name for name in node.input if name in single and name not in constants]
+        follows = _follows(node, single) and bool(given) and all(name in values for name in given)
+        if follows or node.output[0] in keep.single:
+            nodes.add(node.output[0])
+            values |= {node.output[0]} & single
+    return Typed(values=frozenset(values), nodes=frozenset(nodes))
+
+
+def put_casts(graph: onnx.GraphProto, keep: Keep) -> frozenset[str]:
+    """Put casts (in place) where fp16 and float32 meet; returns the values that are to stay in float32.
+
+    All are of float32 still. A product of `keep.wide` gives float32, which the next node makes fp16.
+    """
+    return _Casts(graph, keep).put()
+
+
+class _Casts:
+    """The graph being rewritten."""
+
+    def __init__(self, graph: onnx.GraphProto, keep: Keep) -> None:
+        self._graph = graph
+        self._wide = keep.wide
+        self._single = singles(graph)
+        self._typed = typed(graph, keep)
+        self._constants = {t.name: t for t in graph.initializer}
+        self._known = {i.name: i for i in (*graph.input, *graph.output, *graph.value_info)}
+        self._made: set[str] = set()
+        self._kept = set(self._typed.values)
+
+    def put(self) -> frozenset[str]:
+        nodes = [new for node in self._graph.node for new in self._rewritten(node)]
+        ordered = [onnx.NodeProto.FromString(n.SerializeToString()) for n in nodes]
+        del self._graph.node[:]
+        self._graph.node.extend(ordered)
+        return frozenset(self._kept)
+
+    def _rewritten(self, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+        result = node.output[0]
+        in_single = result in self._typed.nodes
+        for index, name in enumerate(node.input):
+            if name in self._single and (name in self._typed.values) != in_single:
+                other = f"{name}/fp32" if in_single else f"{name}/fp16"
+                if other not in self._made:
+                    yield from self._other(name, other, in_single)
+                node.input[index] = other
+        if result in self._wide and not in_single:
+            node.output[0] = f"{result}/fp32"
+            self._describe(node.output[0], like=result, in_single=True)
+            yield node
+            yield _cast(node.output[0], result)
+        else:
+            yield node
+
+    def _other(self, name: str, other: str, in_single: bool) -> Iterator[onnx.NodeProto]:
+        """Make the form of a value that has the other type."""
+        if name in self._constants:
+            copy = self._graph.initializer.add()
+            copy.CopyFrom(self._constants[name])
+            copy.name = other
+            self._made.add(other)
+            self._kept.add(other)
+        else:
+            self._describe(other, like=name, in_single=in_single)
+            yield _cast(name, other)
+
+    def _describe(self, name: str, *, like: str, in_single: bool) -> None:
+        info = self._graph.value_info.add()
+        info.CopyFrom(self._known[like])
+        info.name = name
+        self._made.add(name)
+        if in_single:
+            self._kept.add(name)
+
+
+def saturated(array: Array, to: type[np.floating[Any]]) -> Array:
+    """The array in the type `to`; finite values stay finite, so that masks of -1e9 remain usable in fp16."""
+    limits = np.finfo(to)
+    if np.finfo(array.dtype).max > limits.max:
+        bounded = np.clip(array, array.dtype.type(limits.min), array.dtype.type(limits.max))
+        array = np.where(np.isfinite(array), bounded, array)
+    return np.ascontiguousarray(array.astype(to)).reshape(array.shape)
+
+
+def _cast(source: str, target: str) -> onnx.NodeProto:
+    return helper.make_node("Cast", [source], [target], name=f"{target}/Cast", to=_SINGLE)
+
+
+def _follows(node: onnx.NodeProto, single: frozenset[str]) -> bool:
+    """Whether a node has the type of its floats; so have casts that make none."""
+    return node.op_type in _FOLLOWING or (node.op_type == "Cast" and node.output[0] not in single)

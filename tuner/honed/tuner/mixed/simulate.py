@@ -1,0 +1,186 @@
+"""A float32 graph computed on the processor as a device would in fp16, to see how far off its outputs are.
+
+Every operator is computed in float32 from operands that were rounded as they are in fp16, and its result is
+rounded: what one operation in fp16 gives. Products whose terms are added up in fp16 err besides; errors are
+twice those of a sample of their elements (`products`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from honed.runtime.proof import compare
+
+from . import products
+from .halves import PRODUCTS, Array, Keep, operators, saturated, typed
+from .operators import Operators, Run
+
+# What the work of an evaluation is counted in, as operations: a node, an element that a node makes, and a
+# multiply-add. The first two are of the order that 20 us and 1 ns are, at 30 GFLOP/s.
+_NODE, _ELEMENT, _MULTIPLY_ADD = 600_000, 30, 2
+
+# Neighbours err alike, which errors of a sample taken in turn do not: where three models ran in fp16 (rusticl
+# on llvmpipe) outputs were up to 1.8 times as far off as without it.
+_MARGIN = np.float32(2.0)
+_TURN = 89  # elements that errors are moved by when a set comes again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """The output that is furthest off, as a part of its range (see `honed.runtime.proof.compare`)."""
+
+    output: str
+    error: float  # infinite where it overflows, or is not equal though no float
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    at: int  # its number among the nodes
+    node: onnx.NodeProto
+    run: Run
+    given: tuple[str, ...]
+    last: tuple[str, ...]  # values that nothing reads afterwards
+
+
+class Simulation:
+    """A graph whose floats are all float32, with sets of inputs. Answers depend on nothing else."""
+
+    def __init__(self, model: onnx.ModelProto, sets: Sequence[Mapping[str, Array]], threads: int = 1) -> None:
+        self._graph = model.graph
+        self._sets = sets
+        infos = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+        types = {i.name: i.type.tensor_type.elem_type for i in infos}
+        types |= {t.name: t.data_type for t in model.graph.initializer}
+        self._shapes = {
+            i.name: tuple(int(d.dim_value) for d in i.type.tensor_type.shape.dim) for i in infos
+        } | {t.name: tuple(t.dims) for t in model.graph.initializer}
+        self._constants = {t.name: numpy_helper.to_array(t) for t in model.graph.initializer}
+        self._halved = {
+            name: saturated(value, np.float16).astype(np.float32)
+            for name, value in self._constants.items()
+            if types[name] == TensorProto.FLOAT
+        }
+        self._floats = frozenset(name for name, kind in types.items() if kind == TensorProto.FLOAT)
+        self._rounding = frozenset(n.output[0] for n in operators(self._graph))
+        made = Operators(model, types, threads)
+        self._halve = made.halved()
+        self._steps = self._planned(made)
+        self._errors: dict[tuple[int, str], Array] = {}  # of products added up in fp16, by set
+        self._expected: dict[int, dict[str, Array]] = {}
+
+    @property
+    def operators(self) -> list[str]:
+        """What may be computed in fp16, in order."""
+        return [n.output[0] for n in operators(self._graph)]
+
+    @property
+    def multiply_adds(self) -> dict[str, int]:
+        """Those of every product."""
+        nodes = [n for n in operators(self._graph) if n.op_type in PRODUCTS]
+        return {n.output[0]: products.multiply_adds(n, self._shapes) for n in nodes}
+
+    @property
+    def cost(self) -> int:
+        """The work of one run, in operations."""
+        made = sum(math.prod(self._shapes[n.output[0]]) for n in self._graph.node)
+        work = _NODE * len(self._graph.node) + _ELEMENT * made
+        return work + _MULTIPLY_ADD * sum(self.multiply_adds.values())
+
+    def deviation(self, keep: Keep, runs: int) -> Deviation:
+        """How far off the outputs are at most, in so many runs: of the sets in turn.
+
+        A set that comes again has the errors of its products in another order.
+        """
+        worst = Deviation(output="", error=0.0)
+        for run in range(runs):
+            again, number = divmod(run, len(self._sets))
+            for name, value in self.outputs(number, keep, again).items():
+                error = _error(self._expected[number][name], value)
+                if error > worst.error:
+                    worst = Deviation(output=name, error=error)
+        return worst
+
+    def outputs(self, number: int, keep: Keep, again: int = 0) -> dict[str, Array]:
+        """Of one set, in fp16 but for what is kept; `again` is how often it was run before."""
+        if number not in self._expected:
+            self._expected[number] = self._in_single(number)
+        single = typed(self._graph, keep)
+        values = {
+            name: self._halve(value) if name in self._floats - single.values else value
+            for name, value in self._sets[number].items()
+        }
+
+        def computed(step: _Step) -> Array:
+            result = step.node.output[0]
+            in_half = result not in single.nodes
+            found = step.run([self._operand(n, values, in_half, single.values) for n in step.given])
+            if not in_half or result not in self._rounding:
+                return found
+            if step.node.op_type in PRODUCTS and result not in keep.wide:
+                found = _with_errors(found, np.roll(self._errors[number, result], again * _TURN))
+            return self._halve(found)
+
+        return self._walk(values, computed)
+
+    def _in_single(self, number: int) -> dict[str, Array]:
+        """The outputs in float32. On the way it is measured what adding products up in fp16 costs."""
+        values = dict(self._sets[number])
+
+        def computed(step: _Step) -> Array:
+            given = [values[n] if n in values else self._constants[n] for n in step.given]
+            result = step.node.output[0]
+            if step.node.op_type in PRODUCTS and result in self._rounding:
+                rng = np.random.default_rng([number, step.at])
+                measured = products.errors(step.node, (given[0], given[1]), rng)
+                self._errors[number, result] = _MARGIN * measured
+            return step.run(given)
+
+        return self._walk(values, computed)
+
+    def _walk(self, values: dict[str, Array], computed: Callable[[_Step], Array]) -> dict[str, Array]:
+        """Compute every node, its result into `values`; gives the outputs."""
+        for step in self._steps:
+            values[step.node.output[0]] = computed(step)
+            for name in step.last:
+                values.pop(name, None)
+        return {o.name: values[o.name] for o in self._graph.output}
+
+    def _planned(self, made: Operators) -> list[_Step]:
+        needed = {o.name for o in self._graph.output} | set(self._constants)
+        steps = []
+        for at, node in reversed(list(enumerate(self._graph.node))):
+            given = tuple(name for name in node.input if name)
+            last = tuple(name for name in dict.fromkeys(given) if name not in needed)
+            needed.update(given)
+            steps.append(_Step(at, node, made.of(node), given, last))
+        return steps[::-1]
+
+    def _operand(
+        self, name: str, values: Mapping[str, Array], in_half: bool, single: frozenset[str]
+    ) -> Array:
+        """As an operator in fp16, or in float32, reads it."""
+        if name in self._constants:
+            return self._halved[name] if in_half and name in self._halved else self._constants[name]
+        return self._halve(values[name]) if in_half and name in single else values[name]
+
+
+def _with_errors(array: Array, errors: Array) -> Array:
+    """The array with the errors added to its elements, each to one in turn."""
+    found = np.array(array).reshape(-1)
+    whole = found.size - found.size % errors.size
+    rows = found[:whole].reshape(-1, errors.size)
+    rows += errors
+    found[whole:] += errors[: found.size - whole]
+    return found.reshape(array.shape)
+
+
+def _error(expected: Array, found: Array) -> float:
+    if expected.dtype.kind != "f":
+        return 0.0 if np.array_equal(expected, found) else math.inf
+    return compare(expected, found, 0.0).error
