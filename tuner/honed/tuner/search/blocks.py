@@ -149,7 +149,9 @@ def calls(schedule: Schedule, block: SBlockRV, names: frozenset[str]) -> bool:
     def call(node: ir.Call) -> None:
         nonlocal found
         name = str(getattr(node.op, "name", ""))
-        found = found or name.removeprefix("tirx.") in names
+        found = (
+            found or name.rpartition(".")[2] in names
+        )  # of the dialects tirx (exp) and prim (if_then_else)
 
     structural_walk(schedule.get(block).body, [(ir.Call, call)], order="post")
     return found
