@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx.analysis import undefined_vars
@@ -126,6 +126,17 @@ def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
         if not _is(extent, 1):
             return next((n for n, axis in enumerate(found.iter_vars) if span.min.same_as(axis.var)), None)
     return None
+
+
+def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int | None:
+    """How far one step of an axis of a block moves along the last dimension of what it reads.
+
+    None where that is no number.
+    """
+    found: s_tir.SBlock = schedule.get(block)
+    at = found.reads[read].region[-1].min
+    linear = sym.detect_linear_equation(at, [found.iter_vars[axis].var])
+    return int(linear[0]) if linear and isinstance(linear[0], tirx.IntImm) else None
 
 
 def _is(value: ir.Expr, number: int) -> bool:
