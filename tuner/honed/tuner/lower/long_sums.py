@@ -15,7 +15,8 @@ from .statements import loads, parts, uses
 
 # Partial sums of one work-item. A plain sum waits for its loads, so that partial sums which spill cost
 # little. A product's accumulators fill the registers as it is: only those too few to matter are doubled, and
-# halves, of which two fit a register and a sum of some thousands loses most of its digits.
+# halves whose operands are held step by step, within a budget: two of them fit a register, and long sums of
+# them lose most digits.
 MOST_PARTIAL = 1024
 MOST_PARTIAL_PRODUCTS = 8
 MOST_PARTIAL_HALVES = 48
@@ -160,10 +161,13 @@ def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along:
     """Partial sums that a work-item may hold; an operand copied in the loop counts as what it copies."""
     stores: list[tirx.BufferStore] = []
     structural_walk(loop, [(tirx.BufferStore, stores.append)], order="post")
-    operands: list[ir.Expr] = []
-    for load in loads(term):
-        operands += [s.value for s in stores if _stores_to(s, load.source)] or [load]
-    if not is_product(operands, along):
+    operands = loads(term)
+    if is_product(operands, along):
+        return MOST_PARTIAL_PRODUCTS
+    read: list[ir.Expr] = []
+    for load in operands:
+        read += [s.value for s in stores if _stores_to(s, load.source)] or [load]
+    if not is_product(read, along):
         return MOST_PARTIAL
     return MOST_PARTIAL_HALVES if str(store.buffer.dtype) == "float16" else MOST_PARTIAL_PRODUCTS
 
