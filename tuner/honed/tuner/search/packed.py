@@ -35,7 +35,6 @@ from .parts import (
 _MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
 _MOST_ROWS = 2  # of a work-item's rectangle
 _IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end beyond what is needed
-_GATHERED = 4  # elements of a vector that is gathered: TVM's check counts their indices as a vector, too
 _COPIED = 8  # channels that a work-item pads: what it computes of its place serves all of them
 
 
@@ -272,12 +271,11 @@ def _launch_weights(schedule: Schedule, block: SBlockRV, what: _Convolution, lim
     """A launch of its own, in which a work-item packs a window of an input channel for a vector of others."""
     outputs, inputs, *window = schedule.get_loops(block)
     outputs, lanes = schedule.split(outputs, [None, what.lanes])
-    rest, vector = schedule.split(lanes, [None, min(what.lanes, _GATHERED)])
-    schedule.reorder(outputs, inputs, *window, rest, vector)
+    schedule.reorder(outputs, inputs, *window, lanes)
     bind_alone(schedule, fuse(schedule, [outputs, inputs]), limits)
-    for loop in (*window, rest):
+    for loop in window:
         schedule.unroll(loop)
-    schedule.vectorize(vector)
+    schedule.vectorize(lanes)
 
 
 def _launch_image(schedule: Schedule, block: SBlockRV, what: _Convolution, limits: SketchLimits) -> None:
