@@ -32,6 +32,19 @@ GRAPHS = {
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",
+    "convolution, strided, with a shortcut": """(float[2, 3, 16, 16] x, float[8, 3, 3, 3] w, float[8] b,
+        float[2, 8, 8, 8] z) => (float[2, 8, 8, 8] y) {
+        c = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w, b) a = Add(c, z) y = Sigmoid(a) }""",
+    "convolution 5x5 of odd images": """(float[1, 4, 11, 15] x, float[6, 4, 5, 5] w)
+        => (float[1, 6, 7, 11] y) { y = Conv (x, w) }""",
+    "convolution, dilated, of wide images": """(float[1, 5, 3, 35] x, float[8, 5, 3, 3] w, float[8] b)
+        => (float[1, 8, 3, 35] y) {
+        c = Conv <pads = [2, 2, 2, 2], dilations = [2, 2]> (x, w, b) y = Relu(c) }""",
+    "convolution, grouped": """(float[1, 8, 8, 8] x, float[16, 4, 3, 3] w) => (float[1, 16, 8, 8] y) {
+        y = Conv <group = 2, pads = [1, 1, 1, 1]> (x, w) }""",
+    "convolution, padded after 3x3": """(float[1, 4, 8, 8] x, float[8, 4, 3, 3] w, float[8] b)
+        => (float[1, 8, 10, 10] y) <int64[8] around = {0, 0, 1, 1, 0, 0, 1, 1}> {
+        c = Conv <pads = [1, 1, 1, 1]> (x, w, b) r = Relu(c) y = Pad(r, around) }""",
     "convolution, padded after": """(float[1, 8, 12, 12] x, float[16, 8, 1, 1] w, float[16] b)
         => (float[1, 16, 14, 14] y) <int64[8] around = {0, 0, 1, 1, 0, 0, 1, 1}> {
         c = Conv(x, w, b) r = Relu(c) y = Pad(r, around) }""",

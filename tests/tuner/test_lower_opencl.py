@@ -118,6 +118,22 @@ def test_arguments_say_how_much_they_need_and_what_is_done_with_them() -> None:
     assert math.prod(launch.grid) * math.prod(launch.block) >= 128
 
 
+def test_an_inner_buffer_of_vectors_is_one_of_single_elements() -> None:
+    a = te.placeholder((8, 16), "float16", "a")
+    between = te.compute((8, 16), lambda i, j: a[i, j] * a[i, j], "between")
+    schedule = s_tir.Schedule(
+        te.create_prim_func([a, te.compute((8, 16), lambda i, j: between[i, j], "out")])
+    )
+    for name in ("between", "out"):
+        rows, columns = schedule.get_loops(schedule.get_sblock(name))
+        _, vector = schedule.split(columns, [None, 4])
+        schedule.bind(rows, "blockIdx.x")
+        schedule.vectorize(vector)
+    lowered = lower_function(narrow_indices(schedule.mod["main"]), "f", TARGET, PROFILE)
+    assert [(one.dtype, one.nbytes) for one in lowered.inner] == [("float16", 256)]
+    assert {t.nbytes for launch in lowered.launches for t in launch.arg_types} == {256}
+
+
 @pytest.mark.parametrize("shape", [(48, 40), (2, 3, 16, 24)])
 def test_indices_are_32_bits_wide(shape: tuple[int, ...]) -> None:
     inputs = {"a": normal(*shape), "b": normal(*shape[:-2], shape[-1], 8)}

@@ -20,6 +20,7 @@ from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.schedule import default_kernels, narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
+from honed.tuner.search.budget import size_of
 
 from . import search_functions
 from .lowering import Make, only_function, relax_module, run_lowered
@@ -188,6 +189,18 @@ def test_draws_of_long_products_are_right(family: str, depth: int, device: Devic
         np.testing.assert_allclose(found, exact, rtol=depth * U)
         in_blocks += "_part" in lowered.source
     assert in_blocks
+
+
+@pytest.mark.parametrize(("dtype", "blocks"), [("float16", True), ("float32", False)])
+def test_a_product_of_operands_in_registers_is_a_product(dtype: str, *, blocks: bool) -> None:
+    """Its accumulators are not doubled, but for halves, which lose more in a long sum and take less room."""
+    profile = search_functions.imagined("mali", 256)
+    func, target = narrow_indices(search_functions.dense(64, 64, 1024, dtype)), target_for(profile)
+    space = rules.space(func, target, profile)[:1]
+    drawn = next(one for one in draws(func, profile, space, 12) if size_of(one.mod["main"]).registers > 8)
+    lowered = lower_function(drawn.mod["main"], "f", target, profile)
+    assert "_local" in lowered.source
+    assert ("_part" in lowered.source) == blocks
 
 
 MODELS = {

@@ -125,6 +125,24 @@ def test_a_product_moves_its_pointers_and_keeps_its_sums_in_registers() -> None:
     assert re.search(r"(\w+) = mad\(.+, \1\);", loop)
 
 
+def test_a_tile_that_is_read_across_its_vectors_stays_in_registers(device: Device) -> None:
+    a = te.placeholder((4, 4), "float32", "a")
+    tile = te.compute((4, 4), lambda i, j: a[i, j] + 1.0, "tile")
+    schedule = s_tir.Schedule(te.create_prim_func([a, te.compute((4, 4), lambda i, j: tile[j, i], "out")]))
+    group = schedule.add_unit_loop(schedule.get_loops(schedule.get_sblock("out"))[0])
+    schedule.bind(group, "blockIdx.x")
+    schedule.set_scope(schedule.get_sblock("tile"), 0, "local")
+    schedule.compute_at(schedule.get_sblock("tile"), group)
+    for name in ("tile", "out"):
+        *_, rows, columns = schedule.get_loops(schedule.get_sblock(name))
+        schedule.unroll(rows)
+        schedule.vectorize(columns)
+    func = narrow_indices(schedule.mod["main"])
+    assert "float4 tile_local_0, tile_local_1, tile_local_2, tile_local_3;" in lowered(func).source
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_array_equal(run(func, [x], np.zeros((4, 4), np.float32), device), x.T + 1)
+
+
 def test_what_runs_backwards_is_addressed_with_signed_offsets(device: Device) -> None:
     func = scheduled(over(lambda i, a: a[N - 1 - i], *placeholders("float32")), lanes=2)
     x = np.arange(N, dtype=np.float32)

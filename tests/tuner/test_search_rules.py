@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tvm import te
+from tvm import te, topi
+from tvm.s_tir import Schedule
 
 from honed.runtime.devices import rules_for
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
+from honed.tuner.search.blocks import Keep
 from honed.tuner.search.budget import Budget, Size, Threads, size_of
-from honed.tuner.search.parts import lane_choices, lanes_of
+from honed.tuner.search.parts import lane_choices, lanes_of, parts
 from honed.tuner.search.sketches import grouped_sketches, sketches
+from honed.tuner.search.traces import as_module
 
 from .search_functions import FAMILIES, dense, draws, imagined
 
@@ -101,6 +104,13 @@ def test_halves_go_in_vectors() -> None:
     limits = rules.rules_of(imagined("mali").rules).sketches
     assert lane_choices(dense(8, 8, 8, "float16"), limits) == (8, 4)
     assert lane_choices(dense(8, 8, 8), limits) == (4, 2)
+
+
+def test_a_padded_input_is_computed_once_where_it_is_asked_for() -> None:
+    x, w = te.placeholder((1, 4, 8, 8), name="x"), te.placeholder((4, 4, 3, 3), name="w")
+    func = te.create_prim_func([x, w, topi.nn.conv2d_nchw(x, w, 1, 1, 1)])
+    kept = [parts(Schedule(as_module(func)), keep) for keep in (Keep.PADDING, Keep.DEAR)]
+    assert [[one.info.is_reduction for one in found] for found in kept] == [[False, True], [True]]
 
 
 @pytest.mark.parametrize(("extent", "most", "lanes"), [(16, 16, 16), (24, 16, 8), (13, 8, 1), (6, 4, 2)])

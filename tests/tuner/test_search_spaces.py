@@ -6,13 +6,14 @@ checks find what writes out of bounds or leaves elements out.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, ScheduleError
 
 from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
@@ -21,8 +22,9 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Outcome, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.search import rules, traces
+from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
+from honed.tuner.search.packed import packed
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 
@@ -86,6 +88,52 @@ def test_draws_are_right_and_replay(
         drawn = [schedule for sketch in tried for schedule in draws(one.func, profile, [sketch], 1)]
         right = [_right(one, schedule, profile, measurer) for schedule in drawn]
         assert any(right), f"nothing drawn for {one.task.name} could be run"
+
+
+@pytest.mark.parametrize("profile", ["mali"], indirect=True)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convolution, strided, with a shortcut",
+        pytest.param("convolution 3x3", marks=pytest.mark.slow),
+        pytest.param("convolution 5x5 of odd images", marks=pytest.mark.slow),
+        pytest.param("convolution, dilated, of wide images", marks=pytest.mark.slow),
+        pytest.param("convolution, padded after 3x3", marks=pytest.mark.slow),
+    ],
+)
+def test_packed_convolutions_are_right(
+    name: str,
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+    tmp_path: Path,
+) -> None:
+    one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
+    made = _packed(one, profile)
+    assert made, "the sketch fits none"
+    measurer.load(workload(one))
+    drawn = [schedule for sketch in made for schedule in draws(one.func, profile, [sketch], 1)]
+    right = [_right(one, schedule, profile, measurer) for schedule in drawn]
+    assert any(right)
+
+
+@pytest.mark.parametrize(
+    "name", ["convolution 1x1", "convolution, grouped", "depthwise convolution", "pooling"]
+)
+def test_packed_leaves_what_other_sketches_serve_as_well(name: str, device: Device, tmp_path: Path) -> None:
+    profile = profile_of("mali", device.profile)
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _packed(one, profile)]
+
+
+def _packed(one: Extracted, profile: DeviceProfile) -> list[Schedule]:
+    """What the packed sketch makes of a function, by lanes."""
+    limits, found = rules.rules_of(profile.rules).sketches, []
+    for lanes in parts.lane_choices(one.func, limits):
+        schedule = Schedule(traces.as_module(one.func), debug_mask="none")
+        with contextlib.suppress(ValueError, ScheduleError):
+            if packed(schedule, limits, lanes):
+                found.append(schedule)
+    return found
 
 
 def _right(one: Extracted, schedule: Schedule, profile: DeviceProfile, measurer: Measurer) -> bool:

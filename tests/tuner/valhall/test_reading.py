@@ -9,10 +9,11 @@ import pytest
 
 from honed.tuner.valhall.compiler import Dump
 from honed.tuner.valhall.count import counted
-from honed.tuner.valhall.dump import Unreadable, kernels
+from honed.tuner.valhall.dump import Block, Kernel, Unreadable, kernels
 from honed.tuner.valhall.pipes import pipe_of
 from honed.tuner.valhall.trips import trip_counts
 
+KERNEL = Kernel(name="k", blocks=(), trips=(), instructions=1, half_occupancy=False, spills=0, fills=0)
 SUMS, UNTIL = "__wrapped_sums", "__wrapped_until"
 
 
@@ -54,6 +55,20 @@ def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
     assert found.whole.half == found.whole.fma, "all of it is on halves"
     assert found.whole.ls == 96 * 4 + 2, "four loads of half4 a turn, and two stores at the end"
     assert found.whole.lines == 2 * found.whole.ls, "16 lanes side by side touch 128 bytes each time"
+
+
+@pytest.mark.parametrize(
+    ("text", "half"),
+    [
+        ("r18 = FMA.v2f16 r45.h00, r50.h11, ^r18.h00", 1),
+        ("r24 = FMA.v2f16.flow4 r45.h11, ^r47, r24", 0),
+        ("r24 = FMA.v2f16 r45.h11, r47.h01, u256.neg", 0),
+        ("r24 = FMA.f32 r45, r47, u256.neg", 0),
+    ],
+)
+def test_halves_that_the_compiler_packs_are_told_from_those_it_leaves(text: str, half: int) -> None:
+    found = counted(replace(KERNEL, blocks=(Block(0, (text,), ()),))).whole
+    assert (found.fma, found.half) == (1, half)
 
 
 def test_a_loop_of_unknown_turns_counts_once_and_is_said_to(dump: Dump) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tvm import ir, s_tir, tirx
@@ -14,9 +14,12 @@ from . import sums
 from .statements import loads, parts, uses
 
 # Partial sums of one work-item. A plain sum waits for its loads, so that partial sums which spill cost
-# little. A product's accumulators fill the registers as it is: only those too few to matter are doubled.
+# little. A product's accumulators fill the registers as it is: only those too few to matter are doubled, and
+# halves whose operands are held step by step, within a budget: two of them fit a register, and long sums of
+# them lose most digits.
 MOST_PARTIAL = 1024
 MOST_PARTIAL_PRODUCTS = 8
+MOST_PARTIAL_HALVES = 48
 
 _ONE_BY_ONE = (tirx.ForKind.SERIAL, tirx.ForKind.UNROLLED)
 
@@ -64,7 +67,7 @@ def find(loop: tirx.For) -> LongSum | None:
             continue
         stores = [o for o in leaves if _stores_to(o.stmt, leaf.stmt.buffer)]
         inits = [o for o in stores if o is not leaf]
-        place = _place(leaf, term, summed)
+        place = _place(leaf, _most_partial(loop, leaf.stmt, term, [one.loop_var for one in summed]), summed)
         if (
             place is not None
             and len(inits) <= 1
@@ -76,10 +79,10 @@ def find(loop: tirx.For) -> LongSum | None:
     return None
 
 
-def is_product(term: ir.Expr | tirx.Stmt, along: Sequence[ir.Var]) -> bool:
+def is_product(parts: Iterable[ir.Expr | tirx.Stmt], along: Sequence[ir.Var]) -> bool:
     """Whether terms of a sum are made of several tensors that are read along the variables summed over."""
     read: list[ir.Expr] = []
-    for load in loads(term):
+    for load in (load for part in parts for load in loads(part)):
         if uses(load.indices, along) and not any(load.source.same_as(other) for other in read):
             read.append(load.source)
     return len(read) > 1
@@ -101,7 +104,7 @@ def reductions(func: tirx.PrimFunc) -> list[Reduction]:
         over = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
         if over:
             terms = math.prod(int(axis.dom.extent) for axis in over)
-            found.append(Reduction(terms, is_product(block.body, [axis.var for axis in over])))
+            found.append(Reduction(terms, is_product([block.body], [axis.var for axis in over])))
 
     structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
     return found
@@ -154,10 +157,23 @@ def _term(stmt: tirx.Stmt) -> ir.Expr | None:
     return None
 
 
-def _place(leaf: Leaf, term: ir.Expr, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
+def _most_partial(loop: tirx.For, store: tirx.BufferStore, term: ir.Expr, along: Sequence[ir.Var]) -> int:
+    """Partial sums that a work-item may hold; an operand copied in the loop counts as what it copies."""
+    stores: list[tirx.BufferStore] = []
+    structural_walk(loop, [(tirx.BufferStore, stores.append)], order="post")
+    operands = loads(term)
+    if is_product(operands, along):
+        return MOST_PARTIAL_PRODUCTS
+    read: list[ir.Expr] = []
+    for load in operands:
+        read += [s.value for s in stores if _stores_to(s, load.source)] or [load]
+    if not is_product(read, along):
+        return MOST_PARTIAL
+    return MOST_PARTIAL_HALVES if str(store.buffer.dtype) == "float16" else MOST_PARTIAL_PRODUCTS
+
+
+def _place(leaf: Leaf, most: int, summed: Sequence[tirx.For]) -> tuple[int, int] | None:
     """Which loop to cut into blocks of how many iterations; None where that takes too many partial sums."""
-    along = [one.loop_var for one in summed]
-    most = MOST_PARTIAL_PRODUCTS if is_product(term, along) else MOST_PARTIAL
     terms, partial = 1, 1
     found = None
     for at in reversed(range(len(leaf.loops))):

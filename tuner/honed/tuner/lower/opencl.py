@@ -135,7 +135,7 @@ def _read_host(host: tirx.PrimFunc, kernels: dict[str, tirx.PrimFunc], source: s
         if isinstance(statement, tirx.AllocBuffer):
             buffer = statement.buffer
             memory[buffer] = count + len(inner)
-            inner.append(Value(dtype=str(buffer.dtype), shape=_static_shape(buffer.shape)))
+            inner.append(_value(buffer.dtype, _static_shape(buffer.shape)))
         elif isinstance(statement, tirx.DeclBuffer):
             memory[statement.buffer] = memory[_behind(statement.data)]
         elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
@@ -164,6 +164,12 @@ def _behind(pointer: ir.Expr) -> ir.Var:
     if not isinstance(pointer, ir.Var):
         raise LoweringFailed("a kernel takes an argument that is no buffer")
     return pointer
+
+
+def _value(dtype: object, shape: tuple[int, ...]) -> Value:
+    """A buffer's shape in single elements: TVM makes it one of float16x4 where all accesses are vectors."""
+    element, _, lanes = str(dtype).partition("x")
+    return Value(dtype=element, shape=(*shape, int(lanes)) if lanes else shape)
 
 
 def _static_shape(shape: Iterable[object]) -> tuple[int, ...]:
@@ -214,8 +220,8 @@ def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
         access: Literal["read", "write", "readwrite"] = "read"
         if pointer in written:
             access = "readwrite" if pointer in read else "write"
-        size = Value(dtype=dtype, shape=(elements.get(pointer, 0),)).nbytes
-        found.append(KernelArg(dtype=dtype, nbytes=size, access=access))
+        value = _value(dtype, (elements.get(pointer, 0),))
+        found.append(KernelArg(dtype=value.dtype, nbytes=value.nbytes, access=access))
     return tuple(found)
 
 
@@ -249,10 +255,7 @@ def _local_bytes(kernel: tirx.PrimFunc) -> int:
         if scope == "global":
             raise LoweringFailed(f"the kernel declares global memory of its own ({node.buffer.name})")
         if scope.startswith("shared"):
-            # float32x4, where all accesses are vectors
-            dtype, _, lanes = str(node.buffer.dtype).partition("x")
-            elements = (int(lanes or 1), *_static_shape(node.buffer.shape))
-            total += Value(dtype=dtype, shape=elements).nbytes
+            total += _value(node.buffer.dtype, _static_shape(node.buffer.shape)).nbytes
     return total
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
-from tvm import ir, s_tir, tirx
+from tvm import ir, s_tir, sym, tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx.analysis import undefined_vars
@@ -128,6 +128,17 @@ def last_axis(schedule: Schedule, block: SBlockRV, read: int) -> int | None:
     return None
 
 
+def step_along(schedule: Schedule, block: SBlockRV, read: int, axis: int) -> int | None:
+    """How far one step of an axis of a block moves along the last dimension of what it reads.
+
+    None where that is no number.
+    """
+    found: s_tir.SBlock = schedule.get(block)
+    at = found.reads[read].region[-1].min
+    linear = sym.detect_linear_equation(at, [found.iter_vars[axis].var])
+    return int(linear[0]) if linear and isinstance(linear[0], tirx.IntImm) else None
+
+
 def _is(value: ir.Expr, number: int) -> bool:
     return isinstance(value, tirx.IntImm) and int(value) == number
 
@@ -149,7 +160,9 @@ def calls(schedule: Schedule, block: SBlockRV, names: frozenset[str]) -> bool:
     def call(node: ir.Call) -> None:
         nonlocal found
         name = str(getattr(node.op, "name", ""))
-        found = found or name.removeprefix("tirx.") in names
+        found = (
+            found or name.rpartition(".")[2] in names
+        )  # of the dialects tirx (exp) and prim (if_then_else)
 
     structural_walk(schedule.get(block).body, [(ir.Call, call)], order="post")
     return found

@@ -15,18 +15,18 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, BlockInfo, Keep, last_axis
+from .blocks import REDUCE, SPATIAL, BlockInfo, last_axis
 from .parts import (
     Part,
     SketchLimits,
+    accumulate,
     alone,
     below,
+    contraction,
     fuse,
-    is_contraction,
     is_elementwise,
     lanes_of,
-    parts,
-    set_private,
+    sample_tile,
     vectorise,
 )
 
@@ -55,16 +55,11 @@ class _Loops:
 
 def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a contraction over work-items that hold its operands. False where the function is none."""
-    if limits.threads == (1,) or not limits.contractions:
+    found = contraction(schedule, limits)
+    if found is None:
         return False
-    found = parts(schedule, Keep.PADDING)
-    before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
-    rest = found[len(before) :]
-    if [p.info.is_reduction for p in rest] not in ([True], [True, False]):
-        return False
+    before, rest = found
     main = rest[0]
-    if SPATIAL not in main.info.kinds or not is_contraction(schedule, found):
-        return False
     along = [last_axis(schedule, main.block, n) for n in range(len(schedule.get(main.block).reads))]
     if None in along:
         return False
@@ -76,7 +71,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     spatial = [loops.tiles[n].loop for n in _spatial(main.info) if n in loops.tiles]
     schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *written_out, *spatial, *loops.vector)
     under = _bind(schedule, loops)
-    tail = _tail(schedule, rest)
+    tail = accumulate(schedule, rest)
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes, limits)
     laned = _spatial(main.info)[-1]
@@ -138,15 +133,14 @@ def _split(schedule: Schedule, main: Part, limits: SketchLimits, lanes: int) -> 
 
 def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _Tile]:
     """Split off at most `most` steps of a loop for a work-item; how many is left open."""
-    factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=most)
-    outer, inner = schedule.split(loop, factors)
-    return outer, _Tile(inner, factors[1])
+    outer, inner, steps = sample_tile(schedule, loop, most)
+    return outer, _Tile(inner, steps)
 
 
 def _threads(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> tuple[LoopRV, LoopRV]:
     """Split off the work-items of a group."""
-    outer, tile = _tile(schedule, loop, max(limits.threads))
-    return outer, tile.loop
+    outer, inner, _ = sample_tile(schedule, loop, max(limits.threads))
+    return outer, inner
 
 
 def _bind(schedule: Schedule, loops: _Loops) -> LoopRV:
@@ -158,15 +152,6 @@ def _bind(schedule: Schedule, loops: _Loops) -> LoopRV:
     for loop, tag in zip(reversed(loops.threads), ("threadIdx.x", "threadIdx.y"), strict=False):
         schedule.bind(loop, tag)
     return loops.threads[-1]
-
-
-def _tail(schedule: Schedule, rest: list[Part]) -> SBlockRV:
-    """Accumulate in registers; the block that writes the result, through the elementwise tail."""
-    main = rest[0].block
-    if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
-        set_private(schedule, main)
-        return rest[1].block
-    return schedule.cache_write(main, 0, "local")
 
 
 def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, width: ExprRV | int) -> None:

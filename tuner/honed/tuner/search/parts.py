@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from .blocks import SPATIAL, BlockInfo, Keep, blocks, info, inline_elementwise
 
@@ -27,6 +27,7 @@ class SketchLimits:
     threads: tuple[int, ...]  # work-items per work-group to choose from
     row_bytes: int  # of one intermediate row that a work-item keeps to itself
     contractions: bool  # False: groups that share operands are always better at them
+    accumulators: int  # that a work-item holds at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,37 @@ def is_contraction(schedule: Schedule, found: Sequence[Part]) -> bool:
     """Whether it is a single reduction over several operands, whose elements are used again and again."""
     reductions = [p for p in found if p.info.is_reduction]
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
+
+
+def contraction(schedule: Schedule, limits: SketchLimits) -> tuple[list[Part], list[Part]] | None:
+    """What a contraction reads that is computed before, and the contraction with its tail, if any.
+
+    None where the function is no contraction, or where work-items are not the device's way to compute one.
+    """
+    if limits.threads == (1,) or not limits.contractions:
+        return None
+    found = parts(schedule, Keep.PADDING)
+    before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
+    rest = found[len(before) :]
+    if [p.info.is_reduction for p in rest] not in ([True], [True, False]):
+        return None
+    return (before, rest) if SPATIAL in rest[0].info.kinds and is_contraction(schedule, found) else None
+
+
+def accumulate(schedule: Schedule, rest: Sequence[Part]) -> SBlockRV:
+    """Have a reduction add up in registers; the block that writes the result, the elementwise tail if any."""
+    main = rest[0].block
+    if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
+        set_private(schedule, main)
+        return rest[1].block
+    return schedule.cache_write(main, 0, "local")
+
+
+def sample_tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, LoopRV, ExprRV]:
+    """Split off at most `most` steps of a loop, how many is left open: outer loop, steps, their number."""
+    factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=most)
+    outer, inner = schedule.split(loop, factors)
+    return outer, inner, factors[1]
 
 
 def fuse(schedule: Schedule, loops: Sequence[LoopRV]) -> LoopRV:

@@ -50,6 +50,7 @@ _CPU = FamilyRules(
         threads=(1,),
         row_bytes=16 << 10,
         contractions=True,
+        accumulators=512,
     ),
     groups=None,
     most=Size(registers=512, statements=512),
@@ -68,6 +69,7 @@ _MALI = FamilyRules(
         threads=(16, 32, 64, 128),
         row_bytes=1 << 10,
         contractions=True,
+        accumulators=48,
     ),
     groups=GroupRules(
         tile=GroupTile(
@@ -102,6 +104,7 @@ _GPU = FamilyRules(
         threads=(32, 64, 128, 256),
         row_bytes=1 << 10,
         contractions=False,
+        accumulators=160,
     ),
     groups=GroupRules(
         tile=GroupTile(

@@ -23,6 +23,7 @@ from tvm.s_tir import Schedule
 from .blocks import SPATIAL, Keep, inline_elementwise
 from .grouped import GroupTile, grouped
 from .held import held
+from .packed import packed
 from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
 from .rows import columns, columns_again, rows, rows_again
 from .sliced import SLICES, sliced
@@ -37,7 +38,19 @@ Sketch = Callable[[Schedule, SketchLimits, int], bool]
 
 
 def _all() -> tuple[Sketch, ...]:
-    return (held, tile, tile_across, tile_padded, rows, rows_again, columns, columns_again, stream, whole)
+    return (
+        held,
+        packed,
+        tile,
+        tile_across,
+        tile_padded,
+        rows,
+        rows_again,
+        columns,
+        columns_again,
+        stream,
+        whole,
+    )
 
 
 def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:

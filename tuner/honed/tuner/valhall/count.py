@@ -10,6 +10,7 @@ from .dump import Block, Kernel
 from .pipes import pipe_of
 
 _BITS = re.compile(r"\.i(\d+)")
+_WHOLE = re.compile(r"\^?[ru]\d+(?!\d|\.h00|\.h11|\.b)")
 
 
 @dataclass(slots=True)
@@ -17,7 +18,7 @@ class Counts:
     """Instructions of one warp by pipe, and the lines of 64 bytes that its loads and stores touch."""
 
     fma: float = 0.0
-    half: float = 0.0  # of `fma` those on halves
+    half: float = 0.0  # of `fma` those on one half
     cvt: float = 0.0
     sfu: float = 0.0
     ls: float = 0.0
@@ -75,11 +76,17 @@ def _block(block: Block) -> Counts:
         if pipe == "none":
             continue
         setattr(found, pipe, getattr(found, pipe) + 1)
-        if pipe == "fma" and ".v2f16" in opcode:
+        if pipe == "fma" and ".v2f16" in opcode and not _is_packed(text):
             found.half += 1
         if pipe == "ls":
             found.lines += _lines(opcode)
     return found
+
+
+def _is_packed(text: str) -> bool:
+    """Whether an instruction computes two halves: one of its operands is a whole register, not r1.h00."""
+    operands = text.split(" = ", 1)[-1].partition(" ")[2]
+    return any(_WHOLE.match(operand.strip()) for operand in operands.split(","))
 
 
 def _lines(opcode: str) -> float:

@@ -78,13 +78,15 @@ def _note(uses: Uses, indices: list[Any]) -> None:
     index = indices[0] if len(indices) == 1 else None
     if isinstance(index, tirx.IntImm):
         uses.lanes.add(1)
-    elif isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm) and int(index.stride) == 1:
+    elif isinstance(index, tirx.Ramp) and isinstance(index.stride, tirx.IntImm):
+        uses.constant &= isinstance(index.base, tirx.IntImm)
+        if int(index.stride) != 1:
+            uses.lanes.add(1)  # a lane here, a lane there: they are read one by one
+            return
         lanes = int(index.lanes)
         uses.lanes.add(lanes)
         if isinstance(index.base, tirx.IntImm):
             uses.aligned &= int(index.base) % lanes == 0
-        else:
-            uses.constant = False
     else:
         uses.constant = False
         uses.lanes.add(1)
