@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 import xgboost
 from tvm import tirx
@@ -19,6 +21,7 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import prior
 from honed.tuner.search.draw import Draw, Drawing
 from honed.tuner.search.features import WIDTH
+from honed.tuner.tune.extract import extract
 
 from .lowering import normal, run_lowered
 from .search_functions import dense, imagined
@@ -148,3 +151,17 @@ def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
     assert launch.grid[0] >= one.limits.compute_units
     origin, _, _ = first_kernels(dense(8, 8, 4096), "main", target_for(one), one)  # two groups at most
     assert not origin.startswith("tables")
+
+
+def test_convolutions_of_malis_are_served_packed(tmp_path: Path) -> None:
+    one = imagined("mali")
+    graph = (
+        "g (float[1, 32, 28, 28] x, float[32, 32, 3, 3] w) => (float[1, 32, 28, 28] y) "
+        "{ y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
+    )
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}')
+    onnx.save(model, tmp_path / "model.onnx")
+    ((task, *_), _) = extract(tmp_path / "model.onnx", {}, "fp32", one)
+    origin, lowered, _ = first_kernels(task.func, "main", target_for(one), one)
+    assert origin.startswith("prior:mali")
+    assert len(lowered.launches) == 3  # the weights packed, the image padded, and both multiplied

@@ -14,7 +14,6 @@ from honed.runtime.profile import DeviceProfile
 from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
-from .search import traces
 from .search.budget import launches_of
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
@@ -28,6 +27,10 @@ _EACH, _DRAWS, _MORE_DRAWS, _MANY_FLOPS = 4, 12, 24, 1 << 23
 _UNTRIED = 0.2  # by which a sketch's best score is raised after one draw; after two by half of it
 _TRIED = 4  # of the best by the prior, until one can be lowered
 _SEED = 1
+_SLICE = "RFactor"  # a step that only sliced products take
+# A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these win
+# wherever they fit; the prior has learned from none of them, so it chooses among them alone.
+_PACK = "TransformLayout", 2
 _PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns. Nothing was measured of images.
 _FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
 # What takes about as long as its launch, whatever its schedule: a rule does for it.
@@ -57,8 +60,11 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list
     prior = prior_of(profile.rules.family)
     if prior is None:
         return [(f"tables:{profile.rules.family}", one) for one in _tabled(func, profile)]
-    found = [(one.scheduled, one.features) for one in _drawn(narrow_indices(func), profile, prior)]
-    ruled = by_rule(func, target, profile) if prior.knows_rules else None
+    drawing = Drawing(narrow_indices(func), profile, _SEED)
+    packed = drawing.that_take(*_PACK)
+    drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
+    found = [(one.scheduled, one.features) for one in drawn]
+    ruled = by_rule(func, target, profile) if prior.knows_rules and not packed else None
     if ruled is not None:
         found.append((ruled[1], features_of(ruled[1], profile)))
     best = _best_first(found, prior)
@@ -74,17 +80,17 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> list[tirx.PrimFunc]:
     found = [one for sketch in range(drawing.sketches) for one in drawing.tabled(sketch)]
     least = _FILLED * profile.limits.compute_units
     fill = [one for one in found if max(groups for _, groups in launches_of(one.scheduled)) >= least]
-    fill.sort(key=lambda one: "RFactor" not in traces.steps(one.schedule.trace))
+    sliced = drawing.that_take(_SLICE)
+    fill.sort(key=lambda one: one.sketch not in sliced)
     return [one.scheduled for one in fill]
 
 
-def _drawn(func: tirx.PrimFunc, profile: DeviceProfile, prior: Prior) -> list[Draw]:
-    """Draws, one from every sketch first and then more from those whose draws the prior scores best."""
-    drawing = Drawing(func, profile, _SEED)
-    found = [one for sketch in range(drawing.sketches) for one in islice(drawing.of(sketch), 1)]
+def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) -> list[Draw]:
+    """Draws, one from each of the sketches first, then more from those whose draws the prior scores best."""
+    found = [one for sketch in sketches for one in islice(drawing.of(sketch), 1)]
     scores = {one.sketch: [score] for one, score in zip(found, _scores(found, prior), strict=True)}
-    most = _MORE_DRAWS if function_flops(func) >= _MANY_FLOPS else _DRAWS
-    while scores and len(found) < min(most, _EACH * drawing.sketches):
+    most = _MORE_DRAWS if flops >= _MANY_FLOPS else _DRAWS
+    while scores and len(found) < min(most, _EACH * len(sketches)):
         sketch = max(scores, key=lambda n: max(scores[n]) + _UNTRIED / len(scores[n]))
         one = next(drawing.of(sketch), None)
         if one is None:

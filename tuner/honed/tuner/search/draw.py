@@ -83,6 +83,14 @@ class Drawing:
         """How many the space has."""
         return len(self._draws)
 
+    def that_take(self, step: str, times: int = 1) -> list[int]:
+        """The numbers of the sketches that take a step of that kind so many times at least."""
+        return [
+            number
+            for number, sketch in enumerate(self._space)
+            if sum(str(inst.kind.name) == step for inst in sketch.trace.insts) >= times
+        ]
+
     def tabled(self, sketch: int) -> Iterator[Draw]:
         """Those of a sketch whose numbers are a table's."""
         outline = Outline(self._space[sketch], self._budget)
