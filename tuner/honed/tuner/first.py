@@ -28,8 +28,8 @@ _UNTRIED = 0.2  # by which a sketch's best score is raised after one draw; after
 _TRIED = 4  # of the best by the prior, until one can be lowered
 _SEED = 1
 _SLICE = "RFactor"  # a step that only sliced products take
-# A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these win
-# wherever they fit; the prior has learned from none of them, so it chooses among them alone.
+# A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these
+# win wherever they fit; the prior has learned from none of them, so it chooses among them alone.
 _PACK = "TransformLayout", 2
 _PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns. Nothing was measured of images.
 _FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
