@@ -73,16 +73,16 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list
 
 
 def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> list[tirx.PrimFunc]:
-    """Products with the numbers of the tables that give most of the device work: shared sums, large tiles."""
+    """Products with the first of the tables that give most of the device work, sums in slices first."""
     if len(func.params[-1].shape) > _PRODUCT_AXES:
         return []
     drawing = Drawing(narrow_indices(func), profile, _SEED)
-    found = [one for sketch in range(drawing.sketches) for one in drawing.tabled(sketch)]
-    least = _FILLED * profile.limits.compute_units
-    fill = [one for one in found if max(groups for _, groups in launches_of(one.scheduled)) >= least]
     sliced = drawing.that_take(_SLICE)
-    fill.sort(key=lambda one: one.sketch not in sliced)
-    return [one.scheduled for one in fill]
+    others = [sketch for sketch in range(drawing.sketches) if sketch not in sliced]
+    tabled = (one.scheduled for sketch in (*sliced, *others) for one in drawing.tabled(sketch))
+    least = _FILLED * profile.limits.compute_units
+    fill = (one for one in tabled if max(groups for _, groups in launches_of(one)) >= least)
+    return list(islice(fill, _TRIED))
 
 
 def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) -> list[Draw]:

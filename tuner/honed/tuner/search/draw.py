@@ -94,7 +94,7 @@ class Drawing:
     def tabled(self, sketch: int) -> Iterator[Draw]:
         """Those of a sketch whose numbers are a table's."""
         outline = Outline(self._space[sketch], self._budget)
-        return self._made(sketch, outline, outline.started())
+        return self._made(sketch, outline, outline.tabled())
 
     def of(self, sketch: int) -> Iterator[Draw]:
         """Those of a sketch that were not taken yet, each different; ends where there are no more."""
@@ -102,7 +102,7 @@ class Drawing:
 
     def _from(self, sketch: int, seed: int) -> Iterator[Draw]:
         outline = Outline(self._space[sketch], self._budget)
-        yield from self._made(sketch, outline, chain(outline.started(), outline.draws(Random(seed))))
+        yield from self._made(sketch, outline, chain(outline.tabled(), outline.draws(Random(seed))))
 
     def _made(self, sketch: int, outline: Outline, wanted: Iterable[Trace]) -> Iterator[Draw]:
         failures = 0

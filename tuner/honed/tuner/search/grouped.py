@@ -15,13 +15,13 @@ from .blocks import CHOICES, REDUCE, SPATIAL, Keep, calls, is_dear
 from .parts import (
     Part,
     SketchLimits,
+    accumulate,
     alone,
+    contraction,
     fuse,
-    is_contraction,
     is_elementwise,
     lanes_of,
-    parts,
-    set_private,
+    sample_tile,
 )
 
 
@@ -56,24 +56,18 @@ def grouped(
 
     With `ahead` a group loads its next operands into registers while it multiplies those in local memory.
     """
-    found = parts(schedule, Keep.PADDING if by.shared else Keep.DEAR)
-    before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
-    rest = found[len(before) :]
-    kinds = [p.info.is_reduction for p in rest]
-    if kinds not in ([True], [True, False]) or not is_contraction(schedule, found):
+    found = contraction(schedule, Keep.PADDING if by.shared else Keep.DEAR)
+    if found is None:
         return False
+    before, rest = found
     main = rest[0]
     loops = schedule.get_loops(main.block)
     spatial = [
         (a, e) for a, e, k in zip(loops, main.info.extents, main.info.kinds, strict=True) if k == SPATIAL
     ]
     reduce = [loop for loop, kind in zip(loops, main.info.kinds, strict=True) if kind == REDUCE]
-    if not spatial:
-        return False
     levels = _split(schedule, spatial, by, most)
-    outer, inner = schedule.split(
-        reduce[0], schedule.sample_perfect_tile(reduce[0], n=2, max_innermost_factor=by.reduced)
-    )
+    outer, inner, _ = sample_tile(schedule, reduce[0], by.reduced)
     schedule.reorder(
         *levels.groups, *levels.virtual, *levels.threads, outer, inner, *reduce[1:], *levels.registers
     )
@@ -82,7 +76,7 @@ def grouped(
         schedule.bind(fuse(schedule, levels.virtual), "vthread.x")
     thread = fuse(schedule, levels.threads)
     schedule.bind(thread, "threadIdx.x")
-    _write(schedule, rest, thread)
+    schedule.reverse_compute_at(accumulate(schedule, rest), thread, preserve_unit_loops=True)
     if by.shared:
         copy_operands(schedule, main.block, outer, by, ahead=ahead)
     prepare(schedule, before, limits, most, inlined=by.shared)
@@ -107,33 +101,16 @@ def _split(schedule: Schedule, spatial: list[tuple[LoopRV, int]], by: GroupTile,
         lanes = lanes_of(extent, most) if last else 1
         if last:
             loop, vector = schedule.split(loop, [None, lanes])
-        loop, registers = two(schedule, loop, max(1, by.registers // lanes))
-        loop, threads = two(schedule, loop, by.threads)
+        loop, registers, _ = sample_tile(schedule, loop, max(1, by.registers // lanes))
+        loop, threads, _ = sample_tile(schedule, loop, by.threads)
         if by.virtual > 1:
-            loop, virtual = two(schedule, loop, by.virtual)
+            loop, virtual, _ = sample_tile(schedule, loop, by.virtual)
             levels.virtual.append(virtual)
         levels.groups.append(loop)
         levels.threads.append(threads)
         levels.registers.append(registers)
     levels.registers.append(vector)
     return levels
-
-
-def two(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, LoopRV]:
-    """Split off at most `most` steps of a loop; how many is left open."""
-    outer, inner = schedule.split(loop, schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=most))
-    return outer, inner
-
-
-def _write(schedule: Schedule, rest: list[Part], thread: LoopRV) -> None:
-    """Accumulate in registers, and write the result, through the elementwise tail, once."""
-    main = rest[0].block
-    if len(rest) == 2 and is_elementwise(rest[1], rest[0]):
-        tail = rest[1].block
-        set_private(schedule, main)
-    else:
-        tail = schedule.cache_write(main, 0, "local")
-    schedule.reverse_compute_at(tail, thread, preserve_unit_loops=True)
 
 
 def copy_operands(schedule: Schedule, main: SBlockRV, at: LoopRV, by: GroupTile, *, ahead: bool) -> None:

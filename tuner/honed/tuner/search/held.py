@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, BlockInfo, last_axis
+from .blocks import REDUCE, SPATIAL, BlockInfo, Keep, last_axis
 from .parts import (
     Part,
     SketchLimits,
     accumulate,
     alone,
     below,
+    by_single_items,
     contraction,
     fuse,
     is_elementwise,
@@ -55,7 +56,7 @@ class _Loops:
 
 def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a contraction over work-items that hold its operands. False where the function is none."""
-    found = contraction(schedule, limits)
+    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
     if found is None:
         return False
     before, rest = found

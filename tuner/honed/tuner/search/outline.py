@@ -81,7 +81,10 @@ class Outline:
         self._budget = budget
         insts = list(sketch.trace.insts)
         begun = _beginning(insts)
-        self._insts, self._drawn = insts, read(traces.to_text(sketch.trace))
+        self._tables = [
+            {insts[place]: decision for place, decision in json.loads(one.text())[1]}
+            for one in starts([read(traces.to_text(sketch.trace))])
+        ]
         self.beginning, self._rest = tuple(insts[:begun]), insts[begun:]
         whole = _read(sketch.trace)
         self._samples = whole.samples
@@ -95,20 +98,21 @@ class Outline:
             if all(loop in known for loop in (*one.threads, *one.groups))
         }
 
-    def started(self) -> Iterator[Trace]:
+    def tabled(self) -> Iterator[Trace]:
         """What follows the beginning, with the numbers that tables have for the sketch."""
-        for one in starts([self._drawn]):
-            made = json.loads(one.text())[1]
-            yield Trace(self._rest, {self._insts[place]: decision for place, decision in made})
+        return (Trace(self._rest, decisions) for decisions in self._tables)
 
     def draws(self, random: Random) -> Iterator[Trace]:
-        """What follows the beginning, with numbers that fit as far as can be told, while there are such."""
-        seen: set[str] = set()
+        """What follows the beginning, with numbers that fit as far as can be told, while there are such.
+
+        None of them twice, nor those of tables.
+        """
+        seen = {str(list(decisions.values())) for decisions in self._tables}
         tries = 0
         while tries < _TRIES:
             tries += 1
             decisions, values = self._draw(random)
-            key = str(values)
+            key = str(list(decisions.values()))
             if key in seen or not self._fits(values):
                 continue
             seen.add(key)

@@ -16,7 +16,7 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, reads_along, step_along
+from .blocks import REDUCE, SPATIAL, Keep, reads_along, step_along
 from .parts import (
     Part,
     SketchLimits,
@@ -24,6 +24,7 @@ from .parts import (
     alone,
     below,
     bind_alone,
+    by_single_items,
     contraction,
     fuse,
     is_elementwise,
@@ -68,7 +69,7 @@ class _Loops:
 
 def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution, its operands laid out before. False where the function is none."""
-    found = contraction(schedule, limits)
+    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
     if found is None:
         return False
     before, rest = found

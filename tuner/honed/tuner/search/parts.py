@@ -71,19 +71,22 @@ def is_contraction(schedule: Schedule, found: Sequence[Part]) -> bool:
     return len(reductions) == 1 and len(schedule.get(reductions[0].block).reads) > 1
 
 
-def contraction(schedule: Schedule, limits: SketchLimits) -> tuple[list[Part], list[Part]] | None:
+def contraction(schedule: Schedule, keep: Keep) -> tuple[list[Part], list[Part]] | None:
     """What a contraction reads that is computed before, and the contraction with its tail, if any.
 
-    None where the function is no contraction, or where work-items are not the device's way to compute one.
+    None where the function is no contraction.
     """
-    if limits.threads == (1,) or not limits.contractions:
-        return None
-    found = parts(schedule, Keep.PADDING)
+    found = parts(schedule, keep)
     before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
     rest = found[len(before) :]
     if [p.info.is_reduction for p in rest] not in ([True], [True, False]):
         return None
     return (before, rest) if SPATIAL in rest[0].info.kinds and is_contraction(schedule, found) else None
+
+
+def by_single_items(limits: SketchLimits) -> bool:
+    """Whether contractions are computed by work-items, many to a group, that share nothing."""
+    return limits.threads != (1,) and limits.contractions
 
 
 def accumulate(schedule: Schedule, rest: Sequence[Part]) -> SBlockRV:

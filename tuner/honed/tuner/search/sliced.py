@@ -14,16 +14,16 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from .blocks import REDUCE, SPATIAL, Keep
-from .grouped import GroupTile, copy_operands, prepare, two
+from .grouped import GroupTile, copy_operands, prepare
 from .parts import (
     Part,
     SketchLimits,
+    accumulate,
+    contraction,
     fuse,
-    is_contraction,
     is_elementwise,
     lanes_of,
-    parts,
-    set_private,
+    sample_tile,
     vectorise,
 )
 
@@ -64,13 +64,12 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
 
     False where the function is none, or too small.
     """
-    found = parts(schedule, Keep.PADDING if by.shared else Keep.DEAR)
-    before = [p for p in found if not p.info.is_reduction and p is not found[-1]]
-    rest = found[len(before) :]
-    if [p.info.is_reduction for p in rest] not in ([True], [True, False]):
+    found = contraction(schedule, Keep.PADDING if by.shared else Keep.DEAR)
+    if found is None:
         return False
+    before, rest = found
     main = rest[0]
-    if not is_contraction(schedule, found) or (len(rest) == 2 and not is_elementwise(rest[1], main)):
+    if len(rest) == 2 and not is_elementwise(rest[1], main):
         return False
     shared = _share(main, most, slices)
     if shared is None:
@@ -94,8 +93,6 @@ def _spatial(main: Part) -> list[int]:
 def _share(main: Part, most: int, slices: int) -> _Shared | None:
     """Choose the longest axis of the reduction, and the rows of the output; None where slices do not fit."""
     extents, spatial = main.info.extents, _spatial(main)
-    if not spatial:
-        return None
     lanes = lanes_of(extents[spatial[-1]], most)
     rows = max(1, slices // lanes)
     written = max((n for n in spatial[:-1] if extents[n] > 1), default=spatial[-1])
@@ -115,7 +112,7 @@ def _split(
         if number != shared.reduced:
             return _Axis(number, [loop], None)
         steps, part = schedule.split(loop, [None, shared.slices])
-        return _Axis(number, [*two(schedule, steps, by.reduced), part], None)
+        return _Axis(number, [*sample_tile(schedule, steps, by.reduced)[:2], part], None)
     inner: list[LoopRV] = []
     most = by.registers
     if number == _spatial(main)[-1]:
@@ -125,10 +122,9 @@ def _split(
     if number == shared.written:
         loop, rows = schedule.split(loop, [None, shared.rows])
         inner = [rows, *inner]
-    loop, held = two(schedule, loop, most)
-    factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=by.threads)
-    group, thread = schedule.split(loop, factors)
-    return _Axis(number, [group, thread, held, *inner], factors[1])
+    loop, held, _ = sample_tile(schedule, loop, most)
+    group, thread, items = sample_tile(schedule, loop, by.threads)
+    return _Axis(number, [group, thread, held, *inner], items)
 
 
 def _renamed(axes: Sequence[_Axis], loops: Sequence[LoopRV]) -> list[_Axis]:
@@ -185,12 +181,7 @@ def _meet(
     schedule.reorder(part, *threads, element, summed)
     schedule.bind(part, "threadIdx.y")
     schedule.bind(fuse(schedule, threads), "threadIdx.x")
-    if len(rest) == 2:
-        set_private(schedule, main)
-        tail = rest[1].block
-    else:
-        tail = schedule.cache_write(main, 0, "local")
-    schedule.reverse_compute_at(tail, element, preserve_unit_loops=True)
+    schedule.reverse_compute_at(accumulate(schedule, rest), element, preserve_unit_loops=True)
     schedule.unroll(element)
     schedule.unroll(summed)
     schedule.decompose_reduction(main, summed)

@@ -1,7 +1,7 @@
 """Tiles that do well on GPUs, to begin a search with: tables instead of luck. Pure.
 
-A product of 4096 x 4096 has some hundred thousand tiles; those below, by themselves, reach 0.86 to 0.91 of
-cuBLAS's speed (docs/measurements.md). They are moved to the nearest that the extents allow.
+Of the many tiles of a product those below were among the fastest where chosen ones were timed
+(docs/measurements.md). They are moved to the nearest that the extents allow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TILES = (
     _Start((4, 8, 1), (1, 8, 1), 16),
     _Start((4, 4, 1), (1, 8, 1), 16),
 )
-# Measured there at 192 x 512 x 512, with 8 slices and with 4.
+# Likewise at 192 x 512 x 512, with 8 slices and with 4, whose sums were then written in another way.
 _SLICED_TILES = (
     _Start((2, 8, 1), (1, 8, 1), 8),
     _Start((4, 8, 1), (1, 8, 1), 4),

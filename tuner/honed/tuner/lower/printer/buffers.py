@@ -43,7 +43,6 @@ class Uses:
     constant: bool = True
     lanes: set[int] = field(default_factory=set)
     widest: int = 1  # scalars read or written at once
-    aligned: bool = True  # all constant bases are multiples of the lanes read or written there
 
 
 def private_uses(body: tirx.Stmt) -> dict[Any, Uses]:
@@ -83,10 +82,7 @@ def _note(uses: Uses, indices: list[Any]) -> None:
         if int(index.stride) != 1:
             uses.lanes.add(1)  # a lane here, a lane there: they are read one by one
             return
-        lanes = int(index.lanes)
-        uses.lanes.add(lanes)
-        if isinstance(index.base, tirx.IntImm):
-            uses.aligned &= int(index.base) % lanes == 0
+        uses.lanes.add(int(index.lanes))
     else:
         uses.constant = False
         uses.lanes.add(1)
