@@ -31,7 +31,6 @@ _SLICE = "RFactor"  # a step that only sliced products take
 # A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these
 # win wherever they fit; the prior has learned from none of them, so it chooses among them alone.
 _PACK = "TransformLayout", 2
-_PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns. Nothing was measured of images.
 _FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
 # What takes about as long as its launch, whatever its schedule: a rule does for it.
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
@@ -73,9 +72,7 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list
 
 
 def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> list[tirx.PrimFunc]:
-    """Products with the first of the tables that give most of the device work, sums in slices first."""
-    if len(func.params[-1].shape) > _PRODUCT_AXES:
-        return []
+    """Contractions with the first of the tables that give most of the device work, sums in slices first."""
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     sliced = drawing.that_take(_SLICE)
     others = [sketch for sketch in range(drawing.sketches) if sketch not in sliced]
