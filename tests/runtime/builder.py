@@ -190,14 +190,14 @@ def add_constant(n: int = 8) -> Builder:
 
 
 def add_prepared(n: int = 8) -> Builder:
-    """y = (x + c) + (c + 1) with c = 0, 1, 2, ...: c + 1 is prepared in buffer 2 by kernel 1."""
+    """y = (x + p) + p with p = c + 1 prepared and c = 0, 1, 2, ..."""
     b = Builder()
     x, c = b.input("x", "float32", (n,)), b.constant(np.arange(n, dtype=np.float32))
     p, s, y = b.prepared("float32", (n,)), b.scratch("float32", (n,)), b.output("y", "float32", (n,))
     add = b.kernel(ADD, "add", "rrw", 4 * n, groups=n, block=1, flops=n, moved=12 * n)
     increment = b.kernel(INCREMENT, "increment", "rw", 4 * n, groups=n, block=1, flops=n, moved=8 * n)
     b.prepare.append(Launch(kernel=increment, buffers=(c, p)))
-    b.launch(add, x, c, s)
+    b.launch(add, x, p, s)
     b.launch(add, s, p, y)
     return b
 

@@ -29,8 +29,8 @@ _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
 class Memory:
     """The buffers of one model on one device; `buffers[i]` is the pyopencl buffer of buffer i.
 
-    Constants that no inference reads (those of probes, and those that only preparation reads) stay in the file
-    and have None.
+    Constants that no inference reads (those of probes, and those that only preparation reads) stay in the
+    file and have None.
     """
 
     def __init__(self, file: ModelFile, device: Device, queue: Any) -> None:

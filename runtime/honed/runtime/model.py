@@ -157,8 +157,8 @@ class Proof:
 class CompiledModel:
     """A whole compiled model, without the bytes of its constants.
 
-    `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps` run
-    in each inference.
+    `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
+    run in each inference.
     """
 
     source: Source

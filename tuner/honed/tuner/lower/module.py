@@ -43,7 +43,8 @@ class LoweredModel:
 
     def plan(self, profile: DeviceProfile, extra: Sequence[np.ndarray] = ()) -> Plan:
         """Lay it out for a device; `extra` arrays become the last constants."""
-        return plan(self.program, self.functions, _alignment(profile), extra)
+        room = profile.limits.max_alloc_bytes
+        return plan(self.program, self.functions, _alignment(profile), room, extra)
 
 
 def lower_module(
