@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 from . import hostrules
 from .errors import InvalidArgument, ModelFileError
@@ -40,6 +40,11 @@ class Use:
     reads: bool  # needs to have been written before
     writes: bool
 
+    @classmethod
+    def of(cls, buffer: int, access: Literal["read", "write", "readwrite"]) -> Use:
+        """A kernel's, by what it does with the argument."""
+        return cls(buffer, reads=access == "read", writes=access != "read")
+
 
 def check(model: CompiledModel) -> None:
     """Raise ModelFileError unless every step is possible where it stands."""
@@ -54,7 +59,7 @@ def uses(kernels: Sequence[Kernel], step: Step) -> Iterator[Use]:
     """Every buffer `step` touches, in the order of its arguments."""
     if isinstance(step, Launch):
         for arg, index in zip(kernels[step.kernel].args, step.buffers, strict=True):
-            yield Use(index, reads=arg.access == "read", writes=arg.access != "read")
+            yield Use.of(index, arg.access)
     elif isinstance(step, Copy):
         yield Use(step.source, reads=True, writes=False)
         yield Use(step.target, reads=False, writes=True)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from honed.runtime.model import CONSTANT_ALIGN, Buffer, Copy, HostCall, Kernel, Launch, Preparation, Step
+from honed.runtime.plan import uses
 
-from .preparation import Room, align, divide
+from .preparation import Room, align, prepared_steps
 from .program import Function, FunctionCall, HostFunctionCall, Program, Value
 
 
@@ -143,9 +144,9 @@ def plan(
     draft.steps.extend(Copy(source=at[v], target=b) for v, b in copies)
     for array in extra:
         draft.add_constant(array)
-    divided = divide(draft.steps, draft.buffers, draft.kernels, Room(room, alignment))
-    prepared = _place_prepared(draft, divided.prepared, alignment)
-    arena = _place_scratch(draft, divided.steps, alignment)
+    prepare, steps = _divided(draft, Room(room, alignment))
+    prepared = _place_prepared(draft, prepare, alignment)
+    arena = _place_scratch(draft, steps, alignment)
     return Plan(
         buffers=tuple(draft.buffers),
         input_buffers=tuple(at[v] for v in program.inputs),
@@ -156,8 +157,8 @@ def plan(
         constants=draft.constants,
         sources=tuple(draft.sources),
         kernels=tuple(draft.kernels),
-        prepare=divided.prepare,
-        steps=divided.steps,
+        prepare=prepare,
+        steps=steps,
     )
 
 
@@ -220,9 +221,18 @@ def touched(step: Step) -> tuple[int, ...]:
     return step.inputs + step.outputs
 
 
-def _place_prepared(draft: _Draft, buffers: Sequence[int], alignment: int) -> int:
+def _divided(draft: _Draft, room: Room) -> tuple[tuple[Preparation, ...], tuple[Step, ...]]:
+    """The steps that are prepared, and those of each inference."""
+    found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
+    chosen = prepared_steps(found, draft.buffers, room)
+    prepare = [s for n, s in enumerate(draft.steps) if n in chosen and not isinstance(s, HostCall)]
+    return tuple(prepare), tuple(s for n, s in enumerate(draft.steps) if n not in chosen)
+
+
+def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: int) -> int:
+    written = [use.buffer for step in prepare for use in uses(draft.kernels, step) if use.writes]
     end = 0
-    for b in buffers:
+    for b in dict.fromkeys(written):
         draft.buffers[b] = replace(draft.buffers[b], place="prepared", offset=end)
         end += align(draft.buffers[b].nbytes, alignment)
     return end

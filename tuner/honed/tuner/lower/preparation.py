@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 
-from honed.runtime.model import Buffer, HostCall, Kernel, Preparation, Step
-from honed.runtime.plan import uses
+from honed.runtime.model import Buffer
+from honed.runtime.plan import Use
 
 # What is prepared takes memory for as long as the model is loaded, where a step of each inference would have
 # it in the arena for a moment. Packing keeps the size of its constants, and a wider type or rows padded to
@@ -24,59 +24,42 @@ class Room:
     alignment: int
 
 
-@dataclass(frozen=True, slots=True)
-class Divided:
-    """Steps by when they run, in their order, and the scratch buffers that become prepared ones."""
-
-    prepare: tuple[Preparation, ...]
-    steps: tuple[Step, ...]
-    prepared: tuple[int, ...]
-
-
 def align(offset: int, to: int) -> int:
     """`offset` rounded up to a multiple of `to`."""
     return -(-offset // to) * to
 
 
-def divide(
-    steps: Sequence[Step], buffers: Sequence[Buffer], kernels: Sequence[Kernel], room: Room
-) -> Divided:
-    """Have launches and copies prepared that read constants only, or what others of them wrote.
+def prepared_steps(
+    steps: Sequence[Sequence[Use] | None], buffers: Sequence[Buffer], room: Room
+) -> frozenset[int]:
+    """The numbers of the steps that read constants only, or what others of them wrote.
 
-    Each writes scratch buffers that only such steps write, at most twice the bytes of the constants that they
+    A step is what it does with buffers, None for a host call, which is never prepared. Each prepared one
+    writes scratch buffers that only such steps write, at most twice the bytes of the constants that they
     depend on, or 16 KiB, and there is `room` for all of them. Every buffer still stands for one value: none
     shares memory with another yet.
     """
-    chosen = {n for n, step in enumerate(steps) if not isinstance(step, HostCall)}
-    while refused := _refused(chosen, steps, buffers, kernels, room):
-        chosen -= refused
-    prepare = [step for n, step in enumerate(steps) if n in chosen and not isinstance(step, HostCall)]
-    written = dict.fromkeys(use.buffer for step in prepare for use in uses(kernels, step) if use.writes)
-    return Divided(
-        prepare=tuple(prepare),
-        steps=tuple(step for n, step in enumerate(steps) if n not in chosen),
-        prepared=tuple(written),
-    )
+    chosen = {n: step for n, step in enumerate(steps) if step is not None}
+    while True:
+        later = {
+            use.buffer for n, step in enumerate(steps) if n not in chosen for use in step or () if use.writes
+        }
+        refused = _refused(chosen, later, buffers, room)
+        if not refused:
+            return frozenset(chosen)
+        chosen = {n: step for n, step in chosen.items() if n not in refused}
 
 
 def _refused(
-    chosen: set[int], steps: Sequence[Step], buffers: Sequence[Buffer], kernels: Sequence[Kernel], room: Room
+    chosen: Mapping[int, Sequence[Use]], later: Container[int], buffers: Sequence[Buffer], room: Room
 ) -> set[int]:
-    """Those of the chosen steps that cannot be prepared as long as only the chosen are."""
+    """Those of the chosen steps that cannot be prepared where the others write the buffers in `later`."""
     behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}
-    later = {
-        use.buffer
-        for n, step in enumerate(steps)
-        if n not in chosen
-        for use in uses(kernels, step)
-        if use.writes
-    }
     left = room.nbytes
     refused = set()
-    for n in sorted(chosen):
-        found = list(uses(kernels, steps[n]))
-        read = [use.buffer for use in found if use.reads]
-        written = [use.buffer for use in found if use.writes]
+    for n, step in chosen.items():
+        read = [use.buffer for use in step if use.reads]
+        written = [use.buffer for use in step if use.writes]
         constants = frozenset().union(*(behind.get(b, frozenset()) for b in (*read, *written)))
         allowed = max(_GROWTH * sum(buffers[b].nbytes for b in constants), _SMALL_BYTES)
         grown = sum(buffers[b].nbytes for b in written)
