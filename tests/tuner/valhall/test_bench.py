@@ -137,6 +137,29 @@ def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, wo
     assert compiler.closed
 
 
+def test_what_a_model_prepares_takes_no_time(compiler: OneProgram, source: str, workload: Workload) -> None:
+    """The first launch reads the first parameter only, and writes what the second reads."""
+    write = KernelArg(dtype="float16", nbytes=SIZES[0], access="write")
+    first = replace(launch(), args=(0, 3), arg_types=(launch().arg_types[0], write))
+    two = replace(
+        candidate(source),
+        inner=(workload.parameters[0],),
+        launches=(first, replace(launch(), args=(3, 1, 2))),
+    )
+    found = []
+    for constants in ((), (0,)):
+        measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda _: None)
+        measurer.load(replace(workload, constants=constants))
+        verdict = measurer.measure(two)
+        assert verdict.timing is not None
+        found.append(verdict.timing.median)
+    judge = Judge(compiler)
+    assert found == [
+        seconds(judge.judge(source, two.launches)),
+        seconds(judge.judge(source, two.launches[1:])),
+    ]
+
+
 def test_what_does_not_build_is_refused(compiler: OneProgram, source: str, workload: Workload) -> None:
     measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda _: None)
     measurer.load(workload)
