@@ -172,11 +172,12 @@ class Examination:
         for i, array in self._loaded.given[number].items():
             self._loaded.memory[i].write(session.queue, array)
         session.queue.finish()
+        allowed = limits.run_seconds * (2 if runnable.prepares else 1) + _SLACK
         if self._ran_at is None:
             # Some drivers compile when a kernel is first launched.
-            self._announce("first", limits.build_seconds + limits.run_seconds + _SLACK)
+            self._announce("first", limits.build_seconds + allowed)
         else:
-            self._announce("run", limits.run_seconds + _SLACK)
+            self._announce("run", allowed)
         self._alone = self._alone and not session.building
         try:
             prepared = [runnable.prepare(session.read)] if runnable.prepares else []
