@@ -20,7 +20,7 @@ from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import Entry, Found, Loaded, Proposed, SearchChild
+from honed.tuner.tune.search_child import DefaultSchedule, Entry, Found, Loaded, Proposed, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.task import Task
 from honed.tuner.tune.trials import Trials
@@ -182,15 +182,26 @@ class Planted:
         self.told: dict[str, float | None] = {}
 
     def extract(self) -> Found:
-        work = {"flops": self.workload.flops, "bytes": self.workload.bytes}
-        task = Task(key="sums", name="sums", weight=1, dtype="float16", opaque="", **work)
+        task = Task(
+            key="sums",
+            name="sums",
+            weight=1,
+            flops=self.workload.flops,
+            bytes=self.workload.bytes,
+            dtype="float16",
+            opaque="",
+        )
         return [(task, 1)], []
 
     def load(self, _task: Task, _outputs: int) -> Loaded:
         return Loaded(workload=self.workload, fresh=True)
 
-    def default(self, _task: str) -> Candidate:
-        return candidate(self.default_source)
+    def begin_default(self, task: Task, outputs: int) -> None:
+        self.asked = task, outputs
+
+    def collect_default(self) -> DefaultSchedule:
+        loaded = self.load(*self.asked)
+        return DefaultSchedule(loaded=loaded, candidate=candidate(self.default_source))
 
     def begin(self, task: Task, outputs: int, *_: object) -> None:
         self.asked = task, outputs
