@@ -51,7 +51,7 @@ class _Axis:
     """An axis of the function: its loops, the outermost first, and of the output's the tile of a group.
 
     The loops of the output are those of groups, work-items and then registers, the vector last; the shared
-    reduction's those of the steps that are copied at once, of their parts, and of the slices.
+    reduction's those of the steps that are copied at once, of the slices, and of their own steps.
     """
 
     number: int
@@ -76,7 +76,7 @@ def sliced(schedule: Schedule, by: GroupTile, limits: SketchLimits, most: int, s
         return False
     nest = schedule.get_loops(main.block)
     axes = [_split(schedule, loop, number, main, shared, by) for number, loop in enumerate(nest)]
-    partial = schedule.rfactor(axes[shared.reduced].loops[-1], 0)
+    partial = schedule.rfactor(axes[shared.reduced].loops[1], 0)
     axes = _renamed(axes, schedule.get_loops(partial))
     tiled = [axes[n] for n in _spatial(main)]
     group = _add_up(schedule, partial, axes, tiled, shared, by, limits)
@@ -111,8 +111,7 @@ def _split(
     if main.info.kinds[number] == REDUCE:
         if number != shared.reduced:
             return _Axis(number, [loop], None)
-        steps, part = schedule.split(loop, [None, shared.slices])
-        return _Axis(number, [*sample_tile(schedule, steps, by.reduced)[:2], part], None)
+        return _Axis(number, _split_steps(schedule, loop, shared.slices, by.reduced), None)
     inner: list[LoopRV] = []
     most = by.registers
     if number == _spatial(main)[-1]:
@@ -125,6 +124,16 @@ def _split(
     loop, held, _ = sample_tile(schedule, loop, most)
     group, thread, items = sample_tile(schedule, loop, by.threads)
     return _Axis(number, [group, thread, held, *inner], items)
+
+
+def _split_steps(schedule: Schedule, loop: LoopRV, slices: int, most: int) -> list[LoopRV]:
+    """Steps that are copied at once, slices, and the steps of each, how many is left open.
+
+    Those of a slice lie side by side, so that compilers read several with one load.
+    """
+    steps, part = schedule.split(loop, [None, slices])
+    copied, mine = schedule.sample_perfect_tile(steps, n=2, max_innermost_factor=most)
+    return list(schedule.split(schedule.fuse(steps, part), [copied, slices, mine]))
 
 
 def _renamed(axes: Sequence[_Axis], loops: Sequence[LoopRV]) -> list[_Axis]:
@@ -143,7 +152,7 @@ def _add_up(
     limits: SketchLimits,
 ) -> LoopRV:
     """Schedule the slices' sums; returns the loop of the groups."""
-    outer, inner, part = axes[shared.reduced].loops
+    outer, part, inner = axes[shared.reduced].loops
     others = [
         loop for axis in axes if axis.items is None and axis.number != shared.reduced for loop in axis.loops
     ]
