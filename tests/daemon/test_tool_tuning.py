@@ -404,7 +404,14 @@ def gone(pid: int) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "said"),
-    [("prior:cpu-1", "prior"), ("record:0123456789ab", "record"), ("matmul", "rule"), (None, "-")],
+    [
+        ("prior:cpu-1", "prior"),
+        ("record:0123456789ab", "record"),
+        ("measured:kin:0123456789ab", "here, kin"),
+        ("measured:0123456789ab", "here"),
+        ("matmul", "rule"),
+        (None, "-"),
+    ],
 )
 def test_where_a_schedule_comes_from(schedule: str | None, said: str) -> None:
     assert origin(schedule) == said

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import tirx
 from tvm.target import Target
 
+from honed.runtime.origin import Origin, Source
 from honed.runtime.profile import DeviceProfile
 
 from .lower.cost import function_bytes, function_flops
@@ -59,7 +60,7 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list
     """What to take before the rules, the best first, with where it comes from."""
     prior = prior_of(profile.rules.family)
     if prior is None:
-        return [(f"tables:{profile.rules.family}", one) for one in _tabled(func, profile)]
+        return [(str(Origin(Source.TABLES, profile.rules.family)), one) for one in _tabled(func, profile)]
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Candidate
 
@@ -14,7 +15,6 @@ from .search_child import Loaded, Proposed, SearchBroke, SearchChild
 from .task import Progress, Task
 
 T = TypeVar("T")
-STALE = "stale"  # the way of a batch of what was best with another driver or compiler
 
 
 class Proposals:
@@ -91,7 +91,7 @@ class Proposals:
             return None
         loaded = self.load(progress.task)
         entries = self.search.replay(key, [c.trace for c in stale])
-        return Proposed(loaded=loaded, entries=entries, way=STALE, last=False) if entries else None
+        return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
 
     def _proposed(self, progress: Progress) -> Proposed:
         self._begin(progress)
