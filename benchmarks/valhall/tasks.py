@@ -13,6 +13,7 @@ from tvm import tirx
 
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.demo import lightglue
+from honed.tuner.frontend import Precision
 from honed.tuner.tune.extract import Extracted, extract
 from honed.tuner.valhall.benches import predicted
 
@@ -35,6 +36,7 @@ class BenchTask:
     func: tirx.PrimFunc
     flops: int
     weight: int
+    outputs: int = 1  # the last of its parameters
     product: tuple[int, int, int] | None = None
 
 
@@ -43,27 +45,27 @@ def profile() -> DeviceProfile:
     return predicted("mali-g610")
 
 
-def tasks() -> Iterator[BenchTask]:
-    """All of them, in halves."""
+def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
+    """All of them."""
     with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
         file = lightglue.write(Path(folder) / "lightglue.onnx", 192)
-        found, _ = extract(file, {}, "fp16", profile())
+        found, _ = extract(file, {}, precision, profile())
         by_flops = sorted(found, key=lambda one: -one.task.flops * one.task.weight)
         products = [one for one in by_flops if "matmul" in one.task.name][:_PRODUCTS]
         for one in products:
             yield _task(one, one.task.name, _shape(one.func))
-        for prefix, name in (("fused_layer_norm", "layer norm"), ("fused_softmax", "softmax")):
-            one = next(one for one in by_flops if one.task.name.startswith(prefix))
+        for prefix, name in (("layer_norm", "layer norm"), ("softmax", "softmax")):
+            one = next(one for one in by_flops if one.task.name.removeprefix("fused_").startswith(prefix))
             yield _task(one, name, None)
         for name, text in _CONVOLUTIONS.items():
             model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
             onnx.save(model, Path(folder) / "conv.onnx")
-            found, _ = extract(Path(folder) / "conv.onnx", {}, "fp16", profile())
+            found, _ = extract(Path(folder) / "conv.onnx", {}, precision, profile())
             yield _task(max(found, key=lambda one: one.task.flops), name, None)
 
 
 def _task(one: Extracted, name: str, product: tuple[int, int, int] | None) -> BenchTask:
-    return BenchTask(name, one.func, one.task.flops, one.task.weight, product)
+    return BenchTask(name, one.func, one.task.flops, one.task.weight, one.outputs, product)
 
 
 def _shape(func: tirx.PrimFunc) -> tuple[int, int, int] | None:
