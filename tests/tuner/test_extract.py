@@ -48,7 +48,7 @@ def product(dtype: str, accumulator: str, wide: str) -> tirx.PrimFunc:
 
 
 def test_an_output_is_as_far_off_as_what_it_was_made_of() -> None:
-    """Products of halves that are widened at once, as of LightGlue, are not judged by the bound of float32."""
+    """Products of halves that are widened at once, as LightGlue has, are not judged by float32's bound."""
     (half,) = tolerances(product("float16", "float16", "float16"), 1)
     assert half == pytest.approx(8 * 2**-11 * 8)
     assert tolerances(product("float16", "float16", "float32"), 1) == (half,)
