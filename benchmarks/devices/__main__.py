@@ -28,8 +28,8 @@ from .beds import Bed
 from .kernels import Made
 from .running import Executed
 
-_SECONDS = 3600.0  # of one device
-_FILE_SECONDS = 120.0
+_SECONDS = 7200.0  # of one device
+_KERNEL_SECONDS, _MODEL_SECONDS = 120.0, 1800.0  # of one file; llvmpipe takes seconds to build a kernel
 _WIDTH = 120  # columns, at least
 _PRECISIONS: tuple[Precision, ...] = ("fp16", "fp32")  # in the order of their files' names
 
@@ -62,19 +62,14 @@ def main() -> int:
 
 
 def _kernels(made: Sequence[Made], found: Sequence[Bed]) -> int:
-    executed = [_executed(bed, len(made)) for bed in found]
+    executed = [_executed(bed, len(made), _KERNEL_SECONDS) for bed in found]
     table = Table("task", "schedules", "allowed", *(f"{bed.name}: right, error" for bed in found))
     for (task, precision), group in groupby(range(len(made)), lambda n: (made[n].task, made[n].precision)):
         numbers = list(group)
         cells = [_summed([came[n] for n in numbers]) for came in executed]
         table.add_row(f"{task} {precision}", str(len(numbers)), f"{made[numbers[0]].tolerance:.2g}", *cells)
     Console(width=max(_WIDTH, Console().width)).print(table)
-    for bed, came in zip(found, executed, strict=True):
-        for why, times in Counter(one.failed for one in came if one.failed).items():
-            print(f"{bed.name}, {times} not executed: {why}")
-        for one, each in zip(made, came, strict=True):
-            if each.wrong:
-                print(f"{bed.name}, wrong: {one.task} {one.precision}, {one.schedule}: {each.wrong}")
+    _explain(found, executed, [f"{one.task} {one.precision}, {one.schedule}" for one in made])
     return int(any(one.wrong for came in executed for one in came))
 
 
@@ -88,20 +83,31 @@ def _summed(came: Sequence[Executed]) -> str:
 
 def _models(paths: Sequence[Path], precision: Precision, folder: Path, found: Sequence[Bed]) -> int:
     made = [models.write(folder / f"{n:03}.honed", path, precision) for n, path in enumerate(paths)]
-    executed = [_executed(bed, len(made)) for bed in found]
+    executed = [_executed(bed, len(made), _MODEL_SECONDS) for bed in found]
     table = Table("model", "arithmetic", "allowed", *(f"{bed.name}: error" for bed in found))
     for n, one in enumerate(made):
         came = [each[n] for each in executed]
-        cells = [each.wrong or each.failed or f"{each.error:.2g}" for each in came]
+        cells = ["not executed" if each.error is None else f"{each.error:.2g}" for each in came]
         table.add_row(one.name, one.arithmetic, f"{one.tolerance:.2g}", *cells)
     Console(width=max(_WIDTH, Console().width)).print(table)
     for one in made:
         print(f"{one.name}: {one.why}")
+    _explain(found, executed, [one.name for one in made])
     return int(any(one.wrong for came in executed for one in came))
 
 
-def _executed(bed: Bed, count: int) -> list[Executed]:
-    return work_off(Executed, [*bed.command, bed.spec], count, _SECONDS, each_seconds=_FILE_SECONDS)
+def _explain(found: Sequence[Bed], executed: Sequence[Sequence[Executed]], names: Sequence[str]) -> None:
+    """Print why what was not executed was not, and what is wrong."""
+    for bed, came in zip(found, executed, strict=True):
+        for why, times in Counter(one.failed for one in came if one.failed).items():
+            print(f"{bed.name}, {times} not executed: {why}")
+        for name, one in zip(names, came, strict=True):
+            if one.wrong:
+                print(f"{bed.name}, wrong: {name}: {one.wrong}")
+
+
+def _executed(bed: Bed, count: int, seconds: float) -> list[Executed]:
+    return work_off(Executed, [*bed.command, bed.spec], count, _SECONDS, each_seconds=seconds)
 
 
 if __name__ == "__main__":
