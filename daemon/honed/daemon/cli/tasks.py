@@ -103,9 +103,9 @@ def _print(console: Console, document: Mapping[str, Any]) -> None:
         ("state", state_text),
     ]
     if console.width < _WIDE:
-        columns = [column for column in columns if column[0] != ">MB"]
+        columns = [column for column in columns if column[0] not in (">MB", ">of peak")]
     console.print(
-        _tasks_table(rows, columns, _name_room(console.width, 84 if console.width >= _WIDE else 76))
+        _tasks_table(rows, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
     )
     console.print()
     print_reasons(console, rows)
