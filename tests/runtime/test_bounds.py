@@ -30,6 +30,7 @@ SOME = st.builds(
     caches_gbs=st.dictionaries(st.integers(1, 1 << 25), RATE, max_size=4).map(
         lambda rates: tuple(sorted(rates.items()))
     ),
+    empty_us=st.none() | RATE,
 )
 
 
@@ -107,6 +108,14 @@ def test_the_best_that_either_saw(one: DevicePeaks, other: DevicePeaks) -> None:
     assert both.fp32_gflops == max(one.fp32_gflops, other.fp32_gflops)
     assert both.launch_us == min(one.launch_us, other.launch_us)
     assert dict(both.caches_gbs).keys() == dict(one.caches_gbs).keys() | dict(other.caches_gbs).keys()
+
+
+def test_the_shortest_empty_kernel_counts() -> None:
+    slow, fast, unknown = (replace(PEAKS, empty_us=us) for us in (2.0, 1.0, None))
+    assert bounds.higher(slow, fast).empty_us == 1.0
+    assert bounds.higher(slow, unknown).empty_us == 2.0
+    assert bounds.launch_seconds(slow) == pytest.approx(2e-6)
+    assert bounds.launch_seconds(unknown) == pytest.approx(1e-6 * PEAKS.launch_us)
 
 
 def test_the_quieter_measurement_says_how_busy_it_was() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from honed.runtime.opencl import cl, failure
+from honed.runtime.devices import Device
+from honed.runtime.opencl import cl, context, failure, most_work_items
 
 
 class Raised(Exception):
@@ -29,3 +30,25 @@ def test_an_error_is_told_by_name_and_number(code: int, said: str) -> None:
 
 def test_an_error_without_a_code_is_told_as_it_is() -> None:
     assert "a driver call: what it says" in str(failure("run the model", Raised(None, None)))
+
+
+class NvidiaKernel:
+    """Stands in for a kernel of NVIDIA's driver, which says 256 even of one compiled for more."""
+
+    def __init__(self, compiled_for: tuple[int, int, int]) -> None:
+        self._says = {
+            cl.kernel_work_group_info.COMPILE_WORK_GROUP_SIZE: list(compiled_for),
+            cl.kernel_work_group_info.WORK_GROUP_SIZE: 256,
+        }
+
+    def get_work_group_info(self, info: int, _device: object) -> object:
+        return self._says[info]
+
+
+def test_a_kernel_has_the_work_group_that_it_was_compiled_for(device: Device) -> None:
+    assert most_work_items(NvidiaKernel((512, 1, 1)), None, (512, 1, 1)) == 512
+    assert most_work_items(NvidiaKernel((64, 8, 1)), None, (512, 1, 1)) == 256
+    assert most_work_items(NvidiaKernel((0, 0, 0)), None, (512, 1, 1)) == 256
+    source = "__kernel __attribute__((reqd_work_group_size(8, 2, 1))) void none(__global int* a) { }"
+    built = cl.Kernel(cl.Program(context(device.cl), source).build(), "none")
+    assert most_work_items(built, device.cl, (8, 2, 1)) == 16

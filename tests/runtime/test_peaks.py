@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ FOUND = DevicePeaks(
     bandwidth_gbs=10.0,
     launch_us=1.0,
     caches_gbs=((1 << 16, 50.0),),
+    empty_us=0.5,
     busy=0.01,
 )
 
@@ -82,14 +84,25 @@ def test_again_where_the_file_is_damaged(
         assert kept.read_text() == text
 
 
-def test_again_where_an_older_version_measured_no_caches(
-    device: Device, tmp_path: Path, measuring: Callable[..., list[DevicePeaks]]
+@pytest.mark.parametrize(
+    ("lacking", "gone"),
+    [
+        ({"caches_gbs": (), "empty_us": None, "busy": None}, ("caches_gbs", "raised", "empty_us", "busy")),
+        ({"empty_us": None}, ("empty_us",)),
+    ],
+    ids=["no caches", "no empty kernel alone"],
+)
+def test_again_where_an_older_version_measured_less(
+    device: Device,
+    tmp_path: Path,
+    measuring: Callable[..., list[DevicePeaks]],
+    lacking: dict[str, Any],
+    gone: tuple[str, ...],
 ) -> None:
     made = measuring(FOUND)
-    older = DevicePeaks(fp32_gflops=120.0, fp16_gflops=None, bandwidth_gbs=9.0, launch_us=2.0)
+    older = replace(FOUND, fp32_gflops=120.0, **lacking)
     peaks.keep(replace(device.profile, peaks=older), tmp_path)
     path = kept_file(tmp_path)
-    gone = ("caches_gbs", "raised", "busy")
     path.write_text("\n".join(line for line in path.read_text().splitlines() if not line.startswith(gone)))
     assert profilefile.load(path).peaks == older, "it is read"
     assert not peaks.known(device, tmp_path)

@@ -36,6 +36,7 @@ FIGURE = st.floats(1e-6, 1e9)
         raised=st.sets(st.sampled_from(["fp32_gflops", "bandwidth_gbs"])).map(
             lambda names: (*sorted(names),)
         ),
+        empty_us=st.none() | st.floats(0, 1e6),
         busy=st.none() | st.floats(0, 1),
     ),
 )
@@ -88,6 +89,7 @@ CHANGES: list[tuple[str, str, Any, str]] = [
     ("peaks", "bandwidth_gbs", float("nan"), "positive"),
     ("peaks", "launch_us", float("inf"), "positive"),
     ("peaks", "busy", 1.5, "a share from 0 to 1"),
+    ("peaks", "empty_us", -1.0, "not negative"),
     ("peaks", "caches_gbs", [[65536, 0.0]], "no positive number"),
     ("peaks", "caches_gbs", [[65536, 9.0], [4096, 9.0]], "must be positive and rise"),
     ("peaks", "caches_gbs", [[0, 9.0]], "must be positive and rise"),

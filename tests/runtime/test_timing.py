@@ -85,6 +85,8 @@ def test_peaks_are_plausible(profile: DeviceProfile) -> None:
     assert 1 < found.fp32_gflops < 1e6
     assert 0.5 < found.bandwidth_gbs < 1e5
     assert 0.05 < found.launch_us < 1e3
+    assert found.empty_us is not None
+    assert 0 <= found.empty_us < 1e3
     assert [size for size, _ in found.caches_gbs] == [1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24]
     assert all(0.05 < gbs < 1e6 for _, gbs in found.caches_gbs)
     assert found.busy is not None

@@ -149,8 +149,11 @@ def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
     assert origin == "tables:gpu"
     (launch,) = lowered.launches
     assert launch.grid[0] >= one.limits.compute_units
-    origin, _, _ = first_kernels(dense(8, 8, 4096), "main", target_for(one), one)  # two groups at most
-    assert not origin.startswith("tables")
+    origin, lowered, _ = first_kernels(dense(8, 64, 512), "main", target_for(one), one)
+    assert origin == "tables:gpu", "none fills the device"
+    assert lowered.launches[0].grid[0] > 1
+    origin, _, _ = first_kernels(dense(1, 64, 4096), "main", target_for(one), one)
+    assert not origin.startswith("tables"), "rules share the sums of a vector's product out"
 
 
 def test_convolutions_of_malis_are_served_packed(tmp_path: Path) -> None:

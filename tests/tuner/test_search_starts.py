@@ -10,6 +10,7 @@ import pytest
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
+from honed.tuner.search.budget import launches_of
 from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.starts import starts
@@ -57,6 +58,17 @@ def test_an_images_columns_take_from_its_rows_what_they_are_too_few_for(tmp_path
 @pytest.mark.parametrize("family", ["cpu", "mali"])
 def test_other_families_have_none(family: str) -> None:
     assert starts(sketched(dense(192, 512, 512), family)) == []
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(192, 512, 512), (8, 64, 512), (1000, 24, 64)])
+def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> None:
+    one = imagined("gpu")
+    drawing = Drawing(dense(m, n, k), one, seed=1)
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
+    played = [(row, func) for row in rows if (func := drawing.played(row)) is not None]
+    assert played
+    for row, func in played:
+        assert row.row.groups == max(groups for _, groups in launches_of(func))
 
 
 def test_draws_begin_with_the_tables_and_are_kernels() -> None:

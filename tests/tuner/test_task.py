@@ -40,6 +40,11 @@ def test_the_roofline_is_the_slower_of_work_and_traffic_and_a_launch() -> None:
     assert task(nbytes=10**9).roofline(PEAKS) == pytest.approx(100e-3 + 1e-6)
 
 
+def test_the_device_s_own_time_of_an_empty_kernel_counts_where_it_is_known() -> None:
+    alone = replace(PEAKS, empty_us=0.25)
+    assert task(flops=10**6).roofline(alone) == pytest.approx(10e-6 + 0.25e-6)
+
+
 def test_half_precision_has_its_own_peak_where_there_is_one() -> None:
     peaks = DevicePeaks(fp32_gflops=100.0, fp16_gflops=200.0, bandwidth_gbs=10.0, launch_us=0.0)
     half = task(flops=10**9, dtype="float16")

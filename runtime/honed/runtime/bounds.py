@@ -45,10 +45,16 @@ def least_seconds(peaks: DevicePeaks, flops: float, nbytes: int, *, half: bool) 
     return max(flops / (gflops(peaks, half=half) * 1e9), nbytes / (gbs(peaks, nbytes) * 1e9))
 
 
+def launch_seconds(peaks: DevicePeaks) -> float:
+    """The least that a kernel takes by the device's clock, whatever it does."""
+    return 1e-6 * (peaks.launch_us if peaks.empty_us is None else peaks.empty_us)
+
+
 def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
     """The best that either saw. A figure that a kernel raised is one still where no benchmark reached it."""
     half = [rate for rate in (one.fp16_gflops, other.fp16_gflops) if rate is not None]
     load = [share for share in (one.busy, other.busy) if share is not None]
+    empty = [us for us in (one.empty_us, other.empty_us) if us is not None]
     caches = {size: rate for peaks in (one, other) for size, rate in peaks.caches_gbs}
     for size, rate in (*one.caches_gbs, *other.caches_gbs):
         caches[size] = max(caches[size], rate)
@@ -60,6 +66,7 @@ def higher(one: DevicePeaks, other: DevicePeaks) -> DevicePeaks:
         launch_us=min(one.launch_us, other.launch_us),
         caches_gbs=tuple(sorted(caches.items())),
         raised=tuple(sorted(raised)),
+        empty_us=min(empty, default=None),
         busy=min(load, default=None),
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 from .devices import Device
 from .errors import DeviceError
 from .model import CompiledModel, Kernel
-from .opencl import cl, driver_call
+from .opencl import driver_call, most_work_items
 
 
 def check(model: CompiledModel, device: Device) -> None:
@@ -45,7 +45,7 @@ def check_built(built: Any, kernel: Kernel, device: Device) -> None:
             "its model; compile the model again"
         )
     with driver_call(f"describe kernel {kernel.name!r}"):
-        most = built.get_work_group_info(cl.kernel_work_group_info.WORK_GROUP_SIZE, device.cl)
+        most = most_work_items(built, device.cl, kernel.block)
     if math.prod(kernel.block) > most:
         raise _unfit(
             device,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ except ImportError as error:
 # Some compilers remark on every kernel they build; what fails raises.
 warnings.filterwarnings("ignore", category=cl.CompilerWarning)
 
-__all__ = ["cl", "context", "driver_call", "failure"]
+__all__ = ["cl", "context", "driver_call", "failure", "most_work_items"]
 
 
 @functools.cache
@@ -28,6 +29,18 @@ def context(device: Any) -> Any:
     """The context of this process on a pyopencl device: one for all models, kept until the process ends."""
     with driver_call("open the device"):
         return cl.Context([device])
+
+
+def most_work_items(built: Any, device: Any, block: tuple[int, int, int]) -> int:
+    """The most work-items that a built pyopencl Kernel can have in a work-group of size `block`.
+
+    Of a kernel that was compiled for this size those are its own: NVIDIA's driver reports 256 even then.
+    Raises pyopencl's errors.
+    """
+    info = cl.kernel_work_group_info
+    if tuple(built.get_work_group_info(info.COMPILE_WORK_GROUP_SIZE, device)) == block:
+        return math.prod(block)
+    return int(built.get_work_group_info(info.WORK_GROUP_SIZE, device))
 
 
 @contextmanager

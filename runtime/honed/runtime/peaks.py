@@ -57,6 +57,8 @@ def outdated(kept: DevicePeaks, age: float) -> str:
     """Why peaks kept `age` seconds ago are to be measured again; empty where they are not."""
     if not kept.caches_gbs:
         return "they were kept by an older version, which measured no caches"
+    if kept.empty_us is None:
+        return "they were kept by an older version, which did not time an empty kernel alone"
     if bounds.busy(kept) and age >= AGAIN_SECONDS:
         return f"others took {100 * (kept.busy or 0):.0f} % of the CPUs while they were measured"
     return ""

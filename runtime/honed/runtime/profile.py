@@ -45,13 +45,14 @@ class DevicePeaks:
     fp32_gflops: float
     fp16_gflops: float | None  # None without cl_khr_fp16
     bandwidth_gbs: float  # GB/s beyond all caches, reading and writing counted together
-    launch_us: float  # device-side cost of one empty kernel in a long queue
+    launch_us: float  # from one empty kernel to the next in a long queue, which the host may be what limits
     # What moves faster because caches hold it: bytes of a working set, rising, and the GB/s it moves at.
     # Empty where it was not measured.
     caches_gbs: tuple[tuple[int, float], ...] = ()
     # Figures that kernels have passed: what stands for them is a bound from below only. "bandwidth_gbs"
     # speaks for the caches too.
     raised: tuple[Figure, ...] = ()
+    empty_us: float | None = None  # END - START of an empty kernel, at the least; None: not measured
     busy: float | None = None  # share of the CPUs' time that others took meanwhile; None: not known
 
 

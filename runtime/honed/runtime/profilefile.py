@@ -112,6 +112,8 @@ def _check_peaks(profile: DeviceProfile) -> None:
             raise ProfileError(f"peaks.{name} is {value}; it must be a positive number")
     if peaks.busy is not None and not 0 <= peaks.busy <= 1:
         raise ProfileError(f"peaks.busy is {peaks.busy}; it must be a share from 0 to 1")
+    if peaks.empty_us is not None and not (math.isfinite(peaks.empty_us) and peaks.empty_us >= 0):
+        raise ProfileError(f"peaks.empty_us is {peaks.empty_us}; it must be a number that is not negative")
     sizes = [size for size, _ in peaks.caches_gbs]
     if sizes != sorted(set(sizes)) or min(sizes, default=1) < 1:
         raise ProfileError(f"peaks.caches_gbs has the sizes {sizes}; they must be positive and rise")

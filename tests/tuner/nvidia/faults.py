@@ -21,7 +21,7 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import Entry, Loaded, Proposed, SearchChild
+from honed.tuner.tune.search_child import DefaultSchedule, Entry, Loaded, Proposed, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.task import Task
 from honed.tuner.tune.trials import Trials
@@ -60,8 +60,13 @@ class Planted:
     def load(self, _task: Task, _outputs: int) -> Loaded:
         return Loaded(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
 
-    def default(self, _task: str) -> Candidate:
-        return self._right
+    def begin_default(self, task: Task, outputs: int) -> None:
+        self._asked = task, outputs, 0
+
+    def collect_default(self) -> DefaultSchedule:
+        assert self._asked is not None
+        task, outputs, _ = self._asked
+        return DefaultSchedule(loaded=self.load(task, outputs), candidate=self._right)
 
     def begin(self, task: Task, outputs: int, _known: object, _kin: object, round_: int) -> None:
         self._asked = task, outputs, round_

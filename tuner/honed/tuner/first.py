@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -15,7 +15,6 @@ from honed.runtime.profile import DeviceProfile
 from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
-from .search.budget import launches_of
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
 from .search.prior import Prior, prior_of
@@ -32,7 +31,7 @@ _SLICE = "RFactor"  # a step that only sliced products take
 # A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these
 # win wherever they fit; the prior has learned from none of them, so it chooses among them alone.
 _PACK = "TransformLayout", 2
-_PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns. Nothing was measured of images.
+_MATRIX_AXES = 2  # of an output, with more than one element each
 _FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
 # What takes about as long as its launch, whatever its schedule: a rule does for it.
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
@@ -46,8 +45,8 @@ def first_kernels(
     The same for the same function and profile. Raises LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
-    picked = [] if _small(func) else _picked(func, target, profile)
-    for origin, scheduled in picked[:_TRIED]:
+    picked = iter(()) if _small(func) else _picked(func, target, profile)
+    for origin, scheduled in islice(picked, _TRIED):
         try:
             return origin, lower_function(scheduled, name, target, profile), passed_over
         except LoweringFailed as failed:
@@ -56,11 +55,15 @@ def first_kernels(
     return rule, lowered, [*passed_over, *more]
 
 
-def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[tuple[str, tirx.PrimFunc]]:
+def _picked(
+    func: tirx.PrimFunc, target: Target, profile: DeviceProfile
+) -> Iterator[tuple[str, tirx.PrimFunc]]:
     """What to take before the rules, the best first, with where it comes from."""
     prior = prior_of(profile.rules.family)
     if prior is None:
-        return [(str(Origin(Source.TABLES, profile.rules.family)), one) for one in _tabled(func, profile)]
+        origin = str(Origin(Source.TABLES, profile.rules.family))
+        yield from ((origin, one) for one in _tabled(func, profile))
+        return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
@@ -70,20 +73,23 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list
         found.append((ruled[1], features_of(ruled[1], profile)))
     best = _best_first(found, prior)
     end = next((n for n, one in enumerate(best) if ruled is not None and one is ruled[1]), len(best))
-    return [(prior.name, one) for one in best[:end]]
+    yield from ((prior.name, one) for one in best[:end])
 
 
-def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> list[tirx.PrimFunc]:
-    """Products with the first of the tables that give most of the device work, sums in slices first."""
-    if len(func.params[-1].shape) > _PRODUCT_AXES:
-        return []
+def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFunc]:
+    """Contractions with rows of the tables that give most of the device work, sums in slices first.
+
+    After them those with most groups, but not for products of a vector, whose sums the rules share out.
+    """
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     sliced = drawing.that_take(_SLICE)
     others = [sketch for sketch in range(drawing.sketches) if sketch not in sliced]
-    tabled = (one.scheduled for sketch in (*sliced, *others) for one in drawing.tabled(sketch))
+    rows = [one for sketch in (*sliced, *others) for one in drawing.tabled(sketch)]
     least = _FILLED * profile.limits.compute_units
-    fill = (one for one in tabled if max(groups for _, groups in launches_of(one)) >= least)
-    return list(islice(fill, _TRIED))
+    if sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES:
+        rows = [one for one in rows if one.row.groups >= least]
+    rows.sort(key=lambda one: max(0.0, least - one.row.groups))
+    return (played for one in rows if (played := drawing.played(one)) is not None)
 
 
 def _drawn(drawing: Drawing, sketches: Sequence[int], prior: Prior, flops: int) -> list[Draw]:

@@ -24,12 +24,13 @@ def measure(device: Device) -> DevicePeaks:
         half = arithmetic.gflops(bench, "half") if device.profile.limits.fp16 else None
         single = arithmetic.gflops(bench, "float")
         caches, main = memory.gbs(bench)
-        launch = launches.microseconds(bench)
+        empty = launches.empty_kernels(bench)
     return DevicePeaks(
         fp32_gflops=single,
         fp16_gflops=half,
         bandwidth_gbs=main,
-        launch_us=launch,
+        launch_us=empty.apart,
+        empty_us=empty.alone,
         caches_gbs=caches,
         busy=cpuload.others(before, cpuload.read()),
     )

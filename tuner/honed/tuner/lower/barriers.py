@@ -84,8 +84,7 @@ class _Walk:
     def _enter_kernel(self) -> None:
         rest = self.tokens[self.at :]
         end = next((n for n, t in enumerate(rest[1:], 1) if t == "__kernel"), len(rest))
-        names = pairwise(rest[:64])
-        self.kernel = next((a for a, b in names if b == "(" and a != "__attribute__"), "?")
+        self.kernel = next((name for kind, name in pairwise(rest[:64]) if kind == "void"), "?")
         self.uniform, self.left_under = set(), ""
         self.reassigned = _reassigned(rest[:end])
         self.at += 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from honed.runtime import programs
-from honed.runtime.opencl import cl
+from honed.runtime.opencl import cl, most_work_items
 from honed.runtime.profile import DeviceLimits
 
 from .candidate import Candidate, Outcome
@@ -44,7 +44,7 @@ class Bound:
         """
         info = cl.kernel_work_group_info
         for kernel, _, block in self._commands:
-            most = kernel.get_work_group_info(info.WORK_GROUP_SIZE, device)
+            most = most_work_items(kernel, device, block)
             if block[0] * block[1] * block[2] > most:
                 name = kernel.function_name
                 return Refusal(

@@ -20,7 +20,7 @@ from . import rules, traces
 from .context import tune_context
 from .costmodel import Array
 from .features import features
-from .outline import Outline
+from .outline import Outline, Row
 
 _MOST_FAILURES = 8  # draws of a sketch that cannot be played, after which it is left
 
@@ -42,6 +42,14 @@ class Draw:
     def trace(self) -> str:
         """The text that `traces.apply` makes the same schedule of."""
         return traces.to_text(self.schedule.trace)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tabled:
+    """A sketch with a table's numbers, not played yet."""
+
+    beginning: tuple[Instruction, ...]
+    row: Row
 
 
 def draws(func: tirx.PrimFunc, profile: DeviceProfile, each: int, seed: int) -> list[Draw]:
@@ -91,10 +99,15 @@ class Drawing:
             if sum(str(inst.kind.name) == step for inst in sketch.trace.insts) >= times
         ]
 
-    def tabled(self, sketch: int) -> Iterator[Draw]:
-        """Those of a sketch whose numbers are a table's."""
+    def tabled(self, sketch: int) -> list[Tabled]:
+        """What tables have for a sketch."""
         outline = Outline(self._space[sketch], self._budget)
-        return self._made(sketch, outline, outline.tabled())
+        return [Tabled(outline.beginning, row) for row in outline.tabled]
+
+    def played(self, tabled: Tabled) -> tirx.PrimFunc | None:
+        """The function with a table's numbers; None where they do not fit."""
+        schedule = self._begun(tabled.beginning).copy()
+        return schedule.mod["main"] if self._played(tabled.row.rest, schedule) else None
 
     def of(self, sketch: int) -> Iterator[Draw]:
         """Those of a sketch that were not taken yet, each different; ends where there are no more."""
@@ -102,7 +115,9 @@ class Drawing:
 
     def _from(self, sketch: int, seed: int) -> Iterator[Draw]:
         outline = Outline(self._space[sketch], self._budget)
-        yield from self._made(sketch, outline, chain(outline.tabled(), outline.draws(Random(seed))))
+        yield from self._made(
+            sketch, outline, chain((row.rest for row in outline.tabled), outline.draws(Random(seed)))
+        )
 
     def _made(self, sketch: int, outline: Outline, wanted: Iterable[Trace]) -> Iterator[Draw]:
         failures = 0

@@ -22,7 +22,7 @@ from tvm.s_tir.schedule import Instruction, LoopRV, SBlockRV, Trace
 from . import traces
 from .budget import Budget, Size, launches, nests, registers
 from .decisions import read
-from .starts import starts
+from .starts import groups_of, starts
 
 _TRIES = 256  # numbers in turn that do not fit, after which a sketch is left
 _Values = Sequence[Sequence[int]]  # of each sample: the factors, or the one value chosen
@@ -71,21 +71,33 @@ class _Choice:
         return place, [self.options[place]]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """A table's numbers for a sketch."""
+
+    rest: Trace  # that follows the sketch's beginning
+    groups: int  # work-groups
+
+
 class Outline:
     """A sketch's samples, and what its schedule asks for as products of what they give.
 
-    Loops that no sample is known to become count as one step: nothing is refused that the budget allows.
+    `tabled` is what follows the beginning with the numbers that tables have for the sketch. Loops that no
+    sample is known to become count as one step: nothing is refused that the budget allows.
     """
 
     def __init__(self, sketch: Schedule, budget: Budget) -> None:
         self._budget = budget
         insts = list(sketch.trace.insts)
         begun = _beginning(insts)
-        self._tables = [
-            {insts[place]: decision for place, decision in json.loads(one.text())[1]}
-            for one in starts([read(traces.to_text(sketch.trace))])
-        ]
         self.beginning, self._rest = tuple(insts[:begun]), insts[begun:]
+        tables = starts([read(traces.to_text(sketch.trace))])
+        made = [{insts[n]: decision for n, decision in json.loads(one.text())[1]} for one in tables]
+        self._tabled = {str(list(decisions.values())) for decisions in made}
+        self.tabled = [
+            Row(Trace(self._rest, decisions), groups_of(one))
+            for decisions, one in zip(made, tables, strict=True)
+        ]
         whole = _read(sketch.trace)
         self._samples = whole.samples
         known, func = whole.extents(sketch), sketch.mod["main"]
@@ -98,16 +110,12 @@ class Outline:
             if all(loop in known for loop in (*one.threads, *one.groups))
         }
 
-    def tabled(self) -> Iterator[Trace]:
-        """What follows the beginning, with the numbers that tables have for the sketch."""
-        return (Trace(self._rest, decisions) for decisions in self._tables)
-
     def draws(self, random: Random) -> Iterator[Trace]:
         """What follows the beginning, with numbers that fit as far as can be told, while there are such.
 
         None of them twice, nor those of tables.
         """
-        seen = {str(list(decisions.values())) for decisions in self._tables}
+        seen = set(self._tabled)
         tries = 0
         while tries < _TRIES:
             tries += 1

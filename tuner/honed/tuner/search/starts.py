@@ -6,6 +6,7 @@ Of the many tiles of a product those below were among the fastest where chosen o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -57,24 +58,40 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
         if _AHEAD not in text:
             continue
         if _SLICED in text:
-            made = [_made(sketch, start, 2) for start in _SLICED_TILES]
+            made = [_made(sketch, start) for start in _SLICED_TILES]
         elif not tiled:
-            tiled, made = True, [_made(sketch, start, 3) for start in _TILES]
+            tiled, made = True, [_made(sketch, start) for start in _TILES]
         else:
             continue
         found |= {one.text(): one for one in made}
     return list(found.values())
 
 
-def _made(sketch: Drawn, start: _Start, levels: int) -> Drawn:
-    """The sketch with a row's numbers; each axis of the output has so many tiles."""
+def groups_of(start: Drawn) -> int:
+    """The work-groups of one of `starts`: what is left of the output's axes outside of all tiles."""
+    axes = _axes(start, _levels(start))[:-1]
+    return math.prod(axis[-1][1].factors[0] for axis in axes)
+
+
+def _levels(sketch: Drawn) -> int:
+    """Tiles of an axis: a work-item's, the group's, and of virtual threads, of which slices have none."""
+    return 2 if _SLICED in str(sketch.steps) else 3
+
+
+def _axes(sketch: Drawn, levels: int) -> list[list[tuple[int, Tile]]]:
+    """The tiles of each axis of the output, and the one of the sum, with the places of their steps."""
+    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
+    return [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
+
+
+def _made(sketch: Drawn, start: _Start) -> Drawn:
+    """The sketch with a row's numbers."""
     changed: dict[int, Decision] = {
         place: Choice(d.options - 1, d.options)  # the longest vectors, the most steps written out
         for place, d in sketch.decisions.items()
         if isinstance(d, Choice)
     }
-    tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
-    *axes, reduced = [tiles[n : n + levels] for n in range(0, len(tiles), levels)]
+    *axes, reduced = _axes(sketch, _levels(sketch))
     image = next(len(step[-1]) for step in sketch.steps if step[0] == "GetLoops") >= _IMAGE_LOOPS
     shares = _shared_out(start, [axis[0][1].extent for axis in axes], image=image)
     for axis, wanted in zip([*axes, reduced], [*shares, [start.reduced]], strict=True):

@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Candidate
 
-from .search_child import Loaded, Proposed, SearchBroke, SearchChild
+from .search_child import DefaultSchedule, Loaded, Proposed, SearchBroke, SearchChild
 from .task import Progress, Task
 
 T = TypeVar("T")
@@ -41,6 +40,8 @@ class Proposals:
         self._child: int | None = None
         self._begun: Progress | None = None  # that a batch is being made for
         self._made: dict[str, Proposed] = {}  # by task
+        self._default_begun: Task | None = None  # whose default schedule is being made
+        self._defaults: dict[str, DefaultSchedule] = {}  # made ahead, by task
 
     def add(self, task: Task, outputs: int) -> None:
         """A task whose last `outputs` parameters are outputs may be proposed for from now on."""
@@ -50,9 +51,18 @@ class Proposals:
         """Take up a task; raises SearchBroke, as all below do."""
         return self._waited(lambda: self._loaded(task, self.search.load(task, self._outputs[task.key])))
 
-    def default(self, task: Task) -> Candidate:
-        """The default schedule of a loaded task."""
-        return self._waited(lambda: self.search.default(task.key))
+    def default(self, task: Task) -> DefaultSchedule:
+        """Take up a task, with its default schedule."""
+        made = self._defaults.pop(task.key, None)
+        return made or self._waited(lambda: self._default(task))
+
+    def begin_default(self, task: Task | None) -> None:
+        """Have a task's default schedule made beside what follows, until `settle`."""
+        if not self._ahead or task is None or task.key in self._defaults:
+            return
+        with suppress(SearchBroke):  # shows when it is asked for
+            self.search.begin_default(task, self._outputs[task.key])
+            self._default_begun = task
 
     def next(self, progress: Progress) -> Proposed:
         """The next batch of a task: first of all what was best with another driver or compiler."""
@@ -72,17 +82,29 @@ class Proposals:
 
     def settle(self) -> None:
         """Wait for what was begun. Where that broke, it is asked for again in its turn, and breaks then."""
+        default, self._default_begun = self._default_begun, None
+        if default is not None:
+            with suppress(SearchBroke):
+                self._defaults[default.key] = self._waited(lambda: self._collected_default(default))
         begun, self._begun = self._begun, None
-        if begun is None:
-            return
-        with suppress(SearchBroke):
-            self._made[begun.task.key] = self._waited(lambda: self._collected(begun))
+        if begun is not None:
+            with suppress(SearchBroke):
+                self._made[begun.task.key] = self._waited(lambda: self._collected(begun))
 
     def learn(self, task: Task, results: Mapping[str, float | None]) -> dict[str, Any] | None:
         """Tell what a batch took; gives how well it had been ranked, where that can be said."""
         if self._child is None or self.search.pid != self._child:
             return None  # its successor reads the records
         return self._waited(lambda: self.search.learn(task.key, results))
+
+    def _default(self, task: Task) -> DefaultSchedule:
+        self.search.begin_default(task, self._outputs[task.key])
+        return self._collected_default(task)
+
+    def _collected_default(self, task: Task) -> DefaultSchedule:
+        made = self.search.collect_default()
+        self._loaded(task, made.loaded)
+        return made
 
     def _stale(self, progress: Progress) -> Proposed | None:
         key = progress.task.key

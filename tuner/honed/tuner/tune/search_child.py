@@ -69,6 +69,14 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DefaultSchedule:
+    """A task that was taken up, with its default schedule."""
+
+    loaded: Loaded
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Proposed:
     """A batch of a task. `way` is how it came to be, `last`: nothing beside the best is left to try."""
 
@@ -171,10 +179,17 @@ class SearchChild:
         self._held.add(task.key)
         return _loaded(answer)
 
-    def default(self, task: str) -> Candidate:
-        """The default schedule of a task that was loaded."""
-        answer = self._ask({"do": "default", "task": task}, self._deadlines.propose)
-        return codec.candidate_from_plain(answer["candidate"])
+    def begin_default(self, task: Task, outputs: int) -> None:
+        """Have a task taken up and its default schedule made; nothing but `collect_default` may follow."""
+        self._started().tell({"do": "default", **_named(task, outputs)})
+        self._held.add(task.key)
+
+    def collect_default(self) -> DefaultSchedule:
+        """What `begin_default` had made; waits for it."""
+        seconds = self._deadlines.load + self._deadlines.propose
+        answer = self._answered(lambda child: child.answer(seconds))
+        candidate = codec.candidate_from_plain(answer["candidate"])
+        return DefaultSchedule(loaded=_loaded(answer), candidate=candidate)
 
     def propose(
         self,

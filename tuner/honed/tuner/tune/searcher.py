@@ -143,8 +143,8 @@ class Searcher:
         return {"workload": codec.workload_to_plain(made), "fresh": fresh}
 
     def default(self, message: Mapping[str, Any]) -> codec.Message:
-        """The default schedule of a loaded task as a candidate."""
-        return self.hunts[message["task"]].default()
+        """Load a task, and make its default schedule a candidate."""
+        return self.load(message) | self.hunts[message["task"]].default()
 
     def propose(self, message: Mapping[str, Any]) -> codec.Message:
         """Load a task and propose a batch of it; `known` holds [trace, seconds or nil] measured before."""

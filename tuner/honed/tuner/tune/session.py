@@ -159,22 +159,26 @@ class Session:
                 continue
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit({"event": "stage", "stage": "baseline", "fraction": n / len(live), "text": text})
+            following = next((p.task for p in live[n + 1 :] if p.task.key not in trusted), None)
             while progress.default is None and progress.stage is Stage.TUNING:
                 try:
-                    self._time_default(progress, last=n == len(live) - 1)
+                    self._time_default(progress, following, last=n == len(live) - 1)
                 except SearchBroke as broke:
                     self._broken(progress, f"its default schedule cannot be made: {broke}")
             self._gate.leave()
         self._trying.settle_speed()
         self._condemn()
 
-    def _time_default(self, progress: Progress, *, last: bool) -> None:
+    def _time_default(self, progress: Progress, following: Task | None, *, last: bool) -> None:
+        """Time a default schedule, while that of the `following` task is made."""
         self._trying.unload()
-        self._take_up(progress, self._proposals.load(progress.task))
-        default = self._proposals.default(progress.task)
-        trial = self._trying.default(default)
+        made = self._proposals.default(progress.task)
+        self._take_up(progress, made.loaded)
+        self._proposals.begin_default(following)
+        trial = self._trying.default(made.candidate)
         while last and self._trying.wants_yardsticks and trial.seconds is not None:
-            trial = self._trying.default(default)
+            trial = self._trying.default(made.candidate)
+        self._proposals.settle()
         if trial.seconds is None:
             verdict = trial.verdict
             progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")

@@ -44,7 +44,7 @@ class Task:
     opaque: str  # why it cannot be tuned; empty where it can
 
     def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
-        """The least seconds that the device's peaks and its cost of a launch allow.
+        """The least seconds that the device's peaks and an empty kernel's time allow.
 
         `rate` is what the device was seen to move at the task's size, in bytes per second. Of a peak that is
         known from below only, UNKNOWN_ABOVE as much is taken for possible.
@@ -54,7 +54,7 @@ class Task:
         arithmetic = bounds.gflops(peaks, half=half) * _headroom(peaks, figure) * 1e9
         memory = bounds.gbs(peaks, self.bytes) * _headroom(peaks, "bandwidth_gbs") * 1e9
         work = max(self.flops / arithmetic, self.bytes / max(rate, memory))
-        return work + peaks.launch_us * 1e-6
+        return work + bounds.launch_seconds(peaks)
 
 
 def _headroom(peaks: DevicePeaks, figure: Figure) -> float:

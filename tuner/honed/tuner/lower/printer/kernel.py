@@ -55,7 +55,9 @@ def _kernel(entry: str, func: tirx.PrimFunc) -> str:
     statements.uses = private_uses(func.body)
     statements.write(func.body)
     lines = "\n".join(blocks.text())
-    return f"__kernel void {entry}({', '.join(arguments)}) {{\n{lines}\n}}\n"
+    # Told of nothing, NVIDIA's compiler takes as many registers as groups of 256 work-items allow.
+    group = f"__attribute__((reqd_work_group_size({', '.join(map(str, statements.work_group))})))"
+    return f"__kernel {group}\nvoid {entry}({', '.join(arguments)}) {{\n{lines}\n}}\n"
 
 
 def _argument(pointer: ir.Var, names: Names, written: bool) -> Buffer:

@@ -28,6 +28,7 @@ class Statements:
         self.memory = memory
         self.calls = calls
         self.uses: dict[Any, Uses] = {}
+        self.work_group = [1, 1, 1]  # work-items along x, y, z
         self._threads: dict[str, Term] = {}
         self._write: dict[type, Callable[[Any], None]] = {
             tirx.SeqStmt: self._sequence,
@@ -69,6 +70,8 @@ class Statements:
             text = f"const int {name} = {_INDICES[kind]}({'xyz'.index(letter)});"
             self.blocks.open[0].lines.append(Declaration(name, text))
             high = int(extent) - 1 if isinstance(extent, tirx.IntImm) else None
+            if kind == "threadIdx" and high is not None:
+                self.work_group["xyz".index(letter)] = high + 1
             self._threads[tag] = Term(name, types.INT, low=0, high=high)
         self.expressions.variables[axis.var] = self._threads[tag]
 
