@@ -49,7 +49,9 @@ def write(folder: Path, precision: Precision, only: str, count: int) -> Iterator
     """Write each task's first served schedule and `count` draws of each sketch, by order of name."""
     device = mali()
     for n, task in enumerate(one for one in tasks(precision) if only in one.name):
-        load = workload(task.name, task.func, task.outputs, folder / f"{precision}-{n:02}", _SEED)
+        load = workload(
+            task.name, task.func, len(task.workload.outputs), folder / f"{precision}-{n:02}", _SEED
+        )
         for k, (schedule, lowered) in enumerate(_schedules(task, device, count)):
             write_one(folder / f"{precision}-{n:02}-{k:03}.honed", load, schedule, lowered, device)
             yield Made(task.name, precision, schedule, max(load.tolerance))

@@ -60,7 +60,8 @@ def main() -> int:
                 if not tried:
                     continue
                 key = one.task.key
-                task = workload(key, one.func, one.outputs, Path(folder) / key, options.seed)
+                sets = Path(folder) / key
+                task = workload(key, one.func, one.outputs, sets, options.seed, one.task.constants)
                 candidates = [Candidate.of(str(n), lowered) for n, (_, lowered) in enumerate(tried)]
                 seconds = _measured(task, candidates, measurer, turn)
                 model.add(key, np.array([features for features, _ in tried]), seconds)

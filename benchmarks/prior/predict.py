@@ -13,9 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
+from honed.tuner.measure.candidate import Candidate
+from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
-from honed.tuner.tune.extract import extract
+from honed.tuner.tune.extract import extract, workload
 from honed.tuner.valhall.benches import predicted
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, seconds
@@ -43,11 +45,13 @@ def main() -> int:
                 break
             for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile)[0]:
                 tried = list(schedules(one.func, profile, options.seed))
+                task = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
                 begun = [judge.begin(lowered.source) for _, lowered in tried]
                 times = []
                 for (_, lowered), dump in zip(tried, begun, strict=True):
                     try:
-                        times.append(seconds(judge.judge(lowered.source, lowered.launches, dump)))
+                        launches = inference_launches(task, Candidate.of("", lowered))
+                        times.append(seconds(judge.judge(lowered.source, launches, dump)))
                     except NotBuilt:
                         times.append(np.inf)
                 if tried:

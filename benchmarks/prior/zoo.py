@@ -5,11 +5,14 @@ None of the models that the prior is judged by is among them.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import onnx.parser
 
 Draw = Callable[[random.Random], str]
@@ -19,6 +22,7 @@ _WIDTHS = (32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 768, 1024, 2048)
 _LENGTHS = (1, 16, 49, 50, 64, 77, 100, 128, 196, 197, 256, 384, 400)
 _ACTIVATIONS = ("Relu(c)", "Clip(c, low, high)", "Sigmoid(c)", "Tanh(c)", "LeakyRelu(c)", "Identity(c)")
 _BOUNDS = "<float low = {0.0}, float high = {6.0}>"
+_WEIGHTS = ("w", "s", "b")  # inputs that are constants in networks
 _MOST_OPERATIONS = 1.5e9  # of one layer: a candidate must be quick to measure
 
 
@@ -33,10 +37,21 @@ def write(folder: Path, count: int, seed: int) -> list[Path]:
         if not text:
             continue
         model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {text}')
+        _settle(model, len(made))
         path = folder / f"{len(made):03d}-{kind}.onnx"
         onnx.save(model, path)
         made.append(path)
     return made
+
+
+def _settle(model: onnx.ModelProto, seed: int) -> None:
+    """Make weights of the inputs that are called so: what is constant may be laid out anew beforehand."""
+    rng = np.random.default_rng(seed)
+    for given in [value for value in model.graph.input if value.name in _WEIGHTS]:
+        shape = [axis.dim_value for axis in given.type.tensor_type.shape.dim]
+        values = rng.standard_normal(shape, np.float32) / np.sqrt(max(1, math.prod(shape[1:])))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), given.name))
+        model.graph.input.remove(given)
 
 
 def joined(paths: list[Path], to: Path) -> Path:
@@ -97,12 +112,12 @@ def _batched(rng: random.Random) -> str:
         return ""
     if rng.random() < 0.5:
         return (
-            f"g (float[1,{heads},{m},{k}] x, float[1,{heads},{k},{n}] w) => (float[1,{heads},{m},{n}] y)"
-            " { y = MatMul(x, w) }"
+            f"g (float[1,{heads},{m},{k}] x, float[1,{heads},{k},{n}] z) => (float[1,{heads},{m},{n}] y)"
+            " { y = MatMul(x, z) }"
         )
     return (
-        f"g (float[1,{heads},{m},{k}] x, float[1,{heads},{n},{k}] w) => (float[1,{heads},{m},{n}] y)"
-        " <float s = {0.125}> { t = Transpose <perm=[0,1,3,2]> (w) p = MatMul(x, t) y = Mul(p, s) }"
+        f"g (float[1,{heads},{m},{k}] x, float[1,{heads},{n},{k}] z) => (float[1,{heads},{m},{n}] y)"
+        " <float s = {0.125}> { t = Transpose <perm=[0,1,3,2]> (z) p = MatMul(x, t) y = Mul(p, s) }"
     )
 
 

@@ -2,7 +2,8 @@
 
 Without arguments: the bench's tasks, with the default schedule, the one that is first served, and the best of
 many draws beside the hand-written kernel. Nothing runs on a GPU: times are bounds of the busiest pipe
-(tuner.valhall.machine). With `check`: the bench beside what others measured on the chip.
+(tuner.valhall.machine), of the launches in each inference: weights are packed before. With `check`: the bench
+beside what others measured on the chip.
 """
 
 from __future__ import annotations
@@ -14,8 +15,11 @@ from rich.console import Console
 from rich.table import Table
 
 from honed.tuner.first import first_kernels
+from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Candidate
+from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, Judged, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
@@ -52,9 +56,9 @@ def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
     device = profile()
     rule, lowered = default(task.func, device)
     table = Table(*_HEADS, title=f"{task.name}, {task.flops / 1e6:.1f} MFLOP, x{task.weight}")
-    _row(table, f"default: {rule}", task, judge.judge(lowered.source, lowered.launches))
+    _row(table, f"default: {rule}", task, judge.judge(lowered.source, _launches(task, lowered)))
     origin, lowered, _ = first_kernels(task.func, "main", target_for(device), device)
-    _row(table, f"first served: {origin}", task, judge.judge(lowered.source, lowered.launches))
+    _row(table, f"first served: {origin}", task, judge.judge(lowered.source, _launches(task, lowered)))
     if task.product is not None:
         source, launch = product(*task.product)
         _row(table, "by hand", task, judge.judge(source, [launch]))
@@ -63,7 +67,7 @@ def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
     found = []
     for one, dump in zip(drawn, built, strict=True):
         try:
-            found.append((one, judge.judge(one.lowered.source, one.lowered.launches, dump)))
+            found.append((one, judge.judge(one.lowered.source, _launches(task, one.lowered), dump)))
         except NotBuilt as failed:
             print(f"sketch {one.draw.sketch}: {failed}")
     for sketch in sorted({one.draw.sketch for one, _ in found}):
@@ -73,6 +77,10 @@ def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
     if show and found:
         best = min(found, key=lambda pair: seconds(pair[1]))
         print(best[0].lowered.source, *(_launched(launch) for launch in best[0].lowered.launches), sep="\n")
+
+
+def _launches(task: BenchTask, lowered: Lowered) -> tuple[KernelLaunch, ...]:
+    return inference_launches(task.workload, Candidate.of(task.name, lowered))
 
 
 def _launched(launch: KernelLaunch) -> str:

@@ -20,9 +20,12 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner.demo import lightglue
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.program import KernelLaunch
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
-from honed.tuner.tune.extract import Extracted, extract
+from honed.tuner.measure.candidate import Candidate
+from honed.tuner.measure.prepared import inference_launches
+from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.compiler import NotBuilt
 from honed.tuner.valhall.judge import Judge, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
@@ -120,10 +123,16 @@ def _ncnn(judge: Judge) -> Iterator[Row]:
 def _taken(judge: Judge, one: Extracted, lowered: Lowered) -> float:
     """Seconds of a call; 0 for one that Mesa's compiler crashes on, which is told."""
     try:
-        return seconds(judge.judge(lowered.source, lowered.launches))
+        return seconds(judge.judge(lowered.source, _launches(one, lowered)))
     except NotBuilt as failed:
         print(f"left out of its model's sum, {one.task.weight} calls of {one.task.name}: {str(failed)[:80]}")
         return 0.0
+
+
+def _launches(one: Extracted, lowered: Lowered) -> tuple[KernelLaunch, ...]:
+    """Those of each inference."""
+    made = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
+    return inference_launches(made, Candidate.of(one.task.name, lowered))
 
 
 def _by_tvm(one: Extracted) -> Lowered:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime.model import Probe, Proof
+from honed.runtime.model import Copy, Probe, Proof
 from tests.runtime.builder import Builder
 
 Array = NDArray[np.float32]
@@ -25,7 +25,7 @@ _SPREAD = "__kernel void spread(__global const float* a, __global float* b) { b[
 
 @dataclass(frozen=True)
 class Victim:
-    """y = (x + c) + 1 with c = k, k + 1, ...: `n` elements in and out."""
+    """y = (x + c) + 1 with c = k, k + 1, ..., prepared as a copy: `n` elements in and out."""
 
     n: int
     k: int
@@ -44,7 +44,9 @@ class Victim:
         source = _SOURCE.format(n=n)
         x, c = b.input("x", "float32", (n,)), b.constant(self._c)
         s, y = b.scratch("float32", (n,)), b.output("y", "float32", (n,))
-        b.launch(b.kernel(source, "shift", "rrw", 4 * n, groups=n, block=1), x, c, s)
+        p = b.prepared("float32", (n,))
+        b.prepare.append(Copy(source=c, target=p))
+        b.launch(b.kernel(source, "shift", "rrw", 4 * n, groups=n, block=1), x, p, s)
         b.launch(b.kernel(source, "increment", "rw", 4 * n, groups=n, block=1), s, y)
         given = np.linspace(-3, 3, n, dtype=np.float32)
         probe = Probe(

@@ -20,7 +20,7 @@ import pytest
 
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, Unavailable
-from tests.runtime.builder import Builder, add_constant, chain
+from tests.runtime.builder import Builder, add_constant, add_prepared, chain
 
 from . import spin
 from .conftest import SIZE
@@ -94,6 +94,17 @@ def test_the_worker_is_killed_while_requests_run(service: Service, client: Clien
     assert restarts(client) == before + 1
     assert service.worker is not None
     assert service.worker.pid != worker.pid
+
+
+def test_another_worker_prepares_a_model_anew(service: Service, client: Client, tmp_path: Path) -> None:
+    client.add(add_prepared(SIZE).write(tmp_path / "prepared.honed"))
+    c = np.arange(SIZE, dtype=np.float32)
+    for _ in range(2):
+        for k in range(3):
+            y = client.infer("prepared", {"x": X + k})["y"]
+            np.testing.assert_array_equal(y, X + k + 2 * (c + 1))
+        service.worker.kill()
+    client.remove("prepared")
 
 
 def test_shared_memory_survives_the_worker(service: Service, client: Client) -> None:

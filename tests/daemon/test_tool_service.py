@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from honed.daemon.tool import main
-from tests.runtime.builder import Builder
+from tests.runtime.builder import Builder, add_prepared
 
 from .conftest import SIZE
 from .running import Service
@@ -191,6 +191,19 @@ def test_show(hone: Hone) -> None:
     _, text, _ = hone("show", "small")
     for part in ("small (ready)", shown["sha256"], f"FP32 [{SIZE}]", "increment", "2 launches of 2 kernels"):
         assert part in text
+
+
+def test_show_what_is_prepared(hone: Hone, tmp_path: Path) -> None:
+    path = add_prepared(SIZE).write(tmp_path / "prepared.honed")
+    assert hone("add", str(path))[0] == 0
+    _, text, _ = hone("show", "prepared")
+    assert "once, when it is loaded: 1 launches of 1 kernels, 4.0 KiB kept" in text
+    assert "2 launches of 1 kernels" in text
+    shown = document(hone("show", "prepared", "--json"))
+    assert [(k["launches"], k["prepared"]) for k in shown["kernels"]] == [(2, 0), (0, 1)]
+    assert shown["prepared_bytes"] == 4096
+    assert hone("remove", "prepared")[0] == 0
+    assert "prepared" not in hone("show", "small")[1]
 
 
 def test_add_replace_and_remove(hone: Hone, small_model: Path) -> None:

@@ -21,6 +21,7 @@ from honed.runtime.model import (
     KernelArg,
     Launch,
     Place,
+    Preparation,
     Proof,
     Source,
     Step,
@@ -72,9 +73,11 @@ class Builder:
     sources: list[str] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
+    prepare: list[Preparation] = field(default_factory=list)
     constants: dict[int, NDArray[Any]] = field(default_factory=dict)
     proof: Proof | None = None
     arena_bytes: int = 0
+    prepared_bytes: int = 0
     constant_bytes: int = 0
 
     def input(self, name: str, kind: str, shape: tuple[int, ...], held: str | None = None) -> int:
@@ -90,6 +93,11 @@ class Builder:
     def scratch(self, kind: str, shape: tuple[int, ...]) -> int:
         index = self._buffer(kind, shape, "scratch", self.arena_bytes)
         self.arena_bytes += -(-self.buffers[index].nbytes // ALIGN) * ALIGN
+        return index
+
+    def prepared(self, kind: str, shape: tuple[int, ...]) -> int:
+        index = self._buffer(kind, shape, "prepared", self.prepared_bytes)
+        self.prepared_bytes += -(-self.buffers[index].nbytes // ALIGN) * ALIGN
         return index
 
     def constant(self, value: NDArray[Any]) -> int:
@@ -157,6 +165,8 @@ class Builder:
             kernels=tuple(self.kernels),
             steps=tuple(self.steps),
             proof=self.proof,
+            prepare=tuple(self.prepare),
+            prepared_bytes=self.prepared_bytes,
         )
 
     def write(self, path: Path, profile: DeviceProfile = PROFILE) -> Path:
@@ -176,6 +186,19 @@ def add_constant(n: int = 8) -> Builder:
     s, y = b.scratch("float32", (n,)), b.output("y", "float32", (n,))
     b.launch(b.kernel(ADD, "add", "rrw", 4 * n, groups=n, block=1, flops=n, moved=12 * n), x, c, s)
     b.launch(b.kernel(INCREMENT, "increment", "rw", 4 * n, groups=n, block=1, flops=n, moved=8 * n), s, y)
+    return b
+
+
+def add_prepared(n: int = 8) -> Builder:
+    """y = (x + p) + p with p = c + 1 prepared and c = 0, 1, 2, ..."""
+    b = Builder()
+    x, c = b.input("x", "float32", (n,)), b.constant(np.arange(n, dtype=np.float32))
+    p, s, y = b.prepared("float32", (n,)), b.scratch("float32", (n,)), b.output("y", "float32", (n,))
+    add = b.kernel(ADD, "add", "rrw", 4 * n, groups=n, block=1, flops=n, moved=12 * n)
+    increment = b.kernel(INCREMENT, "increment", "rw", 4 * n, groups=n, block=1, flops=n, moved=8 * n)
+    b.prepare.append(Launch(kernel=increment, buffers=(c, p)))
+    b.launch(add, x, p, s)
+    b.launch(add, s, p, y)
     return b
 
 

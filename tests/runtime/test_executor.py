@@ -21,17 +21,6 @@ from .builder import ADD, Builder, add_constant, chain
 X = np.arange(8, dtype=np.float32)
 
 
-def separate(device: Device) -> Device:
-    """The same device, with its memory treated as its own: copies instead of maps."""
-    limits = replace(device.profile.limits, host_unified=False)
-    return replace(device, profile=replace(device.profile, limits=limits))
-
-
-@pytest.fixture(params=["as it is", "copying"])
-def either(request: pytest.FixtureRequest, device: Device) -> Device:
-    return separate(device) if request.param == "copying" else device
-
-
 @pytest.fixture
 def executor(either: Device, tmp_path: Path) -> Iterator[Executor]:
     with load(add_constant().write(tmp_path / "m.honed", either.profile), either) as loaded:

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from honed.runtime import modelfile
 from honed.runtime.errors import InvalidArgument, ModelFileError, NotFound
-from honed.runtime.model import CompiledModel, Copy, HostCall, Probe, Proof
+from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Probe, Proof
 
 from .builder import Builder, add_constant
 
@@ -36,6 +36,11 @@ def whole_model() -> Builder:
     b.copy(b.inputs[0].buffer, len(b.buffers) - 1)
     b.output("order", "int64", (8,))
     b.call("argsort", (b.inputs[0].buffer,), (len(b.buffers) - 1,), axis=-1, descending=True)
+    copied = b.prepared("float32", (8,))
+    b.prepare += [
+        Copy(source=1, target=copied),
+        Launch(kernel=1, buffers=(copied, b.prepared("float32", (8,)))),
+    ]
     x = np.ones(8, np.float32)
     probe = Probe(
         inputs=(b.constant(x),),
@@ -61,6 +66,7 @@ def test_what_is_written_is_read(path: Path) -> None:
     with modelfile.read(path) as file:
         assert file.model == built.build()
         assert {type(step) for step in file.model.steps} >= {Copy, HostCall}
+        assert [type(step) for step in file.model.prepare] == [Copy, Launch]
         for index, value in built.constants.items():
             np.testing.assert_array_equal(file.constant(index), value, strict=True)
 
@@ -159,6 +165,14 @@ def test_rewriting_the_same_header_is_accepted(path: Path) -> None:
     assert modelfile.read(path).model == whole_model().build()
 
 
+def test_a_file_from_before_there_was_preparation(tmp_path: Path) -> None:
+    path = add_constant().write(tmp_path / "m.honed")
+    header = plain_header(path)
+    del header["prepare"], header["prepared_bytes"]
+    rewrite_header(path, msgpack.packb(header))
+    assert modelfile.read(path).model == add_constant().build()
+
+
 MUTATIONS: dict[str, tuple[Callable[[Plain], object], str]] = {
     "unknown key": (lambda h: h.update(extra=1), "unknown key 'extra'"),
     "missing key": (lambda h: h.pop("arena_bytes"), "lacks the key 'arena_bytes'"),
@@ -175,6 +189,16 @@ MUTATIONS: dict[str, tuple[Callable[[Plain], object], str]] = {
     "unknown step": (lambda h: h["steps"].append({"jump": {}}), "kind 'jump'"),
     "two steps in one": (lambda h: h["steps"][0].update(copy={}), "instead of a map of one of"),
     "attribute of bytes": (lambda h: h["steps"][3]["hostcall"].update(attrs={"axis": [1.5]}), "attrs"),
+    "host call in preparation": (
+        lambda h: h["prepare"].append(h["steps"][3]),
+        r"prepare\[2\] is of kind 'hostcall' instead of one of launch, copy",
+    ),
+    "nil for no preparation": (lambda h: h.update(prepare=None), "prepare is None instead of a list"),
+    "preparation without its section": (lambda h: h.pop("prepared_bytes"), "outside the prepared section"),
+    "prepared buffers without preparation": (
+        lambda h: (h.pop("prepare"), h["steps"][0]["launch"].update(buffers=[0, 7, 2])),
+        "step 0 reads buffer 7 before",
+    ),
     "list for a map": (lambda h: h.update(proof=[]), "proof is"),
     "constants elsewhere": (lambda h: h.update(constant_bytes=h["constant_bytes"] + 64), "contradicts"),
 }

@@ -14,7 +14,7 @@ from honed.runtime import plan, validate
 from honed.runtime.errors import ModelFileError
 from honed.runtime.model import Buffer, CompiledModel, Copy, HostCall, Launch, Probe, Proof
 
-from .builder import PROFILE, add_constant, chain
+from .builder import PROFILE, Builder, add_constant, add_prepared, chain
 
 Change = Callable[[CompiledModel], CompiledModel]
 
@@ -155,7 +155,88 @@ BROKEN: dict[str, tuple[Change, str]] = {
 }
 
 
+def with_preparation(*extra: Launch | Copy) -> Change:
+    return lambda model: replace(model, prepare=model.prepare + extra)
+
+
+# add_prepared: buffers 0 input x, 1 constant, 2 prepared, 3 scratch, 4 output y; kernels 0 add, 1 increment
+BROKEN_PREPARATION: dict[str, tuple[Change, str]] = {
+    "misaligned": (with_item("buffers", 2, offset=64), "offset 64, no multiple of 128"),
+    "outside": (with_item("buffers", 2, offset=4096), "outside the prepared section of 4096 bytes"),
+    "negative section": (with_fields(prepared_bytes=-1), "prepared section of -1 bytes"),
+    "endless section": (with_fields(prepared_bytes=1 << 40), "exceeds what the device can allocate at once"),
+    "overlapping": (
+        lambda m: replace(m, buffers=(*m.buffers, m.buffers[2])),
+        "prepared values in buffers 2 and 5 overlap",
+    ),
+    "reads an input": (
+        with_item("prepare", 0, buffers=(0, 2)),
+        "preparation step 0 reads buffer 0, which is",
+    ),
+    "reads scratch": (with_item("prepare", 0, buffers=(3, 2)), "reads buffer 3, which is of place scratch"),
+    "writes scratch": (with_item("prepare", 0, buffers=(1, 3)), "writes buffer 3, which is of place scratch"),
+    "writes an output": (with_item("prepare", 0, buffers=(1, 4)), "writes buffer 4"),
+    "writes a constant": (with_preparation(Copy(source=2, target=1)), "preparation step 1 writes buffer 1"),
+    "writes what it reads": (with_item("prepare", 0, buffers=(2, 2)), "uses buffer 2 twice"),
+    "prepared by none": (with_fields(prepare=()), "step 0 reads buffer 2 before anything was written to it"),
+    "written by an inference": (with_steps(Copy(source=0, target=2)), "step 2 writes buffer 2, which is of"),
+    "updated by an inference": (with_arg(0, 1, access="readwrite"), "step 0 writes buffer 2"),
+    "kernel missing": (with_item("prepare", 0, kernel=2), "preparation step 0 names kernel 2"),
+    "buffer missing": (
+        with_item("prepare", 0, buffers=(1, 5)),
+        "preparation step 0, kernel 'increment' names",
+    ),
+    "another dtype": (with_arg(1, 0, dtype="int32"), "argument 0 is int32 and buffer 1 is float32"),
+    "argument too large": (with_arg(1, 1, nbytes=36), "needs 36 bytes and buffer 2 has 32"),
+    "output in its place": (
+        lambda m: with_item("outputs", 0, buffer=2)(with_item("buffers", 4, place="scratch")(m)),
+        "which is of place prepared",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_PREPARATION)
+def test_a_broken_rule_of_preparation_is_named(name: str) -> None:
+    change, message = BROKEN_PREPARATION[name]
+    with pytest.raises(ModelFileError) as caught:
+        validate.check(change(add_prepared().build()))
+    assert message in str(caught.value)
+
+
+def test_preparation_reads_only_what_it_wrote_before() -> None:
+    b = add_prepared()
+    second = b.prepared("float32", (8,))
+    b.prepare.append(Launch(kernel=1, buffers=(2, second)))
+    validate.check(b.build())
+    b.prepare.reverse()
+    with pytest.raises(ModelFileError, match="preparation step 0 reads buffer 2 before"):
+        validate.check(b.build())
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_prepared_buffers_agree_with_comparing_every_pair(data: st.DataObject) -> None:
+    b = Builder(prepared_bytes=2048)
+    touch = b.kernel(
+        "__kernel void touch(__global uchar* a) {}", "touch", "w", 0, groups=1, block=1, kind="uint8"
+    )
+    for _ in range(data.draw(st.integers(2, 5))):
+        size, offset = data.draw(st.sampled_from([0, 64, 128, 200])), 128 * data.draw(st.integers(0, 14))
+        b.buffers.append(Buffer(dtype="uint8", shape=(size,), place="prepared", offset=offset, nbytes=size))
+        b.prepare.append(Launch(kernel=touch, buffers=(len(b.buffers) - 1,)))
+    together = any(
+        x.nbytes and y.nbytes and min(x.offset + x.nbytes, y.offset + y.nbytes) > max(x.offset, y.offset)
+        for x, y in combinations(b.buffers, 2)
+    )
+    if together:
+        with pytest.raises(ModelFileError, match="overlap"):
+            validate.check(b.build())
+    else:
+        validate.check(b.build())
+
+
 def test_the_examples_keep_every_rule() -> None:
+    validate.check(add_prepared().build())
     validate.check(add_constant().build())
     validate.check(chain(50).build())
     validate.check(with_proof()(add_constant().build()))

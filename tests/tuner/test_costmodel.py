@@ -78,6 +78,18 @@ def test_tasks_of_any_speed_are_learned_together() -> None:
     assert ranking(predicted, seconds).correlation > 0.9  # type: ignore[union-attr]
 
 
+def test_tasks_are_told_apart_by_their_whole_keys(tmp_path: Path) -> None:
+    """Of one function, packing its weights in each inference and before: the same hash, another mark."""
+    features, seconds = samples(20, 0)
+    model = CostModel(WIDTH)
+    model.add("0123456789abcdef", features, seconds)
+    model.add("0123456789abcdef_c1_c12", features, seconds / 10)
+    model.save(tmp_path / "m.npz")
+    for one in (model, CostModel.load(tmp_path / "m.npz", WIDTH)):
+        np.testing.assert_allclose(one.scores()[:20], one.scores()[20:])
+        assert set(one.tasks) == {"0123456789abcdef", "0123456789abcdef_c1_c12"}
+
+
 def test_it_is_the_same_after_a_restart(tmp_path: Path) -> None:
     model = trained()
     model.save(tmp_path / "kept" / "model.npz")

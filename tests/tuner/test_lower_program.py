@@ -141,6 +141,8 @@ def _compiled(plan: Plan, inputs: Mapping[str, np.ndarray], device: Device) -> C
         sources=plan.sources,
         kernels=plan.kernels,
         steps=plan.steps,
+        prepare=plan.prepare,
+        prepared_bytes=plan.prepared_bytes,
         proof=None,
     )
 

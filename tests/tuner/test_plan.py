@@ -11,6 +11,8 @@ from honed.runtime.model import Copy, HostCall, KernelArg, Launch
 from honed.tuner.lower.plan import Lifetime, place, plan
 from honed.tuner.lower.program import Function, FunctionCall, HostFunctionCall, KernelLaunch, Program, Value
 
+ROOM = 1 << 28  # bytes
+
 lifetimes = st.builds(
     lambda nbytes, first, length: Lifetime(nbytes, first, first + length),
     st.integers(0, 5000),
@@ -80,13 +82,13 @@ def _program(values: int, calls: list[FunctionCall | HostFunctionCall], outputs:
 
 
 def test_an_input_that_is_an_output_is_copied() -> None:
-    made = plan(_program(1, [], [0]), {}, 64)
+    made = plan(_program(1, [], [0]), {}, 64, ROOM)
     assert made.steps == (Copy(source=made.input_buffers[0], target=made.output_buffers[0]),)
 
 
 def test_a_value_under_two_output_names_is_computed_once_and_copied() -> None:
     calls = [FunctionCall(function="f", inputs=(0,), outputs=(1,))]
-    made = plan(_program(2, calls, [1, 1]), {"f": _function("f", 1)}, 64)
+    made = plan(_program(2, calls, [1, 1]), {"f": _function("f", 1)}, 64, ROOM)
     first, second = made.output_buffers
     assert [type(s) for s in made.steps] == [Launch, Copy]
     assert made.steps[1] == Copy(source=first, target=second)
@@ -100,7 +102,7 @@ def test_a_constant_that_is_an_output_is_copied() -> None:
         output_shapes=((4,),),
         calls=(),
     )
-    made = plan(program, {}, 64)
+    made = plan(program, {}, 64, ROOM)
     (copy,) = made.steps
     assert isinstance(copy, Copy)
     assert made.buffers[copy.source].place == "constant"
@@ -112,14 +114,14 @@ def test_a_function_called_twice_is_one_kernel_of_one_source() -> None:
         FunctionCall(function="f", inputs=(0,), outputs=(1,)),
         FunctionCall(function="f", inputs=(1,), outputs=(2,)),
     ]
-    made = plan(_program(3, calls, [2]), {"f": _function("f", 1)}, 64)
+    made = plan(_program(3, calls, [2]), {"f": _function("f", 1)}, 64, ROOM)
     assert len(made.kernels) == len(made.sources) == 1
     assert [s.kernel for s in made.steps if isinstance(s, Launch)] == [0, 0]
 
 
 def test_several_launches_share_their_inner_buffers_and_source() -> None:
     calls = [FunctionCall(function="f", inputs=(0,), outputs=(1,))]
-    made = plan(_program(2, calls, [1]), {"f": _function("f", 1, launches=2, inner=1)}, 64)
+    made = plan(_program(2, calls, [1]), {"f": _function("f", 1, launches=2, inner=1)}, 64, ROOM)
     one, two = (s for s in made.steps if isinstance(s, Launch))
     assert one.buffers == two.buffers
     assert [k.name for k in made.kernels] == ["f.0", "f.1"]
@@ -131,7 +133,7 @@ def test_a_host_function_sees_the_shape_it_asked_for() -> None:
     calls: list[FunctionCall | HostFunctionCall] = [
         HostFunctionCall(function="sort", inputs=(0,), input_shapes=((2, 2),), outputs=(1,), attrs={})
     ]
-    made = plan(_program(2, calls, [1]), {}, 64)
+    made = plan(_program(2, calls, [1]), {}, 64, ROOM)
     copy, call = made.steps
     assert isinstance(copy, Copy)
     assert isinstance(call, HostCall)
@@ -141,7 +143,7 @@ def test_a_host_function_sees_the_shape_it_asked_for() -> None:
 
 def test_extra_arrays_are_the_last_constants_and_page_aligned() -> None:
     extra = [np.zeros(3, np.int64), np.ones((2, 2), bool)]
-    made = plan(_program(1, [], [0]), {}, 64, extra)
+    made = plan(_program(1, [], [0]), {}, 64, ROOM, extra)
     last = sorted(made.constants)[-2:]
     assert [made.constants[i].dtype for i in last] == [np.int64, np.bool_]
     assert all(made.buffers[i].offset % 4096 == 0 for i in last)
@@ -153,5 +155,5 @@ def test_the_arena_is_a_multiple_of_the_alignment(alignment: int) -> None:
         FunctionCall(function="f", inputs=(0,), outputs=(1,)),
         FunctionCall(function="f", inputs=(1,), outputs=(2,)),
     ]
-    made = plan(_program(3, calls, [2]), {"f": _function("f", 1)}, alignment)
+    made = plan(_program(3, calls, [2]), {"f": _function("f", 1)}, alignment, ROOM)
     assert made.arena_bytes == alignment

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from dataclasses import dataclass
 
 from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Source, Tensor
@@ -11,7 +12,10 @@ from honed.runtime.profile import DeviceIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledKernel:
-    """A kernel without its source (see `honed.runtime.model.Kernel`), with its launches in one inference."""
+    """A kernel without its source (see `honed.runtime.model.Kernel`), with its launches in one inference.
+
+    `prepared` is how often it is launched when the model is loaded.
+    """
 
     name: str
     grid: tuple[int, int, int]
@@ -21,6 +25,7 @@ class CompiledKernel:
     task: str
     schedule: str
     launches: int
+    prepared: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ class Compiled:
     host_calls: int
     constant_bytes: int
     arena_bytes: int
+    prepared_bytes: int
     proof: CompiledProof | None
     schedules: str
 
@@ -79,16 +85,17 @@ def summarise(model: CompiledModel) -> Compiled:
         host_calls=sum(isinstance(step, HostCall) for step in model.steps),
         constant_bytes=model.constant_bytes,
         arena_bytes=model.arena_bytes,
+        prepared_bytes=model.prepared_bytes,
         proof=_proof(model),
         schedules=_schedules(model),
     )
 
 
 def _kernels(model: CompiledModel) -> tuple[CompiledKernel, ...]:
-    counts = [0] * len(model.kernels)
-    for step in model.steps:
-        if isinstance(step, Launch):
-            counts[step.kernel] += 1
+    launches, prepared = (
+        Counter(step.kernel for step in steps if isinstance(step, Launch))
+        for steps in (model.steps, model.prepare)
+    )
     return tuple(
         CompiledKernel(
             name=kernel.name,
@@ -98,9 +105,10 @@ def _kernels(model: CompiledModel) -> tuple[CompiledKernel, ...]:
             bytes=kernel.bytes,
             task=kernel.task,
             schedule=kernel.schedule,
-            launches=count,
+            launches=launches[n],
+            prepared=prepared[n],
         )
-        for kernel, count in zip(model.kernels, counts, strict=True)
+        for n, kernel in enumerate(model.kernels)
     )
 
 
@@ -126,4 +134,6 @@ def _schedules(model: CompiledModel) -> str:
     for kernel in model.kernels:
         digest.update(repr((kernel.entry, kernel.grid, kernel.block)).encode())
         digest.update(model.sources[kernel.source].encode())
+    if model.prepare:
+        digest.update(repr(model.prepare).encode())
     return digest.hexdigest()

@@ -180,4 +180,5 @@ _SHOWN = (
     "host_calls",
     "constant_bytes",
     "arena_bytes",
+    "prepared_bytes",
 )

@@ -1,7 +1,8 @@
 """Runs a compiled model on an OpenCL device.
 
-Buffers and kernel arguments are bound once. An inference writes the inputs, enqueues every step without
-waiting, and waits once, when it reads the outputs; each host call in the plan costs one wait more.
+What depends on constants only is computed once, when the model is loaded; buffers and kernel arguments are
+bound once. An inference writes the inputs, enqueues every step without waiting, and waits once, when it reads
+the outputs; each host call in the plan costs one wait more.
 """
 
 from __future__ import annotations
@@ -17,14 +18,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from . import border, fit, programs
+from . import binding, border, fit, programs
 from .devices import Device, select
 from .errors import DeviceError, InvalidArgument
 from .memory import Memory
-from .model import CompiledModel, HostCall, Launch
+from .model import CompiledModel, HostCall, Launch, Preparation
 from .modelfile import ModelFile, read
 from .opencl import cl, context, driver_call, failure
-from .segments import Batch, Call, Command, Segment
 from .timing import InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
@@ -71,7 +71,7 @@ class Executor:
         builder: ThreadPoolExecutor | None = None,
         progress: Progress = lambda _, __: None,
     ) -> None:
-        """Build, allocate, upload and bind; raises DeviceError where the device cannot do that."""
+        """Build, allocate, upload, prepare and bind; raises DeviceError where the device cannot do that."""
         self.file = file
         self.device = device
         self._inputs = border.ports(file.model, "input")
@@ -85,7 +85,10 @@ class Executor:
         self._profiling_queue: Any = None
         self._memory = Memory(file, device, self._queue)
         cap = device.profile.rules.max_queued_launches
-        self._segments = _bind(file.model, kernels, self._memory, cap)
+        for step in file.model.prepare:
+            if not binding.empty(file.model, step):
+                self._prepare(step, kernels)
+        self._segments = binding.segments(file.model, kernels, self._memory, cap)
 
     @property
     def model(self) -> CompiledModel:
@@ -143,6 +146,14 @@ class Executor:
     ) -> None:
         self.close()
 
+    def _prepare(self, step: Preparation, built: list[Any]) -> None:
+        """Run a step of the preparation and wait, so that constants only it reads can go again."""
+        with driver_call("prepare the model"), self._memory.lent(self._queue, step):
+            command = binding.command(self.model, built, self._memory, step)
+            event = command.enqueue(self._queue, *command.args)
+            self._queue.finish()
+            self._check_complete([event])
+
     def _infer(self, queue: Any, given: list[Array], timeline: Timeline | None) -> dict[str, Array]:
         if self._unusable == "closed":
             raise InvalidArgument("this model was closed; load it again")
@@ -197,31 +208,3 @@ def _built_kernels(
         found.append(built[kernel.source])
         progress(len(found), len(model.kernels))
     return found
-
-
-def _bind(model: CompiledModel, built: list[Any], memory: Memory, cap: int) -> list[Segment]:
-    """The steps as segments: runs of launches and copies, with host calls between them."""
-    segments: list[Segment] = []
-    commands: list[Command] = []
-    bound: dict[Launch, Command] = {}
-    for step in model.steps:
-        if isinstance(step, HostCall):
-            segments += [Batch(commands, cap), Call(step, model.buffers, memory)]
-            commands = []
-        elif isinstance(step, Launch):
-            if step not in bound:
-                bound[step] = _bound_launch(model, built, memory, step)
-            commands.append(bound[step])
-        elif model.buffers[step.source].nbytes:
-            source, target = memory.buffers[step.source], memory.buffers[step.target]
-            commands.append(Command.copy(source, target, model.buffers[step.source].nbytes))
-    return [*segments, Batch(commands, cap)]
-
-
-def _bound_launch(model: CompiledModel, built: list[Any], memory: Memory, step: Launch) -> Command:
-    """A kernel object of its own for the step, so that its arguments stay set; `memory` keeps the buffers."""
-    kernel = model.kernels[step.kernel]
-    with driver_call(f"bind kernel {kernel.name!r}"):
-        bound = cl.Kernel(built[step.kernel], kernel.entry)
-        bound.set_args(*(memory.buffers[index] for index in step.buffers))
-    return Command.launch(step.kernel, bound, kernel.grid, kernel.block)

@@ -9,6 +9,7 @@ from .devices import Device
 from .errors import DeviceError
 from .model import CompiledModel, Kernel
 from .opencl import driver_call, most_work_items
+from .plan import constants_of
 
 
 def check(model: CompiledModel, device: Device) -> None:
@@ -23,18 +24,29 @@ def check(model: CompiledModel, device: Device) -> None:
             raise _unfit(device, f"has no {extension}, which the model's {dtype} kernels need")
     for kernel in model.kernels:
         _check_geometry(kernel, device)
-    if any(b.place == "scratch" and b.nbytes and b.offset % limits.base_align_bytes for b in model.buffers):
+    cut = [b for b in model.buffers if b.place in ("prepared", "scratch") and b.nbytes]
+    if any(b.offset % limits.base_align_bytes for b in cut):
         raise _unfit(
             device, f"needs buffers aligned to {limits.base_align_bytes} bytes and the model's are not"
         )
-    largest = max([model.arena_bytes, *(b.nbytes for b in model.buffers)])
+    largest = max([model.arena_bytes, model.prepared_bytes, *(b.nbytes for b in model.buffers)])
     if largest > limits.max_alloc_bytes:
         raise _unfit(
             device, f"allocates at most {limits.max_alloc_bytes} bytes at once and the model needs {largest}"
         )
-    total = model.arena_bytes + sum(b.nbytes for b in model.buffers if b.place != "scratch")
+    total = _most_bytes(model)
     if total > limits.global_mem_bytes:
         raise _unfit(device, f"has {limits.global_mem_bytes} bytes of memory and the model needs {total}")
+
+
+def _most_bytes(model: CompiledModel) -> int:
+    """Of device memory: what the model keeps, and most while it is prepared, step by step."""
+    kept = constants_of(model, model.steps)
+    held = model.arena_bytes + model.prepared_bytes
+    held += sum(b.nbytes for b in model.buffers if b.place in ("input", "output"))
+    held += sum(model.buffers[index].nbytes for index in kept)
+    lent = (constants_of(model, (step,)) - kept for step in model.prepare)
+    return held + max((sum(model.buffers[index].nbytes for index in step) for step in lent), default=0)
 
 
 def check_built(built: Any, kernel: Kernel, device: Device) -> None:

@@ -1,6 +1,7 @@
 """A model's device memory: its buffers, and the host's way into them.
 
-Inputs and outputs are allocations of their own, scratch is cut from one arena, constants are uploaded once.
+Inputs and outputs are allocations of their own, scratch is cut from one arena and what is prepared from one
+section, constants are uploaded once.
 Where host and device share memory the host maps a buffer; elsewhere it copies through a staging array that
 lives as long as the model.
 """
@@ -16,9 +17,10 @@ from numpy.typing import NDArray
 
 from .devices import Device
 from .dtypes import dtype
+from .model import Preparation
 from .modelfile import ModelFile
 from .opencl import cl, context, driver_call
-from .plan import uses
+from .plan import constants_of
 
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
@@ -27,7 +29,8 @@ _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
 class Memory:
     """The buffers of one model on one device; `buffers[i]` is the pyopencl buffer of buffer i.
 
-    Constants that no step touches (those of probes) stay in the file and have None.
+    Constants that no inference reads (those of probes, and those that only preparation reads) stay in the
+    file and have None.
     """
 
     def __init__(self, file: ModelFile, device: Device, queue: Any) -> None:
@@ -36,22 +39,37 @@ class Memory:
         self._shared = device.profile.limits.host_unified
         self._staging: dict[int, Array] = {}
         self._pending: list[Any] = []  # events of copies; pyopencl waits for one that is let go early
-        touched = {use.buffer for step in model.steps for use in uses(model, step)}
+        self._context = context(device.cl)
+        self._file = file
+        self._resident = constants_of(model, model.steps)
         with driver_call("allocate the model's memory"):
-            self._arena: Any = cl.Buffer(
-                context(device.cl), cl.mem_flags.READ_WRITE, max(model.arena_bytes, _LEAST_BYTES)
-            )
-            self.buffers = self._allocate(context(device.cl), touched)
+            self._sections: dict[str, Any] = {
+                "scratch": self._allocated(model.arena_bytes),
+                "prepared": self._allocated(model.prepared_bytes),
+            }
+            self.buffers = self._allocate()
         with driver_call("upload the model's constants"):
-            for index in touched:
-                if model.buffers[index].place == "constant" and model.buffers[index].nbytes:
-                    cl.enqueue_copy(queue, self.buffers[index], file.constant(index))
+            for index in self._resident:
+                self._upload(queue, index)
 
     def close(self) -> None:
         """Let go of all device memory."""
         self.buffers = []
         self._pending = []
-        self._arena = None
+        self._sections = {}
+
+    @contextmanager
+    def lent(self, queue: Any, step: Preparation) -> Iterator[None]:
+        """The constants that `step` of the preparation reads are there for the length of the block."""
+        lent = constants_of(self._file.model, (step,)) - self._resident
+        try:
+            for index in lent:
+                self.buffers[index] = self._allocated(self._described[index].nbytes)
+                self._upload(queue, index)
+            yield
+        finally:
+            for index in lent:
+                self.buffers[index] = None
 
     @contextmanager
     def written(self, queue: Any, index: int) -> Iterator[Array]:
@@ -112,21 +130,28 @@ class Memory:
             array = self._staging[index] = np.empty(described.shape, dtype(described.dtype).numpy)
         return array
 
-    def _allocate(self, in_context: Any, touched: set[int]) -> list[Any]:
-        flags = cl.mem_flags.READ_WRITE | (cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0)
-        cut: dict[tuple[int, int], Any] = {}
+    def _allocate(self) -> list[Any]:
+        flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
+        cut: dict[tuple[str, int, int], Any] = {}
         buffers: list[Any] = []
         for index, described in enumerate(self._described):
-            if described.place == "constant" and index not in touched:
+            if described.place == "constant" and index not in self._resident:
                 buffers.append(None)
-            elif described.place == "scratch" and described.nbytes:
-                span = (described.offset, described.nbytes)
+            elif described.place in self._sections and described.nbytes:
+                span = (described.place, described.offset, described.nbytes)
                 if span not in cut:
-                    cut[span] = self._arena.get_sub_region(*span)
+                    cut[span] = self._sections[described.place].get_sub_region(*span[1:])
                 buffers.append(cut[span])
             else:
-                buffers.append(cl.Buffer(in_context, flags, max(described.nbytes, _LEAST_BYTES)))
+                buffers.append(self._allocated(described.nbytes, flags))
         return buffers
+
+    def _allocated(self, nbytes: int, flags: int = 0) -> Any:
+        return cl.Buffer(self._context, cl.mem_flags.READ_WRITE | flags, max(nbytes, _LEAST_BYTES))
+
+    def _upload(self, queue: Any, index: int) -> None:
+        if self._described[index].nbytes:
+            cl.enqueue_copy(queue, self.buffers[index], self._file.constant(index))
 
 
 def _unmap(queue: Any, array: Array) -> None:

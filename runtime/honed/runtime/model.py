@@ -13,7 +13,7 @@ from .profile import DeviceProfile
 
 FORMAT_VERSION = 1
 CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can be mapped
-Place = Literal["input", "output", "constant", "scratch"]
+Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]
 
 
@@ -48,9 +48,9 @@ class Source:
 class Buffer:
     """A tensor in device memory: dense, row-major.
 
-    `offset` (bytes) counts from the start of the constant section for place "constant" and from the
-    start of the scratch arena for "scratch"; it is 0 for inputs and outputs, which are allocations of
-    their own so that the host can map them.
+    `offset` (bytes) counts from the start of the constant section for place "constant", of the prepared
+    section for "prepared" and of the scratch arena for "scratch"; it is 0 for inputs and outputs, which are
+    allocations of their own so that the host can map them.
     """
 
     dtype: str
@@ -125,7 +125,8 @@ class HostCall:
     attrs: dict[str, Attr]
 
 
-Step = Launch | Copy | HostCall
+Preparation = Launch | Copy
+Step = Preparation | HostCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +155,11 @@ class Proof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledModel:
-    """A whole compiled model, without the bytes of its constants."""
+    """A whole compiled model, without the bytes of its constants.
+
+    `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
+    run in each inference.
+    """
 
     source: Source
     compiler: dict[str, str]  # name -> version of what made it
@@ -168,3 +173,5 @@ class CompiledModel:
     kernels: tuple[Kernel, ...]
     steps: tuple[Step, ...]
     proof: Proof | None
+    prepare: tuple[Preparation, ...] = ()
+    prepared_bytes: int = 0

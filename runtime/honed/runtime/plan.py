@@ -1,5 +1,7 @@
 """The rules of a plan's steps: what each may touch, what is written when, and which memory is shared.
 
+Preparation runs once, before the first inference: it sees constants and prepared buffers only, and what it
+wrote no inference may change.
 A buffer is live from its first use to its last. Two scratch buffers may share bytes only where they are never
 live at the same step. "readwrite" means that a kernel reads back what it wrote itself or updates in place, so
 it counts as a write when it comes first.
@@ -8,12 +10,26 @@ it counts as a write when it comes first.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from . import hostrules
 from .errors import InvalidArgument, ModelFileError
-from .model import CompiledModel, Copy, HostCall, Launch, Step
+from .model import CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What the steps of one list are called in messages, and the places of what they may read and write."""
+
+    called: str
+    reads: frozenset[Place]
+    writes: frozenset[Place]
+
+
+_PREPARATION = _Stage("preparation step", frozenset({"constant", "prepared"}), frozenset({"prepared"}))
+_INFERENCE = _Stage("step", frozenset(get_args(Place)), frozenset({"output", "scratch"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +40,26 @@ class Use:
     reads: bool  # needs to have been written before
     writes: bool
 
+    @classmethod
+    def of(cls, buffer: int, access: Literal["read", "write", "readwrite"]) -> Use:
+        """A kernel's, by what it does with the argument."""
+        return cls(buffer, reads=access == "read", writes=access != "read")
+
 
 def check(model: CompiledModel) -> None:
     """Raise ModelFileError unless every step is possible where it stands."""
-    for i, step in enumerate(model.steps):
-        _check_step(model, f"step {i}", step)
+    for where, step, stage in _in_order(model):
+        _check_step(model, where, step)
+        _check_access(model, where, step, stage)
     _check_order(model)
     _check_sharing(model)
 
 
-def uses(model: CompiledModel, step: Step) -> Iterator[Use]:
+def uses(kernels: Sequence[Kernel], step: Step) -> Iterator[Use]:
     """Every buffer `step` touches, in the order of its arguments."""
     if isinstance(step, Launch):
-        for arg, index in zip(model.kernels[step.kernel].args, step.buffers, strict=True):
-            yield Use(index, reads=arg.access == "read", writes=arg.access != "read")
+        for arg, index in zip(kernels[step.kernel].args, step.buffers, strict=True):
+            yield Use.of(index, arg.access)
     elif isinstance(step, Copy):
         yield Use(step.source, reads=True, writes=False)
         yield Use(step.target, reads=False, writes=True)
@@ -46,6 +68,19 @@ def uses(model: CompiledModel, step: Step) -> Iterator[Use]:
             yield Use(index, reads=True, writes=False)
         for index in step.outputs:
             yield Use(index, reads=False, writes=True)
+
+
+def constants_of(model: CompiledModel, steps: Iterable[Step]) -> frozenset[int]:
+    """The constants that some of the steps read."""
+    touched = {use.buffer for step in steps for use in uses(model.kernels, step)}
+    return frozenset(index for index in touched if model.buffers[index].place == "constant")
+
+
+def _in_order(model: CompiledModel) -> Iterator[tuple[str, Step, _Stage]]:
+    """All steps as they run first, with what they are called in messages."""
+    for stage, steps in ((_PREPARATION, model.prepare), (_INFERENCE, model.steps)):
+        for i, step in enumerate(steps):
+            yield f"{stage.called} {i}", step, stage
 
 
 def _fail(problem: str) -> ModelFileError:
@@ -62,7 +97,6 @@ def _check_step(model: CompiledModel, where: str, step: Step) -> None:
             raise _fail(f"{where} copies {source.nbytes} bytes to a buffer of {target.nbytes}")
     else:
         _check_host_call(model, where, step)
-    _check_access(model, where, step)
 
 
 def _check_indices(model: CompiledModel, where: str, indices: tuple[int, ...]) -> None:
@@ -101,12 +135,13 @@ def _check_host_call(model: CompiledModel, where: str, step: HostCall) -> None:
         raise _fail(f"{where}: {error}") from error
 
 
-def _check_access(model: CompiledModel, where: str, step: Step) -> None:
+def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -> None:
     touched: dict[int, bool] = {}  # buffer -> whether some use writes it
-    for use in uses(model, step):
+    for use in uses(model.kernels, step):
         place = model.buffers[use.buffer].place
-        if use.writes and place in ("constant", "input"):
-            raise _fail(f"{where} writes buffer {use.buffer}, which is of place {place}")
+        if place not in (stage.writes if use.writes else stage.reads):
+            does = "writes" if use.writes else "reads"
+            raise _fail(f"{where} {does} buffer {use.buffer}, which is of place {place}")
         if use.buffer in touched and (use.writes or touched[use.buffer]):
             raise _fail(f"{where} uses buffer {use.buffer} twice and writes it")
         touched[use.buffer] = touched.get(use.buffer, False) or use.writes
@@ -115,11 +150,11 @@ def _check_access(model: CompiledModel, where: str, step: Step) -> None:
 def _check_order(model: CompiledModel) -> None:
     """Nothing is read before it is written, and every output is written. Empty buffers hold nothing."""
     written = {i for i, b in enumerate(model.buffers) if b.place in ("constant", "input") or b.nbytes == 0}
-    for i, step in enumerate(model.steps):
-        for use in uses(model, step):
+    for where, step, _ in _in_order(model):
+        for use in uses(model.kernels, step):
             if use.reads and use.buffer not in written:
-                raise _fail(f"step {i} reads buffer {use.buffer} before anything was written to it")
-        written.update(use.buffer for use in uses(model, step) if use.writes)
+                raise _fail(f"{where} reads buffer {use.buffer} before anything was written to it")
+        written.update(use.buffer for use in uses(model.kernels, step) if use.writes)
     for tensor in model.outputs:
         if tensor.buffer not in written:
             raise _fail(f"nothing writes output {tensor.name!r}")
@@ -130,7 +165,7 @@ def _check_sharing(model: CompiledModel) -> None:
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, step in enumerate(model.steps):
-        for use in uses(model, step):
+        for use in uses(model.kernels, step):
             buffer = model.buffers[use.buffer]
             if buffer.place == "scratch" and buffer.nbytes:
                 first.setdefault(use.buffer, i)

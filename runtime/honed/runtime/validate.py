@@ -64,6 +64,11 @@ def _check_buffers(model: CompiledModel) -> None:
         f"the scratch arena of {model.arena_bytes} bytes exceeds what the device can allocate at once, "
         f"{limits.max_alloc_bytes}",
     )
+    _require(
+        0 <= model.prepared_bytes <= limits.max_alloc_bytes,
+        f"the prepared section of {model.prepared_bytes} bytes exceeds what the device can allocate at once, "
+        f"{limits.max_alloc_bytes}",
+    )
     _require(model.constant_bytes >= 0, "the constant section has a negative size")
     for i, buffer in enumerate(model.buffers):
         _check_buffer(f"buffer {i}", buffer)
@@ -72,11 +77,15 @@ def _check_buffers(model: CompiledModel) -> None:
             f"buffer {i} of {buffer.nbytes} bytes exceeds what the device can allocate at once, "
             f"{limits.max_alloc_bytes}",
         )
-    constants = [(i, b) for i, b in enumerate(model.buffers) if b.place == "constant"]
-    scratch = [(i, b) for i, b in enumerate(model.buffers) if b.place == "scratch"]
+    constants, prepared, scratch = (
+        [(i, b) for i, b in enumerate(model.buffers) if b.place == place]
+        for place in ("constant", "prepared", "scratch")
+    )
     _check_places(scratch, limits.base_align_bytes, model.arena_bytes, "the scratch arena")
+    _check_places(prepared, limits.base_align_bytes, model.prepared_bytes, "the prepared section")
     _check_places(constants, CONSTANT_OFFSET_ALIGN, model.constant_bytes, "the constant section")
-    _check_disjoint(constants)
+    _check_disjoint(constants, "constants")
+    _check_disjoint(prepared, "prepared values")
 
 
 def _check_buffer(where: str, buffer: Buffer) -> None:
@@ -109,10 +118,10 @@ def _check_places(buffers: Iterable[tuple[int, Buffer]], align: int, end: int, s
         )
 
 
-def _check_disjoint(constants: list[tuple[int, Buffer]]) -> None:
-    filled = sorted((b.offset, b.offset + b.nbytes, i) for i, b in constants if b.nbytes)
+def _check_disjoint(buffers: list[tuple[int, Buffer]], what: str) -> None:
+    filled = sorted((b.offset, b.offset + b.nbytes, i) for i, b in buffers if b.nbytes)
     for (_, end, i), (start, _, j) in pairwise(filled):
-        _require(end <= start, f"the constants in buffers {i} and {j} overlap")
+        _require(end <= start, f"the {what} in buffers {i} and {j} overlap")
 
 
 def _check_tensors(model: CompiledModel) -> None:

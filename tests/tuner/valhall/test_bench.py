@@ -20,7 +20,7 @@ from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import Entry, Found, Loaded, Proposed, SearchChild
+from honed.tuner.tune.search_child import DefaultSchedule, Entry, Found, Loaded, Proposed, SearchChild
 from honed.tuner.tune.session import Budget, Session
 from honed.tuner.tune.task import Task
 from honed.tuner.tune.trials import Trials
@@ -137,6 +137,29 @@ def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, wo
     assert compiler.closed
 
 
+def test_what_a_model_prepares_takes_no_time(compiler: OneProgram, source: str, workload: Workload) -> None:
+    """The first launch reads the first parameter only, and writes what the second reads."""
+    write = KernelArg(dtype="float16", nbytes=SIZES[0], access="write")
+    first = replace(launch(), args=(0, 3), arg_types=(launch().arg_types[0], write))
+    two = replace(
+        candidate(source),
+        inner=(workload.parameters[0],),
+        launches=(first, replace(launch(), args=(3, 1, 2))),
+    )
+    found = []
+    for constants in ((), (0,)):
+        measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda _: None)
+        measurer.load(replace(workload, constants=constants))
+        verdict = measurer.measure(two)
+        assert verdict.timing is not None
+        found.append(verdict.timing.median)
+    judge = Judge(compiler)
+    assert found == [
+        seconds(judge.judge(source, two.launches)),
+        seconds(judge.judge(source, two.launches[1:])),
+    ]
+
+
 def test_what_does_not_build_is_refused(compiler: OneProgram, source: str, workload: Workload) -> None:
     measurer = BenchMeasurer(compiler, predicted("mali-g610"), lambda _: None)
     measurer.load(workload)
@@ -159,15 +182,26 @@ class Planted:
         self.told: dict[str, float | None] = {}
 
     def extract(self) -> Found:
-        work = {"flops": self.workload.flops, "bytes": self.workload.bytes}
-        task = Task(key="sums", name="sums", weight=1, dtype="float16", opaque="", **work)
+        task = Task(
+            key="sums",
+            name="sums",
+            weight=1,
+            flops=self.workload.flops,
+            bytes=self.workload.bytes,
+            dtype="float16",
+            opaque="",
+        )
         return [(task, 1)], []
 
     def load(self, _task: Task, _outputs: int) -> Loaded:
         return Loaded(workload=self.workload, fresh=True)
 
-    def default(self, _task: str) -> Candidate:
-        return candidate(self.default_source)
+    def begin_default(self, task: Task, outputs: int) -> None:
+        self.asked = task, outputs
+
+    def collect_default(self) -> DefaultSchedule:
+        loaded = self.load(*self.asked)
+        return DefaultSchedule(loaded=loaded, candidate=candidate(self.default_source))
 
     def begin(self, task: Task, outputs: int, *_: object) -> None:
         self.asked = task, outputs

@@ -57,6 +57,8 @@ def assemble(
         sources=plan.sources,
         kernels=plan.kernels,
         steps=plan.steps,
+        prepare=plan.prepare,
+        prepared_bytes=plan.prepared_bytes,
         proof=None
         if expected is None
         else _proof(expected, len(normalised.inputs), len(normalised.outputs), first),

@@ -262,8 +262,9 @@ def _print_model(console: Console, model: Mapping[str, Any]) -> None:
         ("compiled by", ", ".join(f"{name} {version}" for name, version in model["compiler"].items())),
         ("size", f"file {bytes_text(model['bytes'])}; on the device constants "
                  f"{bytes_text(model['constant_bytes'])}, scratch {bytes_text(model['arena_bytes'])}"),
-        ("steps", f"{model['launches']} launches of {len(model['kernels'])} kernels, "
+        ("steps", f"{model['launches']} launches of {_launched(model, 'launches')} kernels, "
                   f"{model['copies']} copies, {model['host_calls']} host calls"),
+        *_prepared(model),
         *_proof(model),
         *(("note", note) for note in model["notes"]),
     ]))  # fmt: skip
@@ -279,6 +280,21 @@ def _print_model(console: Console, model: Mapping[str, Any]) -> None:
     console.print(
         table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model["kernels"]))
     )
+
+
+def _prepared(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What is computed out of constants when the model is loaded, where something is."""
+    if not model["prepared_bytes"]:
+        return []
+    launches = sum(kernel["prepared"] for kernel in model["kernels"])
+    kept = bytes_text(model["prepared_bytes"])
+    of = f"{launches} launches of {_launched(model, 'prepared')} kernels"
+    return [("prepared", f"once, when it is loaded: {of}, {kept} kept")]
+
+
+def _launched(model: Mapping[str, Any], when: str) -> int:
+    """How many kernels are launched at all in an inference ("launches") or in preparation ("prepared")."""
+    return sum(kernel[when] > 0 for kernel in model["kernels"])
 
 
 def _chosen(choice: Mapping[str, Any] | None) -> list[str]:

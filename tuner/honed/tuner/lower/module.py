@@ -18,6 +18,7 @@ from .cost import function_flops
 from .graph import read_program
 from .legalize import legalize
 from .opencl import Lowered, LoweringFailed, lower_function
+from .operands import constant_parameters, packable
 from .plan import Plan, plan
 from .program import Function, FunctionCall, KernelLaunch, Program
 from .schedule import SERIAL, default_kernels
@@ -43,7 +44,8 @@ class LoweredModel:
 
     def plan(self, profile: DeviceProfile, extra: Sequence[np.ndarray] = ()) -> Plan:
         """Lay it out for a device; `extra` arrays become the last constants."""
-        return plan(self.program, self.functions, _alignment(profile), extra)
+        room = profile.limits.max_alloc_bytes
+        return plan(self.program, self.functions, _alignment(profile), room, extra)
 
 
 def lower_module(
@@ -63,6 +65,7 @@ def lower_module(
     legal = legalize(module, target)
     program = read_program(legal)
     names = list(dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall)))
+    constants = constant_parameters(program)
     functions: dict[str, Function] = {}
     notes: list[str] = []
     failed: list[str] = []
@@ -70,9 +73,10 @@ def lower_module(
     for n, name in enumerate(names):
         progress(0.3 + 0.7 * n / len(names), f"kernel {n + 1} of {len(names)}: {name}")
         try:
-            short = kernel_name(name, task_key(legal[name]), taken)
+            task = task_key(legal[name], packable(legal[name], constants[name], profile))
+            short = kernel_name(name, task, taken)
             taken.add(short)
-            functions[name], told = _lower(legal[name], short, target, profile, choose, first)
+            functions[name], told = _lower(legal[name], task, short, target, profile, choose, first)
             notes += told
         except LoweringFailed as error:
             failed.append(f"{name}: {error}")
@@ -82,10 +86,15 @@ def lower_module(
 
 
 def _lower(
-    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile, choose: Choose, first: First
+    func: tirx.PrimFunc,
+    task: str,
+    name: str,
+    target: Target,
+    profile: DeviceProfile,
+    choose: Choose,
+    first: First,
 ) -> tuple[Function, list[str]]:
     """A function's kernels, and what the user should know about how they came to be."""
-    task = task_key(func)
     notes: list[str] = []
     found: tuple[str, Lowered] | None = None
     try:
@@ -127,9 +136,14 @@ def kernel_name(name: str, task: str, taken: Container[str]) -> str:
     return next(short for short in numbered if short not in taken)
 
 
-def task_key(func: tirx.PrimFunc) -> str:
-    """What names a workload in every model: the structural hash of its unscheduled function."""
-    return f"{structural_hash(func) & 0xFFFFFFFFFFFFFFFF:016x}"
+def task_key(func: tirx.PrimFunc, constants: Sequence[int]) -> str:
+    """What names a workload in every model: the structural hash of its unscheduled function.
+
+    Behind it are the parameters that may be packed, as they are constants: it is another workload where they
+    are not, with other times for the same schedules.
+    """
+    marks = "".join(f"_c{n}" for n in constants)
+    return f"{structural_hash(func) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
 
 
 def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:

@@ -3,17 +3,22 @@
 Scratch memory is one arena. Each scratch buffer lives from the step that writes it to the last that reads
 it; buffers are placed largest first at the lowest offset that no buffer alive at the same time covers
 (greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+
+What depends on constants only is computed once (see `preparation`). Its buffers live as long as the model, so
+they lie side by side in a section of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from honed.runtime.model import CONSTANT_ALIGN, Buffer, Copy, HostCall, Kernel, Launch, Step
+from honed.runtime.model import CONSTANT_ALIGN, Buffer, Copy, HostCall, Kernel, Launch, Preparation, Step
+from honed.runtime.plan import uses
 
+from .preparation import Room, align, prepared_steps
 from .program import Function, FunctionCall, HostFunctionCall, Program, Value
 
 
@@ -25,10 +30,12 @@ class Plan:
     input_buffers: tuple[int, ...]
     output_buffers: tuple[int, ...]
     arena_bytes: int
+    prepared_bytes: int
     constant_bytes: int
     constants: Mapping[int, np.ndarray]  # by buffer
     sources: tuple[str, ...]
     kernels: tuple[Kernel, ...]
+    prepare: tuple[Preparation, ...]
     steps: tuple[Step, ...]
 
 
@@ -39,11 +46,6 @@ class Lifetime:
     nbytes: int
     first: int
     last: int
-
-
-def align(offset: int, to: int) -> int:
-    """`offset` rounded up to a multiple of `to`."""
-    return -(-offset // to) * to
 
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
@@ -119,11 +121,15 @@ class _Draft:
 
 
 def plan(
-    program: Program, functions: Mapping[str, Function], alignment: int, extra: Sequence[np.ndarray] = ()
+    program: Program,
+    functions: Mapping[str, Function],
+    alignment: int,
+    room: int,
+    extra: Sequence[np.ndarray] = (),
 ) -> Plan:
     """Lay out `program`; `extra` arrays become constants after the program's own (the probes).
 
-    `alignment` is the device's sub-buffer alignment in bytes.
+    `alignment` is the device's sub-buffer alignment in bytes, `room` how many bytes may be prepared at most.
     """
     draft = _Draft()
     at: dict[int, int] = {}
@@ -138,17 +144,21 @@ def plan(
     draft.steps.extend(Copy(source=at[v], target=b) for v, b in copies)
     for array in extra:
         draft.add_constant(array)
-    arena = _place_scratch(draft, alignment)
+    prepare, steps = _divided(draft, Room(room, alignment))
+    prepared = _place_prepared(draft, prepare, alignment)
+    arena = _place_scratch(draft, steps, alignment)
     return Plan(
         buffers=tuple(draft.buffers),
         input_buffers=tuple(at[v] for v in program.inputs),
         output_buffers=tuple(outputs),
         arena_bytes=arena,
+        prepared_bytes=prepared,
         constant_bytes=draft.constant_bytes,
         constants=draft.constants,
         sources=tuple(draft.sources),
         kernels=tuple(draft.kernels),
-        steps=tuple(draft.steps),
+        prepare=prepare,
+        steps=steps,
     )
 
 
@@ -211,9 +221,26 @@ def touched(step: Step) -> tuple[int, ...]:
     return step.inputs + step.outputs
 
 
-def _place_scratch(draft: _Draft, alignment: int) -> int:
+def _divided(draft: _Draft, room: Room) -> tuple[tuple[Preparation, ...], tuple[Step, ...]]:
+    """The steps that are prepared, and those of each inference."""
+    found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
+    chosen = prepared_steps(found, draft.buffers, room)
+    prepare = [s for n, s in enumerate(draft.steps) if n in chosen and not isinstance(s, HostCall)]
+    return tuple(prepare), tuple(s for n, s in enumerate(draft.steps) if n not in chosen)
+
+
+def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: int) -> int:
+    written = [use.buffer for step in prepare for use in uses(draft.kernels, step) if use.writes]
+    end = 0
+    for b in dict.fromkeys(written):
+        draft.buffers[b] = replace(draft.buffers[b], place="prepared", offset=end)
+        end += align(draft.buffers[b].nbytes, alignment)
+    return end
+
+
+def _place_scratch(draft: _Draft, steps: Sequence[Step], alignment: int) -> int:
     spans: dict[int, list[int]] = {}
-    for n, step in enumerate(draft.steps):
+    for n, step in enumerate(steps):
         for b in touched(step):
             if draft.buffers[b].place == "scratch":
                 spans.setdefault(b, []).append(n)
@@ -221,8 +248,5 @@ def _place_scratch(draft: _Draft, alignment: int) -> int:
     lifetimes = [Lifetime(draft.buffers[b].nbytes, spans[b][0], spans[b][-1]) for b in scratch]
     offsets, arena = place(lifetimes, alignment)
     for b, offset in zip(scratch, offsets, strict=True):
-        old = draft.buffers[b]
-        draft.buffers[b] = Buffer(
-            dtype=old.dtype, shape=old.shape, place=old.place, offset=offset, nbytes=old.nbytes
-        )
+        draft.buffers[b] = replace(draft.buffers[b], offset=offset)
     return arena

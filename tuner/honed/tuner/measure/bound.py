@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from honed.runtime import programs
@@ -16,14 +16,30 @@ from .checks import Finished, Launched, Refusal, private_memory
 Reader = Callable[[Any], Launched]
 
 
-class Bound:
-    """Launches with their arguments set, on one in-order queue."""
+_Command = tuple[Any, tuple[int, int, int], tuple[int, int, int]]  # kernel, work-items, those of a group
 
-    def __init__(self, queue: Any, candidate: Candidate, program: Any, buffers: Sequence[Any]) -> None:
-        """Set arguments; raises pyopencl's errors. `buffers` are numbered as the launches' args."""
+
+class Bound:
+    """Launches with their arguments set, on one in-order queue: some are prepared, the others run.
+
+    `len` is how many run.
+    """
+
+    def __init__(
+        self,
+        queue: Any,
+        candidate: Candidate,
+        program: Any,
+        buffers: Sequence[Any],
+        prepared: Container[int] = (),
+    ) -> None:
+        """Set arguments; raises pyopencl's errors. `buffers` are numbered as the launches' args, `prepared`
+        are numbers of launches.
+        """
         self._queue = queue
-        self._commands: list[tuple[Any, tuple[int, int, int], tuple[int, int, int]]] = []
-        for launch in candidate.launches:
+        self._prepared: list[_Command] = []
+        self._commands: list[_Command] = []
+        for n, launch in enumerate(candidate.launches):
             kernel = cl.Kernel(program, launch.entry)
             kernel.set_args(*(buffers[index] for index in launch.args))
             size = (
@@ -31,10 +47,15 @@ class Bound:
                 launch.grid[1] * launch.block[1],
                 launch.grid[2] * launch.block[2],
             )
-            self._commands.append((kernel, size, launch.block))
+            (self._prepared if n in prepared else self._commands).append((kernel, size, launch.block))
 
     def __len__(self) -> int:
         return len(self._commands)
+
+    @property
+    def prepares(self) -> bool:
+        """Whether there is anything to prepare."""
+        return bool(self._prepared)
 
     def fits(self, device: Any, limits: DeviceLimits, memory_bytes: int) -> Refusal | None:
         """Refuse kernels that need more of a work-group than the driver grants them.
@@ -43,7 +64,7 @@ class Bound:
         they are built. Private memory of all work-groups that can run together may take `memory_bytes`.
         """
         info = cl.kernel_work_group_info
-        for kernel, _, block in self._commands:
+        for kernel, _, block in (*self._prepared, *self._commands):
             most = most_work_items(kernel, device, block)
             if block[0] * block[1] * block[2] > most:
                 name = kernel.function_name
@@ -65,16 +86,24 @@ class Bound:
         return None
 
     def enqueue(self) -> list[Any]:
-        """One run of all launches: their events."""
-        return [
-            cl.enqueue_nd_range_kernel(self._queue, kernel, size, block)
-            for kernel, size, block in self._commands
-        ]
+        """One run: the events of its launches."""
+        return self._enqueue(self._commands)
+
+    def prepare(self, read: Reader) -> Finished:
+        """Run what is prepared, which the runs that follow find done, and wait."""
+        return self._finish(read, time.perf_counter(), self._enqueue(self._prepared))
 
     def run(self, read: Reader, times: int = 1) -> Finished:
         """So many runs in a row, waited for once."""
         began = time.perf_counter()
-        events = [event for _ in range(times) for event in self.enqueue()]
+        return self._finish(read, began, [event for _ in range(times) for event in self.enqueue()])
+
+    def _enqueue(self, commands: Sequence[_Command]) -> list[Any]:
+        return [
+            cl.enqueue_nd_range_kernel(self._queue, kernel, size, block) for kernel, size, block in commands
+        ]
+
+    def _finish(self, read: Reader, began: float, events: Sequence[Any]) -> Finished:
         self._queue.finish()
         wall = time.perf_counter() - began
         return Finished(tuple(read(event) for event in events), wall)

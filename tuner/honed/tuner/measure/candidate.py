@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 class Workload:
     """A tuning task as the measuring child sees it: its memory, and what its answers must be.
 
-    Parameters are the function's inputs, then its outputs. `folder` holds `S.P.npy` for every set S of
-    inputs and every parameter P: drawn inputs, and the outputs an independent path gave for them.
+    Parameters are the function's inputs, then its outputs. What depends on `constants` only is prepared, as
+    in a model: computed once, outside of what is timed. `folder` holds `S.P.npy` for every set S of inputs
+    and every parameter P: drawn inputs, and the outputs an independent path gave for them.
     """
 
     task: str
@@ -29,6 +30,7 @@ class Workload:
     flops: int
     bytes: int
     tolerance: tuple[float, ...]  # per output, of the largest |reference value|; 0: equal
+    constants: tuple[int, ...] = ()  # which parameters are the same in all inferences of a model
 
     @property
     def half(self) -> bool:

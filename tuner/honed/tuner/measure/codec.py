@@ -73,6 +73,7 @@ def workload_to_plain(workload: Workload) -> Message:
         "flops": workload.flops,
         "bytes": workload.bytes,
         "tolerance": list(workload.tolerance),
+        "constants": list(workload.constants),
     }
 
 
@@ -97,6 +98,7 @@ def workload_from_plain(plain: Message) -> Workload:
         flops=plain["flops"],
         bytes=plain["bytes"],
         tolerance=tuple(plain["tolerance"]),
+        constants=tuple(plain["constants"]),
     )
 
 

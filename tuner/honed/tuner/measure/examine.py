@@ -17,6 +17,7 @@ from .bound import Bound
 from .candidate import Candidate, Outcome, Timing, Verdict
 from .checks import Array, Finished, Refusal
 from .guarded import Guarded
+from .prepared import prepared_launches
 from .session import Loaded, Session
 from .timed import Schedule, Turns, time_candidate, warm_up
 
@@ -102,7 +103,8 @@ class Examination:
         self._announce("host", self._session.limits.host_seconds)
         self._inner = [Guarded(self._session.context, value) for value in self._candidate.inner]
         buffers = [memory.buffer for memory in (*self._loaded.memory, *self._inner)]
-        runnable = Bound(self._session.queue, self._candidate, program, buffers)
+        prepared = prepared_launches(self._loaded.workload, self._candidate)
+        runnable = Bound(self._session.queue, self._candidate, program, buffers, prepared)
         session = self._session
         _demand(runnable.fits(session.device.cl, session.profile.limits, session.limits.memory_bytes))
         order = random.sample(range(self._loaded.workload.sets), self._loaded.workload.sets)
@@ -157,7 +159,7 @@ class Examination:
             _demand(checks.wall_below(self._runs), tainted=True)
 
     def _run(self, runnable: Bound, number: int, poison: int | None) -> Finished:
-        """Run once on a set of inputs with everything else poisoned, and fetch what came of it.
+        """Prepare and run once on a set of inputs with everything else poisoned, and fetch what came of it.
 
         Without `poison` everything else is left as it is.
         """
@@ -170,28 +172,34 @@ class Examination:
         for i, array in self._loaded.given[number].items():
             self._loaded.memory[i].write(session.queue, array)
         session.queue.finish()
+        allowed = limits.run_seconds * (2 if runnable.prepares else 1) + _SLACK
         if self._ran_at is None:
             # Some drivers compile when a kernel is first launched.
-            self._announce("first", limits.build_seconds + limits.run_seconds + _SLACK)
+            self._announce("first", limits.build_seconds + allowed)
         else:
-            self._announce("run", limits.run_seconds + _SLACK)
+            self._announce("run", allowed)
         self._alone = self._alone and not session.building
         try:
+            prepared = [runnable.prepare(session.read)] if runnable.prepares else []
             run = runnable.run(session.read)
         finally:  # also where the driver reports an error: the kernel log is looked at then, too
             if self._ran_at is None:
                 self._ran_at = time.monotonic()
         self._runs.append(run)
-        on = session.checks
-        if on.completed:
-            _demand(checks.completed(run), tainted=True)
-        if on.deadline:
-            _demand(checks.in_time(run, 1, limits.run_seconds))
-        if on.wall:
-            _demand(checks.wall_above(run), tainted=True)
+        for finished in (*prepared, run):
+            self._check_finished(finished)
         self._announce("host", limits.host_seconds)
         self._fetch()
         return run
+
+    def _check_finished(self, run: Finished) -> None:
+        on = self._session.checks
+        if on.completed:
+            _demand(checks.completed(run), tainted=True)
+        if on.deadline:
+            _demand(checks.in_time(run, 1, self._session.limits.run_seconds))
+        if on.wall:
+            _demand(checks.wall_above(run), tainted=True)
 
     def _fetch(self) -> None:
         """Bring outputs and all guard bands to the host."""

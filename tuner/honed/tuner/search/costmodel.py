@@ -64,7 +64,7 @@ class CostModel:
         self._threads = threads
         self._features = np.empty((0, width), np.float32)
         self._seconds = np.empty(0, np.float64)  # inf for those refused
-        self._tasks = np.empty(0, "U16")
+        self._tasks = np.empty(0, np.str_)
         self._booster: xgboost.Booster | None = None
 
     @property
@@ -81,7 +81,7 @@ class CostModel:
         """Add measured candidates of `task`: features [n, width], seconds [n] with inf for the refused."""
         self._features = np.concatenate([self._features, features])[-MAX_SAMPLES:]
         self._seconds = np.concatenate([self._seconds, seconds])[-MAX_SAMPLES:]
-        self._tasks = np.concatenate([self._tasks, np.full(len(seconds), task, "U16")])[-MAX_SAMPLES:]
+        self._tasks = np.concatenate([self._tasks, np.full(len(seconds), task)])[-MAX_SAMPLES:]
 
     def train(self) -> None:
         """Learn from all samples; with fewer than 24 it stays as it is."""

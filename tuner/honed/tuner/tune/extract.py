@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import task_key
+from honed.tuner.lower.operands import constant_parameters, packable
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
@@ -68,13 +69,15 @@ def extract(
     program = read_program(legal)
     weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))
     outputs = {call.function: len(call.outputs) for call in program.calls if isinstance(call, FunctionCall)}
+    constants = constant_parameters(program)
     found: dict[str, Extracted] = {}
     for name, weight in weights.items():
         func = legal[name]
-        key = task_key(func)
+        packed = packable(func, constants[name], profile)
+        key = task_key(func, packed)
         if key in found:
             weight += found[key].task.weight
-        found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
+        found[key] = Extracted(_task(func, name, key, weight, packed), func, outputs[name])
     hosts = Counter(call.function for call in program.calls if isinstance(call, HostFunctionCall))
     opaque = [
         Task(
@@ -100,10 +103,10 @@ def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:
         )
     if any(not isinstance(n, tirx.IntImm) for p in func.params for n in getattr(p, "shape", (None,))):
         raise InvalidArgument(f"{name} has parameters that are no buffers of known shape; give it some")
-    return Extracted(_task(func, name, task_key(func), 1), func, outputs)
+    return Extracted(_task(func, name, task_key(func, ()), 1, ()), func, outputs)
 
 
-def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
+def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, constants: tuple[int, ...]) -> Task:
     values = parameters(func)
     floats = [v.dtype for v in values if v.dtype.startswith("float")]
     return Task(
@@ -114,6 +117,7 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
         bytes=function_bytes(func),
         dtype=floats[-1] if floats else values[-1].dtype,
         opaque="",
+        constants=constants,
     )
 
 
@@ -145,7 +149,14 @@ def _rounds_to_halves(func: tirx.PrimFunc) -> bool:
     return any(str(store.buffer.dtype) == "float16" for store in stores)
 
 
-def workload(key: str, func: tirx.PrimFunc, outputs: int, folder: Path, seed: int | None) -> Workload:
+def workload(
+    key: str,
+    func: tirx.PrimFunc,
+    outputs: int,
+    folder: Path,
+    seed: int | None,
+    constants: Sequence[int] = (),
+) -> Workload:
     """A task for the measuring child; answers for inputs drawn from `seed` are in `folder`, none for None."""
     if seed is not None and not folder.exists():
         write_sets(func, outputs, folder, seed)
@@ -159,6 +170,7 @@ def workload(key: str, func: tirx.PrimFunc, outputs: int, folder: Path, seed: in
         flops=function_flops(func),
         bytes=function_bytes(func),
         tolerance=tolerances(func, outputs),
+        constants=tuple(constants),
     )
 
 

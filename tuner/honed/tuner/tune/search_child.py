@@ -325,7 +325,7 @@ def _entry(plain: Mapping[str, Any]) -> Entry:
 
 
 def _named(task: Task, outputs: int) -> dict[str, object]:
-    return {"task": task.key, "outputs": outputs}
+    return {"task": task.key, "outputs": outputs, "constants": list(task.constants)}
 
 
 def _loaded(answer: Mapping[str, Any]) -> Loaded:

@@ -139,7 +139,7 @@ class Searcher:
         while len(self.hunts) > _HUNTS:
             del self.hunts[next(iter(self.hunts))]
         seed = self.tools.seed if self.answers else None
-        made = workload(key, hunt.func, outputs, self.folder / key, seed)
+        made = workload(key, hunt.func, outputs, self.folder / key, seed, message["constants"])
         return {"workload": codec.workload_to_plain(made), "fresh": fresh}
 
     def default(self, message: Mapping[str, Any]) -> codec.Message:

@@ -42,6 +42,7 @@ class Task:
     bytes: int
     dtype: str  # that its arithmetic is done in
     opaque: str  # why it cannot be tuned; empty where it can
+    constants: tuple[int, ...] = ()  # parameters that may be packed before an inference
 
     def roofline(self, peaks: DevicePeaks, rate: float = 0.0) -> float:
         """The least seconds that the device's peaks and an empty kernel's time allow.

@@ -12,6 +12,7 @@ from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Candidate, Outcome, Timing, Verdict, Workload
 from honed.tuner.measure.limits import ALL, Limits
+from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.measure.protocol import Begin
 
 from .compiler import Dump, NotBuilt
@@ -81,7 +82,8 @@ class BenchMeasurer:
         self.spent = {"build": time.monotonic() - began}
         self._begin(candidate)
         try:
-            judged = self._judge.judge(candidate.source, candidate.launches, dump)
+            launches = inference_launches(self._loaded(), candidate)
+            judged = self._judge.judge(candidate.source, launches, dump)
         except NotBuilt as failed:
             return Verdict(outcome=Outcome.BUILD, reason=str(failed), seconds=time.monotonic() - began)
         found = seconds(judged)
@@ -96,6 +98,9 @@ class BenchMeasurer:
         return []
 
     def _refusal(self, candidate: Candidate) -> checks.Refusal | None:
+        return checks.without_device(self._loaded(), candidate, self._profile, Limits(), ALL)
+
+    def _loaded(self) -> Workload:
         if self._workload is None:
             raise InvalidArgument("no workload is loaded; load one before judging candidates")
-        return checks.without_device(self._workload, candidate, self._profile, Limits(), ALL)
+        return self._workload

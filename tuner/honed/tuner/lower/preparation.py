@@ -1,0 +1,77 @@
+"""Which steps of a plan depend on constants only, and so are run once, when the model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+
+from honed.runtime.model import Buffer
+from honed.runtime.plan import Use
+
+# What is prepared takes memory for as long as the model is loaded, where a step of each inference would have
+# it in the arena for a moment. Packing keeps the size of its constants, and a wider type or rows padded to
+# vectors at most double it; what grows more is broadcast, and as fast computed anew as read. Small tables are
+# always prepared: to launch a kernel takes longer than to fill them.
+_GROWTH = 2
+_SMALL_BYTES = 16 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that all prepared buffers may take, each rounded up to a multiple of `alignment`."""
+
+    nbytes: int
+    alignment: int
+
+
+def align(offset: int, to: int) -> int:
+    """`offset` rounded up to a multiple of `to`."""
+    return -(-offset // to) * to
+
+
+def prepared_steps(
+    steps: Sequence[Sequence[Use] | None], buffers: Sequence[Buffer], room: Room
+) -> frozenset[int]:
+    """The numbers of the steps that read constants only, or what others of them wrote.
+
+    A step is what it does with buffers, None for a host call, which is never prepared. Each prepared one
+    writes scratch buffers that only such steps write, at most twice the bytes of the constants that they
+    depend on, or 16 KiB, and there is `room` for all of them. Every buffer still stands for one value: none
+    shares memory with another yet.
+    """
+    chosen = {n: step for n, step in enumerate(steps) if step is not None}
+    while True:
+        later = {
+            use.buffer for n, step in enumerate(steps) if n not in chosen for use in step or () if use.writes
+        }
+        refused = _refused(chosen, later, buffers, room)
+        if not refused:
+            return frozenset(chosen)
+        chosen = {n: step for n, step in chosen.items() if n not in refused}
+
+
+def _refused(
+    chosen: Mapping[int, Sequence[Use]], later: Container[int], buffers: Sequence[Buffer], room: Room
+) -> set[int]:
+    """Those of the chosen steps that cannot be prepared where the others write the buffers in `later`."""
+    behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}
+    left = room.nbytes
+    refused = set()
+    for n, step in chosen.items():
+        read = [use.buffer for use in step if use.reads]
+        written = [use.buffer for use in step if use.writes]
+        constants = frozenset().union(*(behind.get(b, frozenset()) for b in (*read, *written)))
+        allowed = max(_GROWTH * sum(buffers[b].nbytes for b in constants), _SMALL_BYTES)
+        grown = sum(buffers[b].nbytes for b in written)
+        taken = sum(align(buffers[b].nbytes, room.alignment) for b in written if b not in behind)
+        if (
+            all(b in behind for b in read)
+            and all(buffers[b].place == "scratch" and b not in later for b in written)
+            and grown <= allowed
+            and taken <= left
+        ):
+            left -= taken
+            behind.update(dict.fromkeys(written, constants))
+        else:
+            refused.add(n)
+    return refused
