@@ -19,17 +19,19 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from benchmarks import supervising
 from honed.runtime import kernellog, mali, profilefile
 from honed.runtime.errors import HonedError
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.surveying import survey
 
-from . import kernels, models, report, supervising
+from . import kernels, measuring, models, report
 from .anonymous import anonymous, secrets
 from .hone import Failed, Service, hone
 
 _KERNELS_SHARE = 0.3  # of the time; the models get the rest
 _DOCTOR_SECONDS = 120.0
+_KERNEL_SECONDS = 30.0
 
 
 def main() -> int:
@@ -74,7 +76,13 @@ def _parts(device: str | None, cache: Path, seconds: float) -> Iterator[str]:
     yield _described(found.profile, found.no_peaks)
     programs = kernels.load()
     yield report.heading("Kernels, predicted and measured") + _comparable(found.profile.identity.name)
-    measured = supervising.measure(found.spec, len(programs), _KERNELS_SHARE * seconds)
+    measured = supervising.work_off(
+        measuring.Measured,
+        [*measuring.COMMAND, found.spec],
+        len(programs),
+        _KERNELS_SHARE * seconds,
+        each_seconds=_KERNEL_SECONDS,
+    )
     yield report.kernel_tables(programs, measured)
     yield report.heading("Models, first served and tuned for a short time")
     yield from _models(found.spec, began + seconds - time.monotonic())

@@ -25,6 +25,7 @@ from honed.runtime.timing import event_seconds
 
 from .kernels import Program, load
 
+COMMAND = (sys.executable, "-m", "benchmarks.board.measuring")
 _SECONDS = 0.4  # of runs, for one kernel
 _LEAST, _MOST = 7, 100  # runs
 

@@ -2,7 +2,8 @@
 
 Without arguments: the bench's tasks, with the default schedule, the one that is first served, and the best of
 many draws beside the hand-written kernel. Nothing runs on a GPU: times are bounds of the busiest pipe
-(tuner.valhall.machine), of the launches in each inference: weights are packed before.
+(tuner.valhall.machine), of the launches in each inference: weights are packed before. With `check`: the bench
+beside what others measured on the chip.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, Judged, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
 
+from . import check
 from .draws import default, draws
 from .hand import product
 from .tasks import BenchTask, profile, tasks
@@ -33,6 +35,7 @@ _HEADS = ("kernel", "us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.valhall", description=__doc__)
+    parser.add_argument("what", nargs="?", choices=("tasks", "check"), default="tasks")
     parser.add_argument("--root", type=Path, default=ROOT, help=f"of the offline compiler ({ROOT})")
     parser.add_argument("--draws", type=int, default=32, help="schedules drawn from each sketch (32)")
     parser.add_argument("--only", default="", help="tasks whose names contain this")
@@ -40,6 +43,9 @@ def main() -> int:
     options = parser.parse_args()
     with OfflineCompiler(options.root) as compiler:
         judge = Judge(compiler)
+        if options.what == "check":
+            check.report(judge)
+            return 0
         for task in tasks():
             if options.only in task.name:
                 _report(task, judge, options.draws, show=options.show)

@@ -15,6 +15,7 @@ from tvm import tirx
 
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.demo import lightglue
+from honed.tuner.frontend import Precision
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.benches import predicted
@@ -62,21 +63,21 @@ def profile() -> DeviceProfile:
     return predicted("mali-g610")
 
 
-def tasks() -> Iterator[BenchTask]:
-    """All of them, in halves."""
+def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
+    """All of them."""
     with tempfile.TemporaryDirectory(prefix="honed-bench-") as folder:
         file = lightglue.write(Path(folder) / "lightglue.onnx", 192)
-        found, _ = extract(file, {}, "fp16", profile())
+        found, _ = extract(file, {}, precision, profile())
         by_flops = sorted(found, key=lambda one: -one.task.flops * one.task.weight)
         products = [one for one in by_flops if "matmul" in one.task.name][:_PRODUCTS]
         for one in products:
             yield _task(one, one.task.name, _shape(one.func))
-        for prefix, name in (("fused_layer_norm", "layer norm"), ("fused_softmax", "softmax")):
-            one = next(one for one in by_flops if one.task.name.startswith(prefix))
+        for prefix, name in (("layer_norm", "layer norm"), ("softmax", "softmax")):
+            one = next(one for one in by_flops if one.task.name.removeprefix("fused_").startswith(prefix))
             yield _task(one, name, None)
         for name, (text, weights) in _CONVOLUTIONS.items():
             onnx.save(_convolution(text, weights), Path(folder) / "conv.onnx")
-            found, _ = extract(Path(folder) / "conv.onnx", {}, "fp16", profile())
+            found, _ = extract(Path(folder) / "conv.onnx", {}, precision, profile())
             yield _task(max(found, key=lambda one: one.task.flops), name, None)
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from honed.runtime import Client, modelfile
 from honed.runtime.errors import HonedError
 from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.origin import Origin
 from honed.tuner.demo import lightglue
 from tests import models as trained
 
@@ -143,7 +144,7 @@ def kept(service: Service, cache: Path) -> dict[str, Any]:
             found[name] = {
                 "sha256": shown["sha256"],
                 "version": history["version"],
-                "tuned kernels": sum(k["schedule"].startswith("record:") for k in shown["kernels"]),
+                "tuned kernels": sum(Origin.parse(k["schedule"]).tried for k in shown["kernels"]),
                 "quarantine": [v["number"] for v in history["versions"] if v["quarantine"]],
                 "stints": len(history["stints"]),
             }

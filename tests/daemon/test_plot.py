@@ -61,6 +61,11 @@ def test_any_curve_is_drawn(points: list[tuple[float, float]], title: str) -> No
     assert png(drawn).startswith(b"\x89PNG")
 
 
+def test_several_curves_are_drawn_on_one_sheet() -> None:
+    low, high = (Curve(title="t", x_name="x", y_name="y", points=[(0, y), (9, y)]) for y in (1.0, 4.0))
+    assert len({png(low, high), png(high), png(low, low, high)}) == 3
+
+
 @given(st.lists(st.tuples(st.floats(96, 928), st.floats(72, 468)), max_size=30), st.floats(1, 300))
 def test_no_label_lies_over_another(dots: list[tuple[float, float]], width: float) -> None:
     places = [place for place in label_places(dots, [width] * len(dots)) if place is not None]

@@ -274,9 +274,9 @@ def test_tasks(hone: Any, stub: StubTuner) -> None:
     status, out, _ = hone("tasks", "m")
     assert status == 0
     assert out.splitlines()[0].split() == [
-        "task", "runs", "MFLOP", "floor", "us", "best", "us", "of", "peak", "from", "state",
+        "task", "runs", "MFLOP", "floor", "us", "best", "us", "from", "state",
     ]  # fmt: skip
-    assert out.splitlines()[1].split() == ["dense_3", "36", "100.7", "800", "4,000", "20%", "-", "tuned"]
+    assert out.splitlines()[1].split() == ["dense_3", "36", "100.7", "800", "4,000", "-", "tuned"]
     assert "…" in out.splitlines()[2]
     text = " ".join(out.split())
     assert "lost, the compiler crashed twice: SIGSEGV: fused" in text
@@ -404,7 +404,14 @@ def gone(pid: int) -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "said"),
-    [("prior:cpu-1", "prior"), ("record:0123456789ab", "record"), ("matmul", "rule"), (None, "-")],
+    [
+        ("prior:cpu-1", "prior"),
+        ("record:0123456789ab", "record"),
+        ("measured:kin:0123456789ab", "here, kin"),
+        ("measured:0123456789ab", "here"),
+        ("matmul", "rule"),
+        (None, "-"),
+    ],
 )
 def test_where_a_schedule_comes_from(schedule: str | None, said: str) -> None:
     assert origin(schedule) == said

@@ -11,12 +11,13 @@ from typing import cast
 import numpy as np
 import pytest
 from benchmarks.board import __main__ as board
-from benchmarks.board import kernels, measuring, models, report, supervising
+from benchmarks.board import kernels, measuring, models, report
 from benchmarks.board.anonymous import anonymous, secrets
 from benchmarks.board.hone import Failed, Service, hone
 from benchmarks.board.kernels import FAMILIES, Program
 from benchmarks.board.measuring import Measured
 from benchmarks.board.models import Served
+from benchmarks.supervising import work_off
 
 from honed.runtime.devices import Device
 from honed.runtime.opencl import cl, context
@@ -76,7 +77,7 @@ def test_schedules_are_measured_and_their_answers_compared(device: Device, progr
 
 CHILD = """
 import os, signal, sys, time
-for n in range(int(sys.argv[2]), 6):
+for n in range(int(sys.argv[1]), 6):
     print(n, flush=True)
     if n == 1: os.kill(os.getpid(), signal.SIGSEGV)
     if n == 3: time.sleep(3600)
@@ -87,7 +88,7 @@ for n in range(int(sys.argv[2]), 6):
 
 def test_a_kernel_that_takes_its_process_along_is_one_line_of_the_report() -> None:
     command = [sys.executable, "-c", CHILD]
-    found = supervising.measure("any", 6, 60.0, command=command, kernel_seconds=5.0)
+    found = work_off(Measured, command, 6, 60.0, each_seconds=5.0)
     assert [one.us for one in found] == [2.0, None, 2.0, None, None, 2.0]
     assert found[1].failed == "its process was ended by SIGSEGV"
     assert found[3].failed == "it took more than 5 s"
@@ -96,13 +97,13 @@ def test_a_kernel_that_takes_its_process_along_is_one_line_of_the_report() -> No
 
 def test_a_device_that_loses_every_process_is_given_up() -> None:
     command = [sys.executable, "-c", "raise SystemExit('no device')"]
-    found = supervising.measure("any", 9, 60.0, command=command)
+    found = work_off(Measured, command, 9, 60.0, each_seconds=30.0)
     assert {one.failed for one in found} == {"left out: its process ended with status 1: no device"}
     assert len(found) == 9
 
 
 def test_without_time_nothing_is_begun() -> None:
-    (found,) = supervising.measure("any", 1, 0.0, command=["/nonexistent"])
+    (found,) = work_off(Measured, ["/nonexistent"], 1, 0.0, each_seconds=30.0)
     assert found.failed == "no time was left for it"
 
 
@@ -165,7 +166,10 @@ class Told:
     def __call__(self, *words: str, seconds: float, enough: float | None = None) -> dict[str, object]:
         name = words[2].removeprefix("--name=") if words[0] == "add" else words[1]
         self.given.append((words[0], name))
-        self.clock[0] += self.takes[words[0]] if enough is None else enough + self.takes[words[0]]
+        self.clock[0] += (
+            self.takes.get(name, self.takes[words[0]]) if words[0] == "add" else self.takes[words[0]]
+        )
+        self.clock[0] += enough or 0.0
         if words[:2] == ("bench", "yolox-nano"):
             raise Failed("it was lost")
         return {"median_ms": 1.0, "trials": 5, "sentence": "2 times faster"}
@@ -176,18 +180,18 @@ def test_models_are_all_served_before_the_first_is_tuned(monkeypatch: pytest.Mon
     clock = [0.0]
     monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     monkeypatch.setattr(models, "hone", lambda *_words, seconds: {})
-    told = Told(clock, {"add": 20.0, "bench": 5.0, "tune": 20.0})
+    told = Told(clock, {"add": 20.0, "bench": 5.0, "tune": 20.0, "lightglue": 10.0, "super-resolution": 5.0})
     found = models.measure(cast("Service", told), 300.0)
     tuned = [name for command, name in told.given if command == "tune"]
     assert [command for command, _ in told.given[:10]] == ["add", "bench"] * 5
-    assert tuned == ["mobilenet", "squeezenet"]
+    assert tuned == ["super-resolution", "lightglue"], "those that were added fastest"
     assert clock[0] <= 300.0
     assert [one.text for one in found] == [
-        "2 times faster",
-        "2 times faster",
         "no time was left to tune it",
+        "no time was left to tune it",
+        "2 times faster",
         "it was lost",
-        "no time was left to tune it",
+        "2 times faster",
     ]
     clock[0] = 0.0
     assert {one.text for one in models.measure(cast("Service", told), -1.0)} == {"no time was left for it"}

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import onnx.parser
 import pytest
+from tvm import te, tirx
 
 from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
@@ -15,7 +16,7 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Outcome
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.tune.extract import extract, product_scale, workload, write_sets
+from honed.tuner.tune.extract import extract, product_scale, tolerances, workload, write_sets
 
 from .search_functions import dense
 
@@ -32,6 +33,27 @@ def test_sums_of_drawn_products_are_about_as_large_as_one(depth: int, tmp_path: 
     write_sets(func, 1, tmp_path / "sets", 1)
     sums = np.load(tmp_path / "sets" / f"0.{len(func.params) - 1}.npy")
     assert 0.5 < sums.std() < 2
+
+
+def product(dtype: str, accumulator: str, wide: str) -> tirx.PrimFunc:
+    """4 x 64 times 64 x 4, widened at its end."""
+    a, b = (te.placeholder(shape, dtype, name) for shape, name in (((4, 64), "a"), ((64, 4), "b")))
+    k = te.reduce_axis((0, 64))
+
+    def dot(m: tirx.Var, n: tirx.Var) -> tirx.PrimExpr:
+        return te.sum(a[m, k].astype(accumulator) * b[k, n].astype(accumulator), axis=k)
+
+    inner = te.compute((4, 4), dot)
+    return te.create_prim_func([a, b, te.compute((4, 4), lambda m, n: inner[m, n].astype(wide))])
+
+
+def test_an_output_is_as_far_off_as_what_it_was_made_of() -> None:
+    """Products of halves that are widened at once, as LightGlue has, are not judged by float32's bound."""
+    (half,) = tolerances(product("float16", "float16", "float16"), 1)
+    assert half == pytest.approx(8 * 2**-11 * 8)
+    assert tolerances(product("float16", "float16", "float32"), 1) == (half,)
+    assert tolerances(product("float16", "float32", "float32"), 1) == pytest.approx((32 * 2**-24 * 8,))
+    assert tolerances(product("float16", "float16", "int32"), 1) == (0.0,)
 
 
 def test_what_squashes_long_sums_is_judged_by_their_size(

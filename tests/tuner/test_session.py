@@ -14,7 +14,8 @@ import pytest
 from honed.runtime import peaks
 from honed.runtime.devices import Device
 from honed.runtime.kernellog import Reader
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.origin import Origin, Source, Way
+from honed.runtime.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.surveying import survey
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
@@ -36,6 +37,7 @@ from honed.tuner.tune.speed import Speed
 from honed.tuner.tune.task import Stage, Task
 from honed.tuner.tune.trials import Trial
 from honed.tuner.tuned import best_schedules
+from honed.tuner.valhall.benches import PLATFORM
 
 from . import running
 from .liars import honest
@@ -104,7 +106,7 @@ class Planted:
         if isinstance(batch, SearchBroke):
             raise batch
         entries = [self._entry(source) for source in batch]
-        return Proposed(loaded=self.load(*self.asked), entries=entries, way="evolution", last=False)
+        return Proposed(loaded=self.load(*self.asked), entries=entries, way=Way.EVOLUTION, last=False)
 
     def replay(self, _task: str, traces: Sequence[str]) -> list[Entry]:
         self.replayed += traces
@@ -175,8 +177,8 @@ def tuned(
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Callable[[], Records]:
-    return lambda: Records.open(tmp_path / "records.sqlite")
+def kept(tmp_path: Path) -> Callable[..., Records]:
+    return lambda host=None: Records.open(tmp_path / "records.sqlite", measured_by=host)
 
 
 def test_what_was_refused_before_it_ran_is_no_trial(tuned: Any, profile: DeviceProfile, kept: Any) -> None:
@@ -337,6 +339,13 @@ def test_what_is_in_quarantine_is_not_tried(tuned: Any, kept: Any, profile: Devi
 
 
 @pytest.mark.slow
+def test_how_a_candidate_was_found_is_recorded(tuned: Any, kept: Any) -> None:
+    session, _, _ = tuned([[marked(1)], []])
+    with kept() as records:
+        assert [c.way for c in records.history("scale", session.setup)] == [Way.EVOLUTION]
+
+
+@pytest.mark.slow
 def test_the_best_of_another_driver_is_measured_again_first(
     tuned: Any, kept: Any, profile: DeviceProfile
 ) -> None:
@@ -351,7 +360,8 @@ def test_the_best_of_another_driver_is_measured_again_first(
     assert progress.trials >= 1
     assert progress.best > 1e-9
     with kept() as records:
-        assert trace(marked(1)) in [c.trace for c in records.history("scale", session.setup)]
+        ways = {c.trace: c.way for c in records.history("scale", session.setup)}
+    assert ways[trace(marked(1))] is Way.AGAIN
 
 
 def test_the_next_batch_is_asked_for_before_this_one_is_measured(tuned: Any) -> None:
@@ -411,6 +421,29 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
     choose = best_schedules(tmp_path / "records.sqlite", profile.identity)
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     assert choose("scale", func) is None
+
+
+def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: DeviceProfile) -> None:
+    tvm = pytest.importorskip("tvm")
+    func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
+    bench = replace(profile.identity, platform=PLATFORM)
+    timing = RecordedTiming(median_s=1e-3, low_s=1e-3, high_s=1e-3, repeats=3)
+    right = RecordedVerdict(outcome=Recorded.RIGHT, timing=timing)
+    text = "[[],[]]"
+
+    def said(identity: DeviceIdentity, way: Way | None, host: str | None = None) -> tuple[Source, Way | None]:
+        new = NewCandidate(workload=f"{way} {host}", setup=setup_for(identity), trace=text, way=way)
+        with kept(host) as records:
+            records.finish(records.begin(new), right)
+        chosen = best_schedules(records.path, identity)(new.workload, func)
+        assert chosen is not None
+        origin = Origin.parse(chosen[0])
+        return origin.source, origin.way
+
+    assert said(profile.identity, Way.KIN) == (Source.MEASURED, Way.KIN)
+    assert said(profile.identity, None) == (Source.MEASURED, None)
+    assert said(profile.identity, Way.KIN, "another host") == (Source.RECORD, None)
+    assert said(bench, Way.DESCENT) == (Source.PREDICTED, Way.DESCENT)
 
 
 class Several(Planted):

@@ -9,6 +9,7 @@ import numpy as np
 from tvm import tirx
 from tvm.target import Target
 
+from honed.runtime.origin import Origin, Source
 from honed.runtime.profile import DeviceProfile
 
 from .lower.cost import function_bytes, function_flops
@@ -60,7 +61,8 @@ def _picked(
     """What to take before the rules, the best first, with where it comes from."""
     prior = prior_of(profile.rules.family)
     if prior is None:
-        yield from ((f"tables:{profile.rules.family}", one) for one in _tabled(func, profile))
+        origin = str(Origin(Source.TABLES, profile.rules.family))
+        yield from ((origin, one) for one in _tabled(func, profile))
         return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     packed = drawing.that_take(*_PACK)

@@ -7,13 +7,15 @@ from pathlib import Path
 
 from tvm import tirx
 
+from honed.runtime.origin import Origin, Source
 from honed.runtime.profile import DeviceIdentity
 
 from .lower.module import Choose
 from .lower.schedule import narrow_indices
-from .records import Records
+from .records import Candidate, Records
 from .search import traces
 from .setup import setup_for
+from .valhall.benches import PLATFORM as BENCH
 
 
 def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
@@ -24,6 +26,7 @@ def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
     setup = setup_for(identity)
     with Records.open(path) as records:
         defaults = {workload: default.seconds for workload, default in records.defaults(setup).items()}
+        host = records.measured_by
         best = {
             c.workload: c
             for c in records.distil(setup)
@@ -35,6 +38,15 @@ def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
         if found is None:
             return None
         schedule = traces.apply(found.trace, narrow_indices(func))
-        return f"record:{found.trace_sha256[:12]}", schedule.mod["main"]
+        return str(_origin(found, identity, host)), schedule.mod["main"]
 
     return choose
+
+
+def _origin(found: Candidate, identity: DeviceIdentity, host: str) -> Origin:
+    name = found.trace_sha256[:12]
+    if identity.platform == BENCH:
+        return Origin(Source.PREDICTED, name, found.way)
+    if found.measured_by != host:
+        return Origin(Source.RECORD, name)
+    return Origin(Source.MEASURED, name, found.way)

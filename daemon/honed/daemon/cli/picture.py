@@ -1,11 +1,11 @@
-"""A curve as a PNG file, drawn with NumPy and packed with zlib (PNG specification, third edition)."""
+"""Curves as a PNG file, drawn with NumPy and packed with zlib (PNG specification, third edition)."""
 
 from __future__ import annotations
 
 import struct
 import zlib
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import cycle, islice, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,20 +15,22 @@ from .plot import Curve, number, ticks
 
 WIDTH, HEIGHT = 960, 540  # pixels
 _LEFT, _RIGHT, _TOP, _BOTTOM = 96, 32, 72, 72  # margins, pixels
-_INK, _PALE, _BLUE, _RED = (32, 36, 44), (222, 226, 232), (28, 98, 196), (196, 52, 40)
+_INK, _PALE, _RED = (32, 36, 44), (222, 226, 232), (196, 52, 40)
+_LINES = ((28, 98, 196), (24, 132, 72), (176, 112, 16))  # of the curves, in turn
 _TEXT, _TITLE = 1.7, 2.3  # pixels per unit of lettering
 _LINE = 18  # pixels from one line of labels to the next
 Colour = tuple[int, int, int]
 
 
-def png(curve: Curve) -> bytes:
-    """The curve with axes, labels and marks; a file's content."""
-    sheet = _Sheet()
-    y_ticks = ticks(curve.top, 6)
-    x_ticks = [t for t in ticks(curve.right, 8, whole=True) if t <= curve.right]
+def png(curve: Curve, *others: Curve) -> bytes:
+    """Curves with axes, labels and marks; a file's content. Title and names are those of the first."""
+    curves, sheet = (curve, *others), _Sheet()
+    right = max(one.right for one in curves)
+    y_ticks = ticks(max(one.top for one in curves), 6)
+    x_ticks = [t for t in ticks(right, 8, whole=True) if t <= right]
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = (WIDTH - _LEFT - _RIGHT) * x / curve.right
+        across = (WIDTH - _LEFT - _RIGHT) * x / right
         up = (HEIGHT - _TOP - _BOTTOM) * y / y_ticks[-1]
         return _LEFT + across, HEIGHT - _BOTTOM - up
 
@@ -44,14 +46,20 @@ def png(curve: Curve) -> bytes:
     sheet.write(curve.title, _LEFT, 18, min(_TITLE, fits))
     sheet.write(curve.y_name, _LEFT, 46, _TEXT)
     sheet.write(curve.x_name, WIDTH - _RIGHT, HEIGHT - 24, _TEXT, align=1.0)
-    sheet.line([place(x, y) for x, y in _steps(curve)], 2.5, _BLUE)
-    dots = [place(mark.x, mark.y) for mark in curve.marks]
-    for x, y in dots:
-        sheet.line([(x, y), (x, y)], 9.0, _RED)
-    labels = label_places(dots, [_TEXT * lettering.width(mark.label) for mark in curve.marks])
-    for mark, found in zip(curve.marks, labels, strict=True):
+    colours = list(islice(cycle(_LINES), len(curves)))
+    for one, colour in zip(curves, colours, strict=True):
+        sheet.line([place(x, y) for x, y in _steps(one)], 2.5, colour)
+    marks = [
+        (mark, colour if others else _RED)
+        for one, colour in zip(curves, colours, strict=True)
+        for mark in one.marks
+    ]
+    dots = [place(mark.x, mark.y) for mark, _ in marks]
+    labels = label_places(dots, [_TEXT * lettering.width(mark.label) for mark, _ in marks])
+    for (mark, colour), (x, y), found in zip(marks, dots, labels, strict=True):
+        sheet.line([(x, y), (x, y)], 9.0, colour)
         if found is not None:
-            sheet.write(mark.label, *found, _TEXT, colour=_RED)
+            sheet.write(mark.label, *found, _TEXT, colour=colour)
     return _packed(sheet.pixels)
 
 
@@ -76,7 +84,7 @@ def label_places(
 
 
 def _steps(curve: Curve) -> list[tuple[float, float]]:
-    """The corners of the curve, which ends at the right edge."""
+    """The corners of the curve, which ends at its largest x."""
     corners = [curve.points[0]]
     for x, y in curve.points[1:]:
         corners += [(x, corners[-1][1]), (x, y)]

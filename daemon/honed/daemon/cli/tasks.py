@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from honed.runtime.origin import Origin, Source
+
 from .output import Output, clean, figure_text, line, table
 from .parser import add_command
 
@@ -36,8 +38,10 @@ def register(commands: Any) -> None:
         details=(
             "A task is a kernel's work, with how often one inference runs it. The floor is the least time "
             "that the device's measured peaks allow (Williams' roofline). 'from' says where the schedule "
-            "that is served now comes from: a record, which was measured on such a device, or without a "
-            "trial the prior or a rule. What is not tuned says why."
+            "that is served now comes from: 'here' is measured on this machine, with how the search came "
+            "to it (moved from a kin task, from tables, by evolution or descent, or known from another "
+            "driver and measured again); a record was measured on such a device elsewhere; the prior, tables "
+            "and rules are taken without a trial. What is not tuned says why."
         ),
         examples="hone tasks lightglue\nhone tasks lightglue --json",
     )
@@ -99,9 +103,9 @@ def _print(console: Console, document: Mapping[str, Any]) -> None:
         ("state", state_text),
     ]
     if console.width < _WIDE:
-        columns = [column for column in columns if column[0] != ">MB"]
+        columns = [column for column in columns if column[0] not in (">MB", ">of peak")]
     console.print(
-        _tasks_table(rows, columns, _name_room(console.width, 75 if console.width >= _WIDE else 67))
+        _tasks_table(rows, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
     )
     console.print()
     print_reasons(console, rows)
@@ -112,8 +116,9 @@ def origin(schedule: str | None) -> str:
     """Where a schedule comes from, by its name in a compiled file; "-" where the model has none for it."""
     if schedule is None:
         return "-"
-    kind, named, _ = schedule.partition(":")
-    return kind if named else "rule"
+    found = Origin.parse(schedule)
+    source = "here" if found.source is Source.MEASURED else str(found.source)
+    return f"{source}, {found.way}" if found.way else source
 
 
 def progress_table(rows: Sequence[Row], width: int) -> Table:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 from honed.runtime.errors import InvalidArgument
+from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
@@ -62,6 +63,7 @@ class NewCandidate:
     setup: Setup
     trace: str  # the schedule as JSON text
     source_sha256: str | None = None  # of the kernels' OpenCL C, where it is known already
+    way: Way | None = None  # how the search came to it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +118,7 @@ class Candidate:
     created_s: float
     finished_s: float | None
     measured_by: str
+    way: Way | None  # None where it was not kept, and from elsewhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

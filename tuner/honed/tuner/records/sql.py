@@ -100,11 +100,12 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
         ) STRICT""",
     ),
     ("ALTER TABLE defaults ADD COLUMN rate REAL CHECK (rate >= 0)",),
+    ("ALTER TABLE candidates ADD COLUMN way TEXT",),
 )
 
 _COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
     c.outcome, c.reason, c.story, c.median_s, c.low_s, c.high_s, c.repeats, c.yardstick_ratio,
-    c.source_sha256, c.created_s, c.finished_s, c.measured_by"""
+    c.source_sha256, c.created_s, c.finished_s, c.measured_by, c.way"""
 _FROM: Final = f"SELECT {_COLUMNS} FROM candidates c JOIN devices d ON d.id = c.device"
 _FAIR: Final = "c.median_s / COALESCE(c.yardstick_ratio, 1.0)"
 _HERE: Final = "d.key = :device AND c.driver = :driver AND c.compiler = :compiler"
@@ -128,13 +129,13 @@ RUNNING: Final = """SELECT 1 FROM candidates c JOIN devices d ON d.id = c.device
     LIMIT 1"""
 BEGIN: Final = """INSERT INTO candidates
         (workload, device, driver, compiler, trace, trace_sha256, state, owner, source_sha256, created_s,
-        measured_by)
+        measured_by, way)
     SELECT :workload, id, :driver, :compiler, :trace, :trace_sha256, 'in-flight', :owner, :source_sha256,
-        :now, :measured_by
+        :now, :measured_by, :way
     FROM devices WHERE key = :device
     ON CONFLICT (workload, device, driver, compiler, trace_sha256) DO UPDATE SET
         state = 'in-flight', owner = excluded.owner,
-        source_sha256 = COALESCE(excluded.source_sha256, source_sha256)
+        source_sha256 = COALESCE(excluded.source_sha256, source_sha256), way = COALESCE(way, excluded.way)
     RETURNING id"""
 FINISH: Final = """UPDATE candidates SET
         state = :state, owner = NULL, outcome = :outcome, reason = :reason, story = :story,

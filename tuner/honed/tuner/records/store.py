@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound
+from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
 
 from . import sql
@@ -129,7 +130,7 @@ class Records:
             if self._rows(sql.RUNNING, key):
                 raise AlreadyExists("this candidate is being measured already; try another")
             self._add_device(new.setup)
-            more = {"trace": new.trace, "now": self._clock(), "measured_by": self.measured_by}
+            more = {"trace": new.trace, "now": self._clock(), "measured_by": self.measured_by, "way": new.way}
             number: int = self._rows(sql.BEGIN, {**key, **more})[0][0]
         return number
 
@@ -420,7 +421,8 @@ def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
     (number, workload, device_key, driver, compiler, trace, trace_sha256, state, outcome, reason, story) = (
         row[:11]
     )
-    (median_s, low_s, high_s, repeats, ratio, source_sha256, created_s, finished_s, measured_by) = row[11:]
+    median_s, low_s, high_s, repeats, ratio = row[11:16]
+    source_sha256, created_s, finished_s, measured_by, way = row[16:]
     timing = None
     if median_s is not None:
         timing = Timing(median_s=median_s, low_s=low_s, high_s=high_s, repeats=repeats, yardstick_ratio=ratio)
@@ -441,4 +443,5 @@ def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
         created_s=created_s,
         finished_s=finished_s,
         measured_by=measured_by,
+        way=None if way is None else Way(way),
     )

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import StrEnum
+
+from honed.runtime.origin import Way
 
 from . import decisions
 from .descent import neighbours
@@ -16,15 +17,6 @@ from .starts import starts
 
 EVOLVED_FIRST = 2  # batches of evolution before the best are worth descending from
 _CENTRES = 4  # of the best, each descended from when all beside the better ones was tried
-
-
-class Way(StrEnum):
-    """How a batch came to be."""
-
-    KIN = "kin"
-    TABLES = "tables"
-    EVOLUTION = "evolution"
-    DESCENT = "descent"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import xgboost
 
+from honed.runtime.origin import Origin, Source
+
 from .costmodel import Array
 from .features import WIDTH
 
@@ -46,4 +48,4 @@ def prior_of(family: str) -> Prior | None:
     booster = xgboost.Booster(params={"nthread": 1}, model_file=path)
     if booster.num_features() != WIDTH:
         raise ValueError(f"{path} was learned from {booster.num_features()} features, not {WIDTH}")
-    return Prior(f"prior:{family}-{VERSION}", booster, booster.attr(RULES) == str(True))
+    return Prior(str(Origin(Source.PRIOR, f"{family}-{VERSION}")), booster, booster.attr(RULES) == str(True))

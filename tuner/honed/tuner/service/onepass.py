@@ -12,6 +12,7 @@ from honed.runtime.client import Client
 from honed.runtime.errors import AlreadyExists
 from honed.runtime.exported import Exported
 from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.origin import Origin
 from honed.tuner.measure.limits import Limits
 from honed.tuner.tune.compiling import Compilation, compile_apart
 from honed.tuner.tune.opening import Opened
@@ -112,7 +113,7 @@ class Pass:
         if event["event"] == "tasks" and self._estimate is None:
             # What is served already has the schedules recorded, or default ones.
             kernels = self._client.show(self._plan.name)["kernels"]
-            tuned = any(kernel["schedule"].startswith("record:") for kernel in kernels)
+            tuned = any(Origin.parse(kernel["schedule"]).tried for kernel in kernels)
             self._estimate = event["model"]["now_us" if tuned else "before_us"]
         if event["event"] == "round":
             self._report(event)

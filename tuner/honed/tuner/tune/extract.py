@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tvm
 from tvm import tirx
+from tvm_ffi import structural_walk
 
 from honed.runtime.errors import InvalidArgument
 from honed.runtime.profile import DeviceProfile
@@ -127,7 +128,8 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
     orders, with u the unit roundoff (Higham and Mary, SIAM J. Sci. Comput. 41, 2019); 32 times that leaves
     room for what follows the sum, and stays far below what a wrong kernel does. n is what `lower.sums` bounds
     for sums, which are added up in blocks, and the number of terms for products, which a schedule may add
-    up one by one. Integers and booleans must be equal.
+    up one by one. Where anything on the way is rounded to halves, wider outputs are off as halves are.
+    Integers and booleans must be equal.
     """
     terms = math.sqrt(most_additions(func))
     allowed = {
@@ -135,7 +137,16 @@ def tolerances(func: tirx.PrimFunc, outputs: int) -> tuple[float, ...]:
         "float32": max(1e-5, 32 * SINGLE_ROUNDOFF * terms),
         "float16": min(0.05, 8 * HALF_ROUNDOFF * terms),
     }
-    return tuple(allowed.get(v.dtype, 0.0) for v in parameters(func)[-outputs:])
+    least = allowed["float16"] if _rounds_to_halves(func) else 0.0
+    outs = parameters(func)[-outputs:]
+    return tuple(max(allowed[v.dtype], least) if v.dtype in allowed else 0.0 for v in outs)
+
+
+def _rounds_to_halves(func: tirx.PrimFunc) -> bool:
+    """Whether the function stores any value as a half, as a product of halves does before it is widened."""
+    stores: list[tirx.BufferStore] = []
+    structural_walk(func.body, [(tirx.BufferStore, stores.append)], order="post")
+    return any(str(store.buffer.dtype) == "float16" for store in stores)
 
 
 def workload(

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from honed.runtime.origin import Way
 from honed.tuner import records as kept
 
 from .search_child import DefaultSchedule, Loaded, Proposed, SearchBroke, SearchChild
 from .task import Progress, Task
 
 T = TypeVar("T")
-STALE = "stale"  # the way of a batch of what was best with another driver or compiler
 
 
 class Proposals:
@@ -113,7 +113,7 @@ class Proposals:
             return None
         loaded = self.load(progress.task)
         entries = self.search.replay(key, [c.trace for c in stale])
-        return Proposed(loaded=loaded, entries=entries, way=STALE, last=False) if entries else None
+        return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
 
     def _proposed(self, progress: Progress) -> Proposed:
         self._begin(progress)

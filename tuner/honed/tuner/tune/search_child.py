@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from honed.runtime.errors import Internal, ModelRefused
+from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import from_plain, to_plain
 from honed.tuner.measure import codec
@@ -81,7 +82,7 @@ class Proposed:
 
     loaded: Loaded
     entries: list[Entry]
-    way: str
+    way: Way
     last: bool
 
 
@@ -236,7 +237,7 @@ class SearchChild:
         return Proposed(
             loaded=_loaded(answer),
             entries=[_entry(plain) for plain in answer["candidates"]],
-            way=answer["way"],
+            way=Way(answer["way"]),
             last=answer["last"],
         )
 

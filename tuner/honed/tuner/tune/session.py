@@ -16,7 +16,7 @@ from honed.tuner.measure.candidate import Outcome, Verdict
 from honed.tuner.records import Records
 
 from .proposals import Proposals
-from .search_child import Entry, Found, Loaded, SearchBroke
+from .search_child import Entry, Found, Loaded, Proposed, SearchBroke
 from .spent import Spent
 from .task import Progress, Stage, Task, finish, judge, latency, likely_next, next_task
 from .trials import Trials
@@ -263,10 +263,10 @@ class Session:
         try:
             self._gate.leave()
             proposed = self._proposals.next(progress)
-            way, last = proposed.way, proposed.last
+            way, last = str(proposed.way), proposed.last
             self._take_up(progress, proposed.loaded)
             self._proposals.begin(likely_next(self.tasks, progress))
-            results = self._measure(progress, proposed.entries, budget)
+            results = self._measure(progress, proposed, budget)
             self._proposals.settle()
             if results:
                 ranking = self._proposals.learn(progress.task, results)
@@ -319,8 +319,9 @@ class Session:
         if self._breaks[key] >= _BREAKS or "no schedule rule" in reason:
             progress.lose(reason)
 
-    def _measure(self, progress: Progress, entries: list[Entry], budget: Budget) -> dict[str, float | None]:
-        """Try the entries; gives seconds by id, None for what was refused."""
+    def _measure(self, progress: Progress, proposed: Proposed, budget: Budget) -> dict[str, float | None]:
+        """Try what is proposed; gives seconds by id, None for what was refused."""
+        entries, way = proposed.entries, proposed.way
         results: dict[str, float | None] = {}
         for n, entry in enumerate(entries):
             if self._spent(budget):
@@ -332,9 +333,9 @@ class Session:
             self._trying.build([(e.candidate, e.trace) for e in entries[n : n + _WINDOW] if e.candidate])
             following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
             for candidate, trace in islice(following, self._trying.measurer.ahead):
-                self._trying.prepare(candidate, trace)
+                self._trying.prepare(candidate, trace, way)
             began = self.clock()
-            trial = self._trying.measure(entry.candidate, entry.trace, progress.best)
+            trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
             phases = self._trying.measurer.spent
             self._spent_now = self._spent_now.with_candidate(phases, self.clock() - began)
             self._gate.leave()

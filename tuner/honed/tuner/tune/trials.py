@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from honed.runtime.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.kernellog import FaultStory
+from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.measure.candidate import Candidate, Outcome, Timing, Verdict, Workload
 from honed.tuner.measure.protocol import Begin, Measures
@@ -81,7 +82,7 @@ class Trials:
         self.setup = setup
         self.speed = Speed(records.yardstick(setup))
         self.workload: Workload | None = None
-        self._traces: dict[str, str | None] = {}  # by candidate id; of default schedules None
+        self._tried: dict[str, tuple[str, Way]] = {}  # traces and how they were found, by candidate id
         self._flight: dict[str, int] = {}  # record ids by candidate id
         self._known: dict[str, _Known] = {}  # by candidate id, the latest
         self._late: list[tuple[str, FaultStory]] = []
@@ -135,11 +136,11 @@ class Trials:
         """
         self.measurer.build([candidate for candidate, trace in candidates if self._may_run(candidate, trace)])
 
-    def prepare(self, candidate: Candidate, trace: str) -> None:
+    def prepare(self, candidate: Candidate, trace: str, way: Way) -> None:
         """Have a candidate built beside the one that is tried next, where the device allows that."""
         if not self.measurer.ahead or not self._may_run(candidate, trace):
             return
-        self._traces[candidate.id] = trace
+        self._tried[candidate.id] = trace, way
         try:
             self.measurer.prepare(candidate)
         except (kept.Quarantined, AlreadyExists):  # another tuner was faster
@@ -153,15 +154,15 @@ class Trials:
             self.setup, self.workload.task, sha256(trace), sha256(candidate.source)
         )
 
-    def measure(self, candidate: Candidate, trace: str, best: float | None) -> Trial | None:
-        """Try a candidate; `best` is the best known time of its workload at reference speed.
+    def measure(self, candidate: Candidate, trace: str, way: Way, best: float | None) -> Trial | None:
+        """Try a candidate; `way` is how it was found, `best` its workload's best time at reference speed.
 
         None where its kernels are in quarantine or another tuner has them in flight. Raises DeviceError
         where the device cannot be used any more.
         """
         if not self._may_run(candidate, trace):
             return None
-        self._traces[candidate.id] = trace
+        self._tried[candidate.id] = trace, way
         known = None if best is None else best * self.speed.ratio
         try:
             verdict = self._again(lambda: self.measurer.measure(candidate, known))
@@ -226,14 +227,16 @@ class Trials:
 
     def _begin(self, candidate: Candidate) -> None:
         """Note a candidate before it may touch the device."""
-        trace = self._traces.get(candidate.id)
-        if trace is None or self.workload is None:
+        tried = self._tried.get(candidate.id)
+        if tried is None or self.workload is None:
             return
+        trace, way = tried
         new = kept.NewCandidate(
             workload=self.workload.task,
             setup=self.setup,
             trace=trace,
             source_sha256=sha256(candidate.source),
+            way=way,
         )
         self._flight[candidate.id] = self.records.begin(new)
 

@@ -1,4 +1,7 @@
-"""Measures the kernels in children: one that crashes, hangs or faults costs a kernel, and not the report."""
+"""Works off a list in children: one that crashes, hangs or faults costs one of the list, and not the rest.
+
+Of each the child prints two lines: its number before it is begun, then what came of it, as JSON.
+"""
 
 from __future__ import annotations
 
@@ -7,53 +10,54 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from honed.runtime import strict
 
-from .measuring import Measured
-
-ROOT = Path(__file__).parents[2]
-COMMAND = (sys.executable, "-m", "benchmarks.board.measuring")
-_KERNEL_SECONDS = 30.0
+ROOT = Path(__file__).parents[1]
 _LOSSES = 5  # children that may be lost before the rest is left out
 
 
-def measure(
-    spec: str,
-    count: int,
-    seconds: float,
-    *,
-    command: Sequence[str] = COMMAND,
-    kernel_seconds: float = _KERNEL_SECONDS,
-) -> list[Measured]:
-    """What came of each of `count` kernels on a device; none is begun after `seconds`.
+class Outcome(Protocol):
+    """A dataclass of what came of one: `failed` says why there is nothing else to say of it."""
 
-    A child that ends or takes longer than `kernel_seconds` is lost, with the kernel it was at.
+    def __init__(self, *, failed: str) -> None: ...
+
+
+T = TypeVar("T", bound=Outcome)
+
+
+def work_off(
+    kind: type[T], command: Sequence[str], count: int, seconds: float, *, each_seconds: float
+) -> list[T]:
+    """What came of each of `count`, as `kind`; none is begun after `seconds`.
+
+    `command` is run with the number to begin with as its last argument. A child that ends or takes longer
+    than `each_seconds` is lost, with the one it was at.
     """
-    found, lost = list[Measured](), list[str]()
+    found, lost = list[T](), list[str]()
     end = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < end and len(lost) < _LOSSES:
-        with _Child([*command, spec, str(len(found))], kernel_seconds) as child:
+        with _Child([*command, str(len(found))], each_seconds) as child:
             while len(found) < count and time.monotonic() < end:
                 begun, answer = child.line(), child.line()
                 if answer:
-                    found.append(strict.from_plain(Measured, json.loads(answer), where="a measured kernel"))
+                    found.append(strict.from_plain(kind, json.loads(answer), where="a child's answer"))
                     continue
                 lost.append(child.end())
                 if begun:
-                    found.append(Measured(failed=lost[-1]))
+                    found.append(kind(failed=lost[-1]))
                 break
     left = f"left out: {lost[-1]}" if len(lost) == _LOSSES else "no time was left for it"
-    return found + [Measured(failed=left)] * (count - len(found))
+    return found + [kind(failed=left)] * (count - len(found))
 
 
 class _Child:
-    """A measuring process; a context manager that leaves none behind."""
+    """A working process; a context manager that leaves none behind."""
 
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child

@@ -1,0 +1,63 @@
+"""Executes compiled files, in a process that may be lost.
+
+`python -m benchmarks.devices.running FILES SPEC FIRST`: FILES is a folder. From file number FIRST on, in the
+order of their names, each gets two lines on standard output: its number before it is built, then what came
+of its probes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from honed.runtime import devices, modelfile, proof, strict
+from honed.runtime.devices import Device
+from honed.runtime.errors import DeviceError
+from honed.runtime.executor import Executor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Executed:
+    """What came of one file: the largest error over probes and outputs, of an output's range.
+
+    `wrong` is what the worst of them differs by where that is more than is allowed.
+    """
+
+    error: float | None = None
+    wrong: str = ""
+    failed: str = ""
+
+
+def main(files: str, spec: str, first: str) -> int:
+    """Execute, and tell."""
+    with os.fdopen(os.dup(1), "w", buffering=1) as told:
+        os.dup2(2, 1)  # drivers print
+        _execute_all(Path(files), spec, int(first), told)
+    return 0
+
+
+def _execute_all(files: Path, spec: str, first: int, told: TextIO) -> None:
+    device = devices.select(spec)
+    for number, path in enumerate(sorted(files.glob("*.honed"))):
+        if number < first:
+            continue
+        told.write(f"{number}\n")
+        told.write(json.dumps(strict.to_plain(_executed(path, device))) + "\n")
+
+
+def _executed(path: Path, device: Device) -> Executed:
+    try:
+        with modelfile.read(path) as file, Executor(file, device) as executor:
+            found = proof.check_probes(executor)
+    except DeviceError as error:
+        return Executed(failed=str(error))
+    worst = max(found, key=lambda one: one.error / (one.tolerance or 1.0))
+    return Executed(error=max(one.error for one in found), wrong="" if worst.right else str(worst))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

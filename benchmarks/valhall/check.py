@@ -1,0 +1,157 @@
+"""The bench beside what others measured on the chip: `python -m benchmarks.valhall check`.
+
+Where the kernel behind a figure is known in kind (clpeak's, a tile of Arm's), one of that kind is judged.
+Where it is not (the case's, ncnn's), our own kernels for the same work are, so that a ratio there holds the
+difference of the kernels, too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from tests.tuner.tvm_printer import tvm_printer
+
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.demo import lightglue
+from honed.tuner.first import first_kernels
+from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.program import KernelLaunch
+from honed.tuner.lower.schedule import by_rule
+from honed.tuner.lower.target import target_for
+from honed.tuner.measure.candidate import Candidate
+from honed.tuner.measure.prepared import inference_launches
+from honed.tuner.tune.extract import Extracted, extract, workload
+from honed.tuner.valhall.compiler import NotBuilt
+from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.valhall.machine import FP16_FLOPS
+
+from .hand import product
+from .peaks import arithmetic, loads
+from .tasks import profile
+
+# clpeak on libmali g6p0 (facts/rk3588.md): GFLOP/s by type and width, and GB/s by width of float loads.
+_CLPEAK = (("float", 1, 249.0), ("float", 2, 470.0), ("half", 1, 442.0), ("half", 4, 910.0))
+_CLPEAK_LOADS = ((4, 27.2), (8, 13.6), (16, 13.1))
+# Arm's library claims about 40 % of the peak of multiply-adds for its own kernels (facts/valhall.md).
+_ARM_SHARE = 40.0
+# LightGlue, 192 keypoints, fp16, untuned, with TVM (cases.md, case 1): ms of one inference, and us of a call.
+_CASE_MS = 944.6
+_CASE_CALLS = {
+    "192x512x512": ((192, 512), (512, 512), 308_732 / 36),
+    "192x256x256": ((192, 256), (256, 256), 204_685 / 74),
+    "192x512x256": ((192, 512), (512, 256), 154_909 / 36),
+    "192x256x768": ((192, 256), (256, 768), 149_910 / 18),
+    "4x192x64x192": ((4, 192, 64), (4, 64, 192), 25_580 / 36),
+    "4x192x192x64": ((4, 192, 192), (4, 192, 64), 74_367 / 36),
+}
+_NCNN_SQUEEZENET_MS = 7.1  # Vulkan, on the same chip (facts/rk3588.md)
+_SQUEEZENET = Path(__file__).parents[2] / "tests/models/squeezenet_fp16.onnx"
+_LONG = 1 << 20  # bytes of a source: TVM prints longer ones than a device is given
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A figure of others and the bench's: both rates (more is better), or both times."""
+
+    what: str
+    unit: str
+    measured: float
+    predicted: float
+    same: str  # how far the kernel is the same
+
+    @property
+    def optimism(self) -> float:
+        """How many times better the prediction is than what was measured."""
+        better = self.predicted / self.measured
+        return 1 / better if self.unit in ("us", "ms") else better
+
+
+def report(judge: Judge) -> None:
+    """Print the table."""
+    table = Table("figure", "unit", "measured by others", "bench", "bench is better by", "kernel")
+    for row in (*_peaks(judge), *_arm(judge), *_case(judge), *_ncnn(judge)):
+        times = f"{row.optimism:.2f} times"
+        table.add_row(row.what, row.unit, f"{row.measured:.4g}", f"{row.predicted:.4g}", times, row.same)
+    Console(width=140).print(table)
+
+
+def _peaks(judge: Judge) -> Iterator[Row]:
+    for dtype, width, measured in _CLPEAK:
+        source, launch = arithmetic(dtype, width)
+        rate = launch.flops / seconds(judge.judge(source, [launch])) / 1e9
+        yield Row(f"clpeak, {dtype}{width}", "GFLOP/s", measured, rate, "of the kind")
+    for width, measured in _CLPEAK_LOADS:
+        source, launch = loads(width)
+        rate = launch.bytes / seconds(judge.judge(source, [launch])) / 1e9
+        yield Row(f"clpeak, float{width} loads", "GB/s", measured, rate, "of the kind")
+
+
+def _arm(judge: Judge) -> Iterator[Row]:
+    source, launch = product(192, 512, 512)
+    share = 100 * launch.flops / seconds(judge.judge(source, [launch])) / FP16_FLOPS
+    yield Row("Arm's library, 192x512x512", "% of peak", _ARM_SHARE, share, "its tile (4x8x4), by hand")
+
+
+def _case(judge: Judge) -> Iterator[Row]:
+    """LightGlue with default rules as TVM prints them, for each call of the case's table and as a whole."""
+    with tempfile.TemporaryDirectory(prefix="honed-check-") as folder:
+        found, _ = extract(lightglue.write(Path(folder) / "one.onnx", 192), {}, "fp16", profile())
+    total, calls = 0.0, dict[str, float]()
+    for one in found:
+        taken = _taken(judge, one, _by_tvm(one))
+        total += one.task.weight * taken
+        name = next((name for name, (x, y, _) in _CASE_CALLS.items() if _shapes(one)[:2] == [x, y]), None)
+        if name is not None:
+            calls[name] = min(taken, calls.get(name, taken))
+    for name, (_, _, measured) in _CASE_CALLS.items():
+        if name in calls:
+            yield Row(f"case 1, {name}", "us", measured, calls[name] * 1e6, "TVM's default of today")
+    yield Row("case 1, LightGlue-192", "ms", _CASE_MS, total * 1e3, "TVM's defaults of today")
+
+
+def _ncnn(judge: Judge) -> Iterator[Row]:
+    found, _ = extract(_SQUEEZENET, {}, "fp16", profile())
+    total = sum(one.task.weight * _taken(judge, one, _first(one)) for one in found)
+    yield Row("ncnn, SqueezeNet", "ms", _NCNN_SQUEEZENET_MS, total * 1e3, "ours, first served")
+
+
+def _taken(judge: Judge, one: Extracted, lowered: Lowered) -> float:
+    """Seconds of a call; 0 for one that Mesa's compiler crashes on, which is told."""
+    try:
+        return seconds(judge.judge(lowered.source, _launches(one, lowered)))
+    except NotBuilt as failed:
+        print(f"left out of its model's sum, {one.task.weight} calls of {one.task.name}: {str(failed)[:80]}")
+        return 0.0
+
+
+def _launches(one: Extracted, lowered: Lowered) -> tuple[KernelLaunch, ...]:
+    """Those of each inference."""
+    made = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
+    return inference_launches(made, Candidate.of(one.task.name, lowered))
+
+
+def _by_tvm(one: Extracted) -> Lowered:
+    device = _roomy()
+    found = by_rule(one.func, target_for(device), device)
+    if found is None:
+        raise LoweringFailed(f"no default rule fits {one.task.name}")
+    return lower_function(found[1], "main", target_for(device), device, tvm_printer(target_for(device)))
+
+
+def _first(one: Extracted) -> Lowered:
+    return first_kernels(one.func, "main", target_for(profile()), profile())[1]
+
+
+def _roomy() -> DeviceProfile:
+    one = profile()
+    return replace(one, rules=replace(one.rules, max_source_bytes=_LONG))
+
+
+def _shapes(one: Extracted) -> list[tuple[int, ...]]:
+    """Of the parameters, without axes of one element."""
+    return [tuple(int(e) for e in p.shape if int(e) != 1) for p in one.func.params]
