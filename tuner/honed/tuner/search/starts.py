@@ -1,6 +1,6 @@
-"""Tiles that do well on GPUs, to begin a search with: tables instead of luck. Pure.
+"""Tiles that do well, to begin a search with: tables instead of luck. Pure.
 
-Of the many tiles of a product those below were among the fastest where chosen ones were timed
+Of the many tiles of a product on a GPU those below were among the fastest where chosen ones were timed
 (docs/measurements.md). They are moved to the nearest that the extents allow.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from .decisions import Choice, Decision, Drawn, Tile
 from .kin import divisors
+from .rectangles import is_of_channels, rectangle
 
 _AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
 _SLICED = "RFactor"
@@ -54,6 +55,9 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     tiled = False
     for sketch in sketches:
         text = str(sketch.steps)
+        if is_of_channels(sketch):
+            one = rectangle(sketch)
+            found[one.text()] = one
         if _AHEAD not in text:
             continue
         if _SLICED in text:
