@@ -62,9 +62,9 @@ def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list
         return [(f"tables:{profile.rules.family}", one) for one in _tabled(func, profile)]
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     packed = drawing.that_take(*_PACK)
-    tabled = [one.scheduled for sketch in packed for one in drawing.tabled(sketch)]
-    if tabled:
-        return [(f"tables:{profile.rules.family}", one) for one in tabled]
+    tabled = (one.scheduled for sketch in range(drawing.sketches) for one in drawing.tabled(sketch))
+    if found := list(islice(tabled, 1)):
+        return [(f"tables:{profile.rules.family}", one) for one in found]
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
     found = [(one.scheduled, one.features) for one in drawn]
     ruled = by_rule(func, target, profile) if prior.knows_rules and not packed else None

@@ -35,7 +35,6 @@ from .parts import (
 _BYTES = 4  # of an element; processors compute halves in singles
 _MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
 _MOST_BESIDE = 2  # vectors of channels that share the pixels
-_MOST_IN_TURN = 16  # rectangles that a work-item computes one after another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +55,6 @@ class _Loops:
     """The loops of a convolution by level."""
 
     groups: list[LoopRV]
-    turn: LoopRV  # rectangles that one work-item computes one after another
     outside: list[LoopRV]  # of the reduction
     inside: list[LoopRV]  # of the reduction, written out
     tile: list[LoopRV]
@@ -77,9 +75,10 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
             pack(schedule, main, what.image, what.channel, what.lanes, _made(schedule, what, before))
         )
     loops = _split(schedule, what)
-    schedule.reorder(*loops.groups, loops.turn, *loops.outside, *loops.inside, *loops.tile, loops.lanes)
-    schedule.bind(fuse(schedule, loops.groups), "blockIdx.x")
-    _write(schedule, what, rest, loops.turn)
+    schedule.reorder(*loops.groups, *loops.outside, *loops.inside, *loops.tile, loops.lanes)
+    group = fuse(schedule, loops.groups)
+    schedule.bind(group, "blockIdx.x")
+    _write(schedule, what, rest, group)
     schedule.vectorize(loops.lanes)
     for loop in (*loops.inside, *loops.tile):
         schedule.unroll(loop)
@@ -134,7 +133,7 @@ def _made(schedule: Schedule, what: _Convolution, before: list[Part]) -> SBlockR
 
 
 def _split(schedule: Schedule, what: _Convolution) -> _Loops:
-    """Split the axes; how large the rectangle is, and how many follow each other, is left open."""
+    """Split the axes; how large the rectangle is, is left open."""
     loops = list(schedule.get_loops(what.main.block))
     reduced = [loops[n] for n, kind in enumerate(what.main.info.kinds) if kind == REDUCE]
     vectors, lanes = schedule.split(loops[what.channel], [None, what.lanes])
@@ -144,10 +143,8 @@ def _split(schedule: Schedule, what: _Convolution) -> _Loops:
         places, steps, _ = sample_tile(schedule, loops[n], _MOST_VECTORS)
         outer.append(places)
         tile.append(steps)
-    places, turn, _ = sample_tile(schedule, outer[-1], _MOST_IN_TURN)
     return _Loops(
-        groups=[*loops[: what.channel], *outer[:-1], vectors, places],
-        turn=turn,
+        groups=[*loops[: what.channel], *outer[:-1], vectors, outer[-1]],
         outside=reduced[:-1],
         inside=reduced[-1:],
         tile=[beside, *tile],

@@ -1,4 +1,4 @@
-"""Layouts in which the output channels of a vector lie side by side: of weights, and of what a block writes."""
+"""Layouts in which the output channels of a vector lie side by side: of operands and of results."""
 
 from __future__ import annotations
 

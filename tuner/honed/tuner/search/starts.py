@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .decisions import Choice, Decision, Drawn, Tile
 from .kin import divisors
-from .rectangles import is_of_channels, rectangle
+from .rectangles import rectangle
 
 _AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
 _SLICED = "RFactor"
@@ -55,9 +55,8 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     tiled = False
     for sketch in sketches:
         text = str(sketch.steps)
-        if is_of_channels(sketch):
-            one = rectangle(sketch)
-            found[one.text()] = one
+        if (cut := rectangle(sketch)) is not None:
+            found[cut.text()] = cut
         if _AHEAD not in text:
             continue
         if _SLICED in text:
