@@ -33,7 +33,8 @@ _SLICE = "RFactor"  # a step that only sliced products take
 _PACK = "TransformLayout", 2
 _PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns. Nothing was measured of images.
 _FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
-# What takes about as long as its launch, whatever its schedule: a rule does for it.
+# What takes about as long as its launch, whatever its schedule: a rule does for it, unless it is an image
+# that a table cuts (the rules' schedule of 336 channels of 4 x 4 takes 50 us on PoCL, the table's 9).
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 
 
@@ -45,8 +46,7 @@ def first_kernels(
     The same for the same function and profile. Raises LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
-    picked = [] if _small(func) else _picked(func, target, profile)
-    for origin, scheduled in picked[:_TRIED]:
+    for origin, scheduled in _picked(func, target, profile)[:_TRIED]:
         try:
             return origin, lower_function(scheduled, name, target, profile), passed_over
         except LoweringFailed as failed:
@@ -57,14 +57,18 @@ def first_kernels(
 
 def _picked(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[tuple[str, tirx.PrimFunc]]:
     """What to take before the rules, the best first, with where it comes from."""
-    prior = prior_of(profile.rules.family)
+    small, prior = _small(func), prior_of(profile.rules.family)
+    if small and len(func.params[-1].shape) <= _PRODUCT_AXES:
+        return []
     if prior is None:
         return [(f"tables:{profile.rules.family}", one) for one in _tabled(func, profile)]
     drawing = Drawing(narrow_indices(func), profile, _SEED)
-    packed = drawing.that_take(*_PACK)
     tabled = (one.scheduled for sketch in range(drawing.sketches) for one in drawing.tabled(sketch))
-    if found := list(islice(tabled, 1)):
-        return [(f"tables:{profile.rules.family}", one) for one in found]
+    for one in islice(tabled, 1):
+        return [(f"tables:{profile.rules.family}", one)]
+    if small:
+        return []
+    packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
     found = [(one.scheduled, one.features) for one in drawn]
     ruled = by_rule(func, target, profile) if prior.knows_rules and not packed else None
