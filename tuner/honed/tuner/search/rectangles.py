@@ -2,7 +2,7 @@
 
 What a work-item computes of a convolution is a number of vectors of accumulators: each pixel is one in the
 sketch `channels`, each piece of a row in `tile`. As many as registers hold, and as few loads for them as may
-be: of over 30 layers of MobileNet and SqueezeNet none was over 1.3 times as fast with the best of six draws.
+be. docs/measurements.md compares them with draws.
 """
 
 from __future__ import annotations
