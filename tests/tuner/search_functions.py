@@ -53,6 +53,11 @@ GRAPHS = {
         c = Conv(x, w, b) s = Sigmoid(c) y = Mul(c, s) }""",
     "depthwise convolution": """(float[1, 16, 13, 13] x, float[16, 1, 3, 3] w) => (float[1, 16, 7, 7] y) {
         y = Conv <group = 16, pads = [1, 1, 1, 1], strides = [2, 2]> (x, w) }""",
+    "depthwise convolution with a sigmoid": """(float[1, 16, 7, 13] x, float[16, 1, 3, 3] w, float[16] b)
+        => (float[1, 16, 7, 13] y) {
+        c = Conv <group = 16, pads = [1, 1, 1, 1]> (x, w, b) s = Sigmoid(c) y = Mul(c, s) }""",
+    "convolution 1x1 of rows of vectors": """(float[1, 12, 4, 16] x, float[16, 12, 1, 1] w)
+        => (float[1, 16, 4, 16] y) { y = Conv(x, w) }""",
     "pooling": """(float[1, 8, 13, 13] x) => (float[1, 8, 6, 6] y) {
         y = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (x) }""",
     "softmax": "(float[3, 7, 20] x) => (float[3, 7, 20] y) { y = Softmax <axis = -1> (x) }",

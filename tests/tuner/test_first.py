@@ -156,8 +156,11 @@ def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
     assert not origin.startswith("tables"), "rules share the sums of a vector's product out"
 
 
-def test_convolutions_of_malis_are_served_packed(tmp_path: Path) -> None:
-    one = imagined("mali")
+@pytest.mark.parametrize(("family", "expected"), [("mali", "prior:mali"), ("cpu", "tables:cpu")])
+def test_convolutions_are_served_with_their_weights_laid_out(
+    family: str, expected: str, tmp_path: Path
+) -> None:
+    one = imagined(family)
     graph = (
         "g (float[1, 32, 28, 28] x, float[32, 32, 3, 3] w) => (float[1, 32, 28, 28] y) "
         "{ y = Conv <pads = [1, 1, 1, 1]> (x, w) }"
@@ -166,5 +169,5 @@ def test_convolutions_of_malis_are_served_packed(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "model.onnx")
     ((task, *_), _) = extract(tmp_path / "model.onnx", {}, "fp32", one)
     origin, lowered, _ = first_kernels(task.func, "main", target_for(one), one)
-    assert origin.startswith("prior:mali")
+    assert origin.startswith(expected)
     assert len(lowered.launches) == 3  # the weights packed, the image padded, and both multiplied

@@ -386,3 +386,13 @@ def test_a_vector_that_opencl_has_no_type_for_is_refused_with_the_reason() -> No
     (a,) = placeholders("float32", extent=60)
     with pytest.raises(LoweringFailed, match="no vectors of 5 elements"):
         lowered(scheduled(over(lambda i, a: a[i] + 1.0, a, extent=60), lanes=5))
+
+
+@pytest.mark.parametrize(("family", "called"), [("cpu", False), ("mali", True)])
+def test_processors_compilers_fuse_products_with_sums_themselves(family: str, called: bool) -> None:
+    profile = imagined(family)
+    func, target = narrow_indices(dense(8, 32, 64)), target_for(profile)
+    (drawn,) = draws(func, profile, rules.space(func, target, profile)[:1], 1)
+    source = lower_function(drawn.mod["main"], "f", target, profile).source
+    assert ("mad(" in source) == called
+    assert called or re.search(r"(\w+) = .+ \* .+ \+ \1;", source)

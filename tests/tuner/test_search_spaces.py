@@ -24,7 +24,9 @@ from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
+from honed.tuner.search.channels import channels
 from honed.tuner.search.packed import packed
+from honed.tuner.search.sketches import Sketch
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 
@@ -109,12 +111,39 @@ def test_packed_convolutions_are_right(
     tmp_path: Path,
 ) -> None:
     one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
-    made = _packed(one, profile)
-    assert made, "the sketch fits none"
-    measurer.load(workload(one))
-    drawn = [schedule for sketch in made for schedule in draws(one.func, profile, [sketch], 1)]
-    right = [_right(one, schedule, profile, measurer) for schedule in drawn]
-    assert any(right)
+    _draws_are_right(one, _made(one, profile, packed), profile, measurer, workload)
+
+
+@pytest.mark.parametrize("profile", ["cpu"], indirect=True)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convolution, strided, with a shortcut",
+        "depthwise convolution",
+        "depthwise convolution with a sigmoid",
+        pytest.param("convolution 1x1", marks=pytest.mark.slow),
+        pytest.param("convolution 3x3", marks=pytest.mark.slow),
+        pytest.param("convolution 5x5 of odd images", marks=pytest.mark.slow),
+        pytest.param("convolution, dilated, of wide images", marks=pytest.mark.slow),
+        pytest.param("convolution, padded after 3x3", marks=pytest.mark.slow),
+        pytest.param("convolution, padded after", marks=pytest.mark.slow),
+    ],
+)
+def test_convolutions_with_channels_along_the_lanes_are_right(
+    name: str,
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+    tmp_path: Path,
+) -> None:
+    one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
+    _draws_are_right(one, _made(one, profile, channels), profile, measurer, workload)
+
+
+@pytest.mark.parametrize("name", ["convolution 1x1 of rows of vectors", "convolution, grouped", "pooling"])
+def test_channels_leaves_what_other_sketches_serve_as_well(name: str, device: Device, tmp_path: Path) -> None:
+    profile = profile_of("cpu", device.profile)
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, channels)]
 
 
 @pytest.mark.parametrize(
@@ -122,16 +151,30 @@ def test_packed_convolutions_are_right(
 )
 def test_packed_leaves_what_other_sketches_serve_as_well(name: str, device: Device, tmp_path: Path) -> None:
     profile = profile_of("mali", device.profile)
-    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _packed(one, profile)]
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, packed)]
 
 
-def _packed(one: Extracted, profile: DeviceProfile) -> list[Schedule]:
-    """What the packed sketch makes of a function, by lanes."""
+def _draws_are_right(
+    one: Extracted,
+    made: list[Schedule],
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+) -> None:
+    assert made, "the sketch fits none"
+    measurer.load(workload(one))
+    drawn = [schedule for sketch in made for schedule in draws(one.func, profile, [sketch], 1)]
+    right = [_right(one, schedule, profile, measurer) for schedule in drawn]
+    assert any(right)
+
+
+def _made(one: Extracted, profile: DeviceProfile, sketch: Sketch) -> list[Schedule]:
+    """What a sketch makes of a function, by lanes."""
     limits, found = rules.rules_of(profile.rules).sketches, []
     for lanes in parts.lane_choices(one.func, limits):
         schedule = Schedule(traces.as_module(one.func), debug_mask="none")
         with contextlib.suppress(ValueError, ScheduleError):
-            if packed(schedule, limits, lanes):
+            if sketch(schedule, limits, lanes):
                 found.append(schedule)
     return found
 

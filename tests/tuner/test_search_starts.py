@@ -1,4 +1,4 @@
-"""The tables that searches on GPUs begin with."""
+"""The tables that searches on GPUs and processors begin with."""
 
 from __future__ import annotations
 
@@ -81,3 +81,18 @@ def test_draws_begin_with_the_tables_and_are_kernels() -> None:
     assert len(same) >= 3  # of the tile and of each number of slices
     for drawn in same:
         lower_function(drawn.scheduled, "main", target_for(one), one)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("convolution 3x3", [1, 1, 13]),  # of 13 x 13 pixels a row, each of them a vector
+        ("depthwise convolution", [1, 1, 7]),  # a single vector of channels has none beside it
+        ("convolution 1x1 of rows of vectors", [4, 4, 1, 1]),  # channels, rows, vectors of pixels, no window
+    ],
+)
+def test_processors_begin_with_the_best_rectangle(name: str, expected: list[int], tmp_path: Path) -> None:
+    (task, *_) = tasks(name, tmp_path, imagined("cpu"))
+    (first, *_) = starts(sketched(task.func, "cpu"))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner == expected

@@ -31,9 +31,11 @@ _SLICE = "RFactor"  # a step that only sliced products take
 # A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these
 # win wherever they fit; the prior has learned from none of them, so it chooses among them alone.
 _PACK = "TransformLayout", 2
+_PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns; those of images are more
 _MATRIX_AXES = 2  # of an output, with more than one element each
 _FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
-# What takes about as long as its launch, whatever its schedule: a rule does for it.
+# What takes about as long as its launch, whatever its schedule: a rule does for it, unless it is an image
+# that a table cuts (the rules' schedule of 336 channels of 4 x 4 takes 50 us on PoCL, the table's 9).
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
 
 
@@ -45,8 +47,7 @@ def first_kernels(
     The same for the same function and profile. Raises LoweringFailed as `default_kernels` does.
     """
     passed_over: list[str] = []
-    picked = iter(()) if _small(func) else _picked(func, target, profile)
-    for origin, scheduled in islice(picked, _TRIED):
+    for origin, scheduled in islice(_picked(func, target, profile), _TRIED):
         try:
             return origin, lower_function(scheduled, name, target, profile), passed_over
         except LoweringFailed as failed:
@@ -59,12 +60,20 @@ def _picked(
     func: tirx.PrimFunc, target: Target, profile: DeviceProfile
 ) -> Iterator[tuple[str, tirx.PrimFunc]]:
     """What to take before the rules, the best first, with where it comes from."""
-    prior = prior_of(profile.rules.family)
+    small, family = _small(func), profile.rules.family
+    if small and len(func.params[-1].shape) <= _PRODUCT_AXES:
+        return
+    origin = str(Origin(Source.TABLES, family))
+    prior = prior_of(family)
     if prior is None:
-        origin = str(Origin(Source.TABLES, profile.rules.family))
-        yield from ((origin, one) for one in _tabled(func, profile))
+        if not small:
+            yield from ((origin, one) for one in _tabled(func, profile))
         return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
+    rows = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    yield from ((origin, one) for row in rows if (one := drawing.played(row)) is not None)
+    if small:
+        return
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
     found = [(one.scheduled, one.features) for one in drawn]

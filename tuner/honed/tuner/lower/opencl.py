@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import tvm
@@ -54,7 +55,7 @@ def lower_function(
     name: str,
     target: Target,
     profile: DeviceProfile,
-    printer: Printer = print_kernels,
+    printer: Printer | None = None,
 ) -> Lowered:
     """Generate OpenCL C for a scheduled function; raises LoweringFailed where it must not be run.
 
@@ -64,13 +65,21 @@ def lower_function(
     try:
         split = _passes(target)(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
-        source = printer(kernels)
+        source = (printer or partial(print_kernels, contract=_contracts(profile)))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
     lowered = _read_host(host, kernels, source)
     _check(lowered, profile, kernels)
     return lowered
+
+
+def _contracts(profile: DeviceProfile) -> bool:
+    """Whether the device's compiler fuses products with sums.
+
+    PoCL 3.1's `mad` for processors is a product and then a sum: half of their speed.
+    """
+    return profile.rules.family == "cpu"
 
 
 def _passes(target: Target) -> tvm.transform.Pass:

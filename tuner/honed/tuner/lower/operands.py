@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_walk
@@ -13,8 +13,7 @@ from honed.runtime.profile import DeviceProfile
 from .program import FunctionCall, Program
 from .statements import loads, uses
 
-# Whose spaces have sketches that lay weights out in a launch of their own (`search.packed`).
-_PACKING = frozenset({"mali"})
+_IMAGE_AXES = 4  # of the weights of a convolution
 
 
 def constant_parameters(program: Program) -> dict[str, frozenset[int]]:
@@ -32,9 +31,8 @@ def packable(func: tirx.PrimFunc, constants: Iterable[int], profile: DeviceProfi
 
     Only for them it matters to a candidate's time that they are constants.
     """
-    if profile.rules.family not in _PACKING:
-        return ()
-    return tuple(n for n in sorted(constants) if _has_window(func, func.params[n]))
+    packs = _PACKING.get(profile.rules.family)
+    return tuple(n for n in sorted(constants) if packs is not None and packs(func, func.params[n]))
 
 
 def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
@@ -52,3 +50,21 @@ def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
 
     structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
     return any(found)
+
+
+def _of_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
+    """Whether they have channels and a window, be it of one pixel, and are summed with another operand."""
+    found: list[bool] = []
+
+    def visit(block: s_tir.SBlock) -> None:
+        over = [axis.var for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+        summed = [load for load in loads(block.body) if uses(load.indices, over)]
+        mine = [load for load in summed if load.source.same_as(weights)]
+        found.append(0 < len(mine) < len(summed))
+
+    structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
+    return len(weights.shape) == _IMAGE_AXES and any(found)
+
+
+# By family, what its sketches lay out in a launch of their own: `search.packed` and `search.channels`.
+_PACKING: Mapping[str, Callable[[tirx.PrimFunc, ir.Var], bool]] = {"mali": _has_window, "cpu": _of_image}

@@ -17,6 +17,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import REDUCE, SPATIAL, Keep, reads_along, step_along
+from .packing import channels_last, pack
 from .parts import (
     Part,
     SketchLimits,
@@ -77,8 +78,8 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if what is None:
         return False
     image = _image(schedule, what, before)
-    weights = _packed_weights(schedule, what)
     main = what.main.block
+    weights = pack(schedule, main, what.weights, what.channel, what.lanes)
     loops = _split(schedule, what, limits)
     schedule.reorder(*loops.groups, *loops.threads, *loops.outside, *loops.window, *loops.tile, loops.lanes)
     for loop, tag in zip(loops.groups, ("blockIdx.y", "blockIdx.x"), strict=True):
@@ -86,7 +87,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     for loop, tag in zip(loops.threads, ("threadIdx.y", "threadIdx.x"), strict=True):
         schedule.bind(loop, tag)
     tail = accumulate(schedule, rest)
-    _channels_last(schedule, what)
+    channels_last(schedule, main, what.main.info, what.channel, what.lanes)
     under = loops.threads[-1]
     schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
     vectorise(schedule, tail, under, lanes_of(what.pixels, _IMAGE_VECTOR), limits)
@@ -171,40 +172,6 @@ def _image(schedule: Schedule, what: _Convolution, before: list[Part]) -> SBlock
 
         schedule.transform_layout(made, ("write", 0), cut, pad_value=0.0)
     return made
-
-
-def _packed_weights(schedule: Schedule, what: _Convolution) -> SBlockRV:
-    """The block that copies the weights so that a vector of output channels is innermost."""
-    region = schedule.get(what.main.block).reads[what.weights].region
-    axis = schedule.get(what.main.block).iter_vars[what.channel].var
-    place = next((n for n, span in enumerate(region) if span.min.same_as(axis)), None)
-    if place is None:
-        raise ValueError("the output channels are no dimension of the weights")
-    copy = schedule.cache_read(what.main.block, what.weights, "global")
-
-    def pack(*at: ir.Var) -> list[ir.Expr]:
-        others = [index for n, index in enumerate(at) if n != place]
-        return [at[place] // what.lanes, *others, at[place] % what.lanes]
-
-    schedule.transform_layout(copy, ("write", 0), pack)
-    loops = schedule.get_loops(copy)
-    schedule.reorder(loops[place], *(loop for n, loop in enumerate(loops) if n != place))
-    return copy
-
-
-def _channels_last(schedule: Schedule, what: _Convolution) -> None:
-    """Keep the accumulators with the channels of a vector innermost."""
-    block = what.main.block
-    axes = sum(kind == SPATIAL for kind in what.main.info.kinds)
-    if len(schedule.get(block).writes[0].source.shape) != axes:
-        raise ValueError("the result has other axes than the block")
-
-    def order(*at: ir.Var) -> list[ir.Expr]:
-        channel = at[what.channel]
-        before, after = at[: what.channel], at[what.channel + 1 :]
-        return [*before, channel // what.lanes, *after, channel % what.lanes]
-
-    schedule.transform_layout(block, ("write", 0), order)
 
 
 def _split(schedule: Schedule, what: _Convolution, limits: SketchLimits) -> _Loops:

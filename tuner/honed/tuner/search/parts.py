@@ -10,9 +10,10 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from .blocks import SPATIAL, BlockInfo, Keep, blocks, info, inline_elementwise
+from .blocks import CHOICES, SPATIAL, BlockInfo, Keep, blocks, calls, info, inline_elementwise
 
 _VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths, but for 3
+_JOB = 1024  # elements that a work-group of a processor moves at most, where a row has no more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +143,28 @@ def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
 def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> None:
     """Compute an elementwise block in a launch of its own."""
     loops = schedule.get_loops(part.block)
+    if limits.threads == (1,):
+        _by_rows(schedule, part, most)
+        return
     rest, vector = schedule.split(loops[-1], [None, lanes_of(part.info.extents[-1], most)])
     bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
     schedule.vectorize(vector)
+
+
+def _by_rows(schedule: Schedule, part: Part, most: int) -> None:
+    """Give each work-group as many of a block's last axes as make a job that is worth its launch.
+
+    Where elements are chosen, zeros around an image, the driver's compiler makes better vectors of the rows.
+    """
+    loops, extents = list(schedule.get_loops(part.block)), part.info.extents
+    first = len(loops) - 1
+    while first > 0 and math.prod(extents[first - 1 :]) <= _JOB:
+        first -= 1
+    groups = fuse(schedule, loops[:first]) if first else schedule.add_unit_loop(loops[0])
+    schedule.bind(groups, "blockIdx.x")
+    if not calls(schedule, part.block, CHOICES):
+        _, vector = schedule.split(loops[-1], [None, lanes_of(extents[-1], most)])
+        schedule.vectorize(vector)
 
 
 def is_elementwise(tail: Part, main: Part) -> bool:

@@ -21,6 +21,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
 from .blocks import SPATIAL, Keep, inline_elementwise
+from .channels import channels
 from .grouped import GroupTile, grouped
 from .held import held
 from .packed import packed
@@ -41,6 +42,7 @@ def _all() -> tuple[Sketch, ...]:
     return (
         held,
         packed,
+        channels,
         tile,
         tile_across,
         tile_padded,

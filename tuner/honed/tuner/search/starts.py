@@ -1,6 +1,6 @@
-"""Tiles that do well on GPUs, to begin a search with: tables instead of luck. Pure.
+"""Tiles that do well, to begin a search with: tables instead of luck. Pure.
 
-Of the many tiles of a product those below were among the fastest where chosen ones were timed
+Of the many tiles of a product on a GPU those below were among the fastest where chosen ones were timed
 (docs/measurements.md). They are moved to the nearest that the extents allow.
 """
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from .decisions import Choice, Decision, Drawn, Tile
 from .kin import divisors
+from .rectangles import rectangle
 
 _AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
 _SLICED = "RFactor"
@@ -55,6 +56,8 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     tiled = False
     for sketch in sketches:
         text = str(sketch.steps)
+        if (cut := rectangle(sketch)) is not None:
+            found[cut.text()] = cut
         if _AHEAD not in text:
             continue
         if _SLICED in text:

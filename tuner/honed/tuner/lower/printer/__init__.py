@@ -8,7 +8,7 @@ code of it that is bound by the arithmetic of addresses. Here:
   loop does not change is outside of it, and pointers move with the loop (`addresses`);
 - a vector is read as one where the alignment is proven (`memory`);
 - private arrays become variables, once short loops over them are written out (`prepare`, `buffers`);
-- products and sums are `mad`, predicates and constants are folded (`expressions`).
+- products and sums are `mad`, or left to be fused, predicates and constants are folded (`expressions`).
 """
 
 from tvm import tirx
@@ -17,9 +17,13 @@ from .kernel import source_of
 from .prepare import prepared
 
 
-def print_kernels(kernels: dict[str, tirx.PrimFunc]) -> str:
-    """OpenCL C of kernels by their entry names; raises Unprintable (a ValueError) where there is none."""
-    return source_of(prepared(kernels))
+def print_kernels(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
+    """OpenCL C of kernels by their entry names; raises Unprintable (a ValueError) where there is none.
+
+    With `contract` the compiler fuses products with sums, as OpenCL C allows unless told otherwise; else
+    they are `mad`.
+    """
+    return source_of(prepared(kernels), contract=contract)
 
 
 __all__ = ["print_kernels"]

@@ -55,8 +55,10 @@ TRUE, FALSE = Term("true", types.BOOL), Term("false", types.BOOL)
 class Expressions:
     """Prints the expressions of one kernel."""
 
-    def __init__(self, blocks: Blocks) -> None:
+    def __init__(self, blocks: Blocks, *, contract: bool) -> None:
+        """`contract` leaves it to the compiler to fuse products with sums, instead of calling `mad`."""
         self.blocks = blocks
+        self.contract = contract
         self.memory: Memory  # set by the kernel: the two need each other
         self.call: Callable[[ir.Call], Term]
         self.variables: dict[Any, Term] = {}
@@ -191,6 +193,9 @@ class Expressions:
         """A product and a sum in one: rounded once or twice, whichever the device does faster."""
         product, other = (expr.a, expr.b) if isinstance(expr.a, tirx.Mul) else (expr.b, expr.a)
         x, y, z = (self.spread(self.term(e), of) for e in (product.a, product.b, other))
+        if self.contract:
+            text = f"{x.within(MUL)} * {y.within(MUL + 1)} + {z.within(ADD + 1)}"
+            return self.joined(text, of, ADD, x, y, z)
         return self.joined(f"mad({x.text}, {y.text}, {z.text})", of, PRIMARY, x, y, z)
 
     def _call_of_two(self, function: str, a: Term, b: Term) -> Term:

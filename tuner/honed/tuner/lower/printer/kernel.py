@@ -22,9 +22,9 @@ _AT = "#define AT(type, base, bytes) ((__global type*)((__global const char*)(ba
 _EXTENSIONS = {"cl_khr_fp16": re.compile(r"\bhalf\d*\b"), "cl_khr_fp64": re.compile(r"\bdouble\d*\b")}
 
 
-def source_of(kernels: dict[str, tirx.PrimFunc]) -> str:
+def source_of(kernels: dict[str, tirx.PrimFunc], *, contract: bool) -> str:
     """One source with all kernels, by their entry names."""
-    texts = [_kernel(entry, func) for entry, func in kernels.items()]
+    texts = [_kernel(entry, func, contract=contract) for entry, func in kernels.items()]
     body = "\n".join(texts)
     before = [
         f"#pragma OPENCL EXTENSION {e} : enable" for e, word in _EXTENSIONS.items() if word.search(body)
@@ -34,11 +34,11 @@ def source_of(kernels: dict[str, tirx.PrimFunc]) -> str:
     return "\n".join([*before, "", body] if before else [body])
 
 
-def _kernel(entry: str, func: tirx.PrimFunc) -> str:
+def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool) -> str:
     names = Names()
     names.fresh(entry)
     blocks = Blocks(names)
-    expressions = Expressions(blocks)
+    expressions = Expressions(blocks, contract=contract)
     expressions.memory = memory = Memory(blocks, expressions)
     calls = Calls(blocks, expressions, memory)
     expressions.call = calls.term

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir, tirx
@@ -87,11 +88,10 @@ class Statements:
         element = types.parsed(str(statement.buffer.dtype))
         if types.stored(types.vector(element, 1)) != types.stored(types.vector(known.element, 1)):
             raise Unprintable(f"{known.name} is read as {types.name(element)}")
-        if known.registers:
-            raise Unprintable(f"{known.name} has a second name")
-        self.memory.buffers[statement.buffer] = Buffer(
-            known.name, known.space, element, _nbytes(statement.buffer), known.written, known.aligned
-        )
+        if known.registers and element != known.element:
+            raise Unprintable(f"{known.name} is also read as {types.name(element)}")
+        nbytes = _nbytes(statement.buffer)
+        self.memory.buffers[statement.buffer] = replace(known, element=element, nbytes=nbytes)
 
     def _allocated(self, statement: tirx.AllocBuffer) -> None:
         buffer = statement.buffer

@@ -1,0 +1,74 @@
+"""Rectangles of an image that do well on processors, told from extents alone. Pure.
+
+What a work-item computes of a convolution is a number of vectors of accumulators: each pixel is one in the
+sketch `channels`, each piece of a row in `tile`. As many as registers hold, and as few loads for them as may
+be. docs/measurements.md compares them with draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from .decisions import Choice, Decision, Drawn, Tile
+from .kin import divisors
+
+_MOST = 16  # vectors of pixels: with more, compilers keep some in memory
+_LONG = 8  # pixels of a row, from which the lanes are taken apart by whole vectors
+_SHORT = 0.9  # what shorter ones are worth
+_FEW = 7  # vectors: fewer leave the processor waiting for its own sums
+_MOST_PIECES = 24  # vectors of pieces of rows
+
+
+def rectangle(sketch: Drawn) -> Drawn | None:
+    """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
+    if "threadIdx" in str(sketch.steps):
+        return None
+    laid_out = sum(str(step[0]) == "TransformLayout" for step in sketch.steps)
+    extents = [tile.extent for _, tile in _tiles(sketch)]
+    if laid_out >= 2:
+        return _of_channels(sketch, extents)
+    if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
+        return _of_pieces(sketch, extents)
+    return None
+
+
+def _tiles(sketch: Drawn) -> list[tuple[int, Tile]]:
+    return [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
+
+
+def _of_channels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
+    beside, *pixels = extents
+    fitting = (steps for steps in product(*map(divisors, pixels)) if math.prod(steps) <= _MOST)
+    steps = max(fitting, key=lambda steps: (_worth(steps), steps[-1]))
+    vectors = 2 if math.prod(steps) <= _FEW and beside % 2 == 0 else 1
+    return _with_steps(sketch, [vectors, *steps])
+
+
+def _worth(steps: Sequence[int]) -> float:
+    """Sums for each vector loaded: of weights once, of pixels as many as there are."""
+    count = math.prod(steps)
+    return count / (count + 2) * (1.0 if steps[-1] >= _LONG else _SHORT)
+
+
+def _of_pieces(sketch: Drawn, extents: Sequence[int]) -> Drawn:
+    """About as many channels as pieces: a weight is loaded for all pieces, a piece for all channels."""
+    allowed = [
+        [d for d in divisors(e) if d <= t.most] for e, (_, t) in zip(extents, _tiles(sketch), strict=True)
+    ]
+    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
+    steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))
+    return _with_steps(sketch, steps)
+
+
+def _with_steps(sketch: Drawn, steps: Sequence[int]) -> Drawn:
+    """The sketch with so many steps of each extent in a rectangle."""
+    changed: dict[int, Decision] = {
+        place: Choice(d.options - 1, d.options)  # the most steps written out
+        for place, d in sketch.decisions.items()
+        if isinstance(d, Choice)
+    }
+    for (place, tile), inner in zip(_tiles(sketch), steps, strict=True):
+        changed[place] = Tile((tile.extent // inner, inner), tile.most)
+    return sketch.with_decisions(changed)
