@@ -29,6 +29,8 @@ GRAPHS = {
         y = Gemm <transB = 1> (x, w, b) }""",
     "batched matmul": """(float[4, 12, 16] x, float[4, 16, 20] w) => (float[4, 12, 20] y) {
         y = MatMul(x, w) }""",
+    "batched matmul of heads": """(float[2, 16, 12, 16] x, float[2, 16, 16, 8] w) => (float[2, 16, 12, 8] y) {
+        y = MatMul(x, w) }""",
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",

@@ -140,7 +140,16 @@ def test_convolutions_with_channels_along_the_lanes_are_right(
     _draws_are_right(one, _made(one, profile, channels), profile, measurer, workload)
 
 
-@pytest.mark.parametrize("name", ["convolution 1x1 of rows of vectors", "convolution, grouped", "pooling"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "convolution 1x1 of rows of vectors",
+        "convolution, grouped",
+        "pooling",
+        "batched matmul",
+        "batched matmul of heads",
+    ],
+)
 def test_channels_leaves_what_other_sketches_serve_as_well(name: str, device: Device, tmp_path: Path) -> None:
     profile = profile_of("cpu", device.profile)
     assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, channels)]

@@ -34,6 +34,7 @@ from .parts import (
 
 _BYTES = 4  # of an element; processors compute halves in singles
 _MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
+_LEAST_REDUCED = 2  # axes: a window's, be it of one pixel, and channels; products have one
 _MOST_BESIDE = 2  # vectors of channels that share the pixels
 
 
@@ -109,10 +110,14 @@ def _understood(schedule: Schedule, main: Part, limits: SketchLimits, most: int)
     lanes = lanes_of(main.info.extents[channel], most)
     depthwise = len(read[channel]) == 2
     reduced = [e for e, kind in zip(main.info.extents, main.info.kinds, strict=True) if kind == REDUCE]
-    if lanes == 1 or (
-        not depthwise
-        and math.prod(reduced[1:]) == 1
-        and main.info.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) == 0
+    if (
+        len(reduced) < _LEAST_REDUCED
+        or lanes == 1
+        or (
+            not depthwise
+            and math.prod(reduced[1:]) == 1
+            and main.info.extents[spatial[-1]] % (limits.vector_bytes // _BYTES) == 0
+        )
     ):
         return None
     return _Convolution(
