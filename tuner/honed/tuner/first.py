@@ -29,7 +29,7 @@ _TRIED = 4  # of the best by the prior, until one can be lowered
 _SEED = 1
 _SLICE = "RFactor"  # a step that only sliced products take
 # A step that only packed convolutions take twice, for weights and for results. By the bench for Malis these
-# win wherever they fit; the prior has learned from none of them, so it chooses among them alone.
+# win wherever they fit, so nothing else is drawn there.
 _PACK = "TransformLayout", 2
 _PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns; those of images are more
 _MATRIX_AXES = 2  # of an output, with more than one element each
