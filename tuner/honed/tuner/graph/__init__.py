@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 import onnx
 
+from .chains import fold_chains
+from .columns import permute_columns, slice_first
 from .graph import Graph
+from .siblings import combine_siblings
 from .twins import merge_twins
 
 __all__ = ["PASSES", "Applied", "Pass", "improve"]
@@ -32,7 +35,13 @@ class Applied:
     times: int
 
 
-PASSES = (Pass("twins", merge_twins),)  # in the order in which they run
+PASSES = (  # in the order in which they run
+    Pass("twins", merge_twins),
+    Pass("chains", fold_chains),
+    Pass("siblings", combine_siblings),
+    Pass("slices", slice_first),
+    Pass("columns", permute_columns),
+)
 
 
 def improve(
