@@ -29,7 +29,7 @@ def fold_chains(graph: Graph) -> tuple[Graph, int]:
     """The graph without products that others can take in, and how many those were."""
     folder = _Folder(graph.copy())
     while folder.fold():
-        folder.graph = folder.graph.tidied(folder.graph.nodes)
+        pass
     return folder.graph, folder.folded
 
 
@@ -42,15 +42,21 @@ class _Folder:
         """Fold into every product that takes some in; whether there was any."""
         uses, producers = Uses.of(self.graph), self.graph.producers()
         changed: set[str] = set()
-        for node in list(self.graph.nodes):
+        replaced: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.graph.nodes:
             outer = product(self.graph, node, uses)
             if outer is None:
                 continue
             parts = self._parts(outer, uses, producers)
             inner = [part.inner.node.output[0] for part in parts if part.inner is not None]
-            if inner and changed.isdisjoint([*inner, node.output[0]]) and self._replace(outer, parts):
+            if not inner or not changed.isdisjoint([*inner, node.output[0]]):
+                continue
+            if new := self._replacement(outer, parts):
+                replaced |= {outer.value: [], node.output[0]: new}
                 changed |= {*inner, node.output[0]}
                 self.folded += len(inner)
+        nodes = [new for node in self.graph.nodes for new in replaced.get(node.output[0], [node])]
+        self.graph = self.graph.tidied(nodes)
         return bool(changed)
 
     def _parts(self, outer: Product, uses: Uses, producers: dict[str, onnx.NodeProto]) -> list[_Part]:
@@ -85,25 +91,22 @@ class _Folder:
         k, n = self.graph.shape(found.weight)
         return found if k * columns <= k * n + n * columns else None
 
-    def _replace(self, outer: Product, parts: list[_Part]) -> bool:
-        """Put a product with other weights in the place of some; False where its type does not hold them."""
+    def _replacement(self, outer: Product, parts: list[_Part]) -> list[onnx.NodeProto]:
+        """The product with the weights of some parts taken in; none where its type does not hold them."""
         constants = self._constants(outer, parts)
         if constants is None:
-            return False
+            return []
         new = [_copied(outer.node)]
         new[0].input[1] = constants[0]
-        if outer.addition is not None and outer.bias is not None:
-            new.append(_copied(outer.addition))
-            new[1].input[list(new[1].input).index(outer.bias)] = constants[1]
         given = [part.inner.given if part.inner else part.value for part in parts]
         if len(parts) > 1:
             new.insert(0, self._joined(outer.given, given))
             given = [new[0].output[0]]
-        new[-1 if outer.addition is None else -2].input[0] = given[0]
-        replaced = {node.output[0] for node in new}
-        at = next(n for n, node in enumerate(self.graph.nodes) if node.output[0] == outer.node.output[0])
-        self.graph.nodes[at:] = [*new, *(n for n in self.graph.nodes[at:] if n.output[0] not in replaced)]
-        return True
+        new[-1].input[0] = given[0]
+        if outer.addition is not None and outer.bias is not None:
+            new.append(_copied(outer.addition))
+            new[-1].input[list(new[-1].input).index(outer.bias)] = constants[1]
+        return new
 
     def _joined(self, like: str, given: list[str]) -> onnx.NodeProto:
         """A concatenation along the last axis in the place of another."""
