@@ -15,6 +15,7 @@ from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.chains import fold_chains
 from honed.tuner.graph.columns import permute_columns, slice_first
+from honed.tuner.graph.factors import fold_factors
 from honed.tuner.graph.siblings import combine_siblings
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
@@ -23,6 +24,7 @@ from honed.tuner.lower.target import target_for
 from .graphs import after, operators, parsed, weights
 from .search_functions import imagined
 
+FACTORS = (Pass("factors", fold_factors),)
 CHAINS = (Pass("chains", fold_chains),)
 SIBLINGS = (Pass("siblings", combine_siblings),)
 COLUMNS = (Pass("slices", slice_first), Pass("columns", permute_columns))
@@ -77,6 +79,38 @@ def test_a_product_is_folded_through_a_concatenation() -> None:
 def test_what_is_no_chain_or_costs_more_is_left_alone(body: str, inner: int) -> None:
     model = parsed(_text(body), **_matrices(w=(8, inner), v=(inner, 8)))
     assert operators(after(model, CHAINS))["MatMul"] == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["Add", "Sub", "Mul", "Div"]), min_size=2, max_size=5), st.booleans())
+def test_factors_and_offsets_go_into_weights_and_bias(steps: list[str], convolution: bool) -> None:
+    lines = ["v0 = Conv(x, w)" if convolution else "v0 = MatMul(x, w)"]
+    lines += [f"v{n + 1} = {op}(v{n}, c{n})" for n, op in enumerate(steps)]
+    shapes = ((1,), (1, 6, 1), (6, 1)) if convolution else ((1,), (6,), (1, 1, 6))
+    constants = {
+        f"c{n}": np.abs(weights(*shapes[n % 3], seed=n)) + np.float32(0.5) for n in range(len(steps))
+    }
+    constants["w"] = weights(6, 5, 1) if convolution else weights(8, 6)
+    text = _text(
+        f"{' '.join(lines)} y = Relu(v{len(steps)})", output=f"float[1,{'6,8' if convolution else '5,6'}] y"
+    )
+    done = operators(after(parsed(text, **constants), FACTORS))
+    offset = any(op in ("Add", "Sub") for op in steps)
+    assert done == {"Conv" if convolution else "MatMul": 1, "Relu": 1} | ({"Add": 1} if offset else {})
+
+
+@pytest.mark.parametrize(
+    ("body", "factor"),
+    [
+        ("a = MatMul(x, w) y = Mul(a, c)", weights(5, 1)),  # differs by row
+        ("a = MatMul(x, w) b = Mul(a, c) y = Add(a, b)", weights(8)),  # read as it was
+        ("a = MatMul(x, w) y = Mul(a, c)", np.float32([1e-30])),  # weights would vanish
+        ("a = MatMul(x, w) y = Div(c, a)", np.float32([2])),  # not linear
+    ],
+)
+def test_what_is_no_factor_of_weights_is_left_alone(body: str, factor: np.ndarray) -> None:
+    model = parsed(_text(body), w=weights(8, 8), c=factor)
+    assert operators(after(model, FACTORS)) == operators(after(model, ()))
 
 
 HEADS = "{o}r = Reshape({v}, heads) {o} = Transpose<perm=[0,2,1,3]>({o}r)"

@@ -12,6 +12,7 @@ import onnx
 
 from .chains import fold_chains
 from .columns import permute_columns, slice_first
+from .factors import fold_factors
 from .graph import Graph
 from .siblings import combine_siblings
 from .twins import merge_twins
@@ -37,6 +38,7 @@ class Applied:
 
 PASSES = (  # in the order in which they run
     Pass("twins", merge_twins),
+    Pass("factors", fold_factors),
     Pass("chains", fold_chains),
     Pass("siblings", combine_siblings),
     Pass("slices", slice_first),

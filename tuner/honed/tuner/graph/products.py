@@ -9,7 +9,7 @@ import onnx
 
 from .graph import Array, Graph
 
-_WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})  # that constants are computed anew in
+WIDE = frozenset({onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE})  # that constants are computed anew in
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def product(graph: Graph, node: onnx.NodeProto, uses: Uses) -> Product | None:
     if node.op_type != "MatMul" or node.input[1] not in graph.constants:
         return None
     given, weight = node.input
-    if graph.types[weight].elem not in _WIDE or len(graph.shape(weight)) != 2 or len(graph.shape(given)) < 2:
+    if graph.types[weight].elem not in WIDE or len(graph.shape(weight)) != 2 or len(graph.shape(given)) < 2:
         return None
     addition = uses.only(node.output[0])
     bias = _bias(graph, addition, node.output[0]) if addition is not None else None
