@@ -15,20 +15,20 @@ from pathlib import Path
 
 import numpy as np
 
-from honed.runtime import devices, profilefile
+from honed.runtime import devices
 from honed.runtime.devices import rules_for
 from honed.runtime.executor import Executor
 from honed.runtime.model import Launch, Source
 from honed.runtime.profile import DeviceProfile
-from honed.tuner import frontend, valhall
+from honed.tuner import frontend
 from honed.tuner.assemble import assemble
 from honed.tuner.compile import opened
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.lower.module import lower_module
+from honed.tuner.valhall.benches import predicted
 
 _TURNS = 15
-_MALI = Path(valhall.__file__).parent / "mali-g610.toml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ def _profiles() -> dict[str, DeviceProfile]:
     limits = replace(pocl.limits, max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64))
     limits = replace(limits, local_mem_bytes=48 << 10, compute_units=64)
     gpu = replace(pocl, limits=limits, rules=rules_for("gpu", limits))
-    return {"PoCL": pocl, "Mali-G610": profilefile.load(_MALI), "GPU": gpu}
+    return {"PoCL": pocl, "Mali-G610": predicted("mali-g610"), "GPU": gpu}
 
 
 def _variants(path: Path) -> Iterator[tuple[str, Normalised]]:

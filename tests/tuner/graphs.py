@@ -29,6 +29,13 @@ def weights(*shape: int, seed: int = 0) -> np.ndarray:
     return (np.random.default_rng((seed, *shape)).standard_normal(shape) / scale).astype(np.float32)
 
 
+# Two towers of three products with the same weights.
+TOWERS = """(float[1,6,8] x, float[1,6,8] y) => (float[1,6,8] u, float[1,6,8] v) {
+    a = MatMul(x, w) b = Relu(a) c = MatMul(b, w2) d = Softmax(c) u = MatMul(d, w3)
+    e = MatMul(y, w) f = Relu(e) g = MatMul(f, w2) h = Softmax(g) v = MatMul(h, w3) }"""
+SAME = {"w": weights(8, 8), "w2": weights(8, 8, seed=1), "w3": weights(8, 8, seed=2)}
+
+
 def after(model: onnx.ModelProto, passes: Sequence[Pass], tolerance: float = 1e-5) -> onnx.ModelProto:
     """The normalised model after passes, whose answers are found to be those without, and which is valid."""
     plain, done = normalise(model, passes=()), normalise(model, passes=passes)

@@ -15,13 +15,9 @@ from honed.tuner.demo import lightglue
 from honed.tuner.graph import Pass
 from honed.tuner.graph.twins import merge_twins
 
-from .graphs import after, operators, parsed, weights
+from .graphs import SAME, TOWERS, after, operators, parsed, weights
 
 TWINS = (Pass("twins", merge_twins),)
-TOWERS = """(float[1,6,8] x, float[1,6,8] y) => (float[1,6,8] u, float[1,6,8] v) {
-    a = MatMul(x, w) b = Relu(a) c = MatMul(b, w2) d = Softmax(c) u = MatMul(d, w3)
-    e = MatMul(y, w) f = Relu(e) g = MatMul(f, w2) h = Softmax(g) v = MatMul(h, w3) }"""
-SAME = {"w": weights(8, 8), "w2": weights(8, 8, seed=1), "w3": weights(8, 8, seed=2)}
 # What makes `o` of `x`, of `z` of another twin, and of the twin's input.
 STEPS = {
     "dense": "{o} = MatMul({x}, w{n})",
