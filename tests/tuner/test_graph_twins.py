@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from honed.tuner.demo import lightglue
-from honed.tuner.graph import Pass
+from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.twins import merge_twins
 
 from .graphs import SAME, TOWERS, after, operators, parsed, weights
@@ -132,7 +132,9 @@ def _convolutions(images: int) -> onnx.ModelProto:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(sorted(STEPS)), min_size=3, max_size=12), st.integers(2, 3))
 def test_made_up_twins_answer_as_before(steps: list[str], count: int) -> None:
-    after(_made_up(steps, count), TWINS)
+    model = _made_up(steps, count)
+    after(model, TWINS)
+    after(model, PASSES)
 
 
 def _made_up(steps: list[str], count: int) -> onnx.ModelProto:
