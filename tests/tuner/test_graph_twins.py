@@ -103,6 +103,13 @@ def _starts(model: onnx.ModelProto, node: onnx.NodeProto) -> list[int]:
     return [int(v) for v in numpy_helper.to_array(found)]
 
 
+def test_twins_may_read_the_same_one_of_others() -> None:
+    text = TOWERS.replace("b = Relu(a)", "i = Softmax(a) b = Sub(a, i)")
+    text = text.replace("f = Relu(e)", "j = Softmax(e) f = Sub(a, j)")
+    done = after(parsed(text, **SAME), TWINS)
+    assert operators(done)["Sub"] == 1
+
+
 def test_constants_of_each_twin_are_stacked() -> None:
     text = TOWERS.replace("b = Relu(a)", "b = Add(a, k)").replace("f = Relu(e)", "f = Add(e, l)")
     done = after(parsed(text, **SAME, k=weights(6, 8, seed=3), l=weights(6, 8, seed=4)), TWINS)

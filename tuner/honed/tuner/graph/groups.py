@@ -67,18 +67,28 @@ class _Finder:
         elements = len(nodes) * math.prod(self.graph.shape(nodes[0].output[0]))
         if len(nodes) < 2 or elements > _MOST_ELEMENTS:
             return
-        anchor = next((p for p, name in enumerate(nodes[0].input) if name in self.member), None)
-        if anchor is None:
-            if not _weighs(self.graph, nodes[0]) or len({node.input[0] for node in nodes}) < len(nodes):
-                return
-        else:
-            nodes = sorted(nodes, key=lambda node: self.member[node.input[anchor]][1])
-            source = self.groups[self.member[nodes[0].input[anchor]][0]]
-            if [self.member[node.input[anchor]][1] for node in nodes] != list(range(len(source.nodes))):
-                return
+        if any(name in self.member for name in nodes[0].input):
+            nodes = self._ordered(nodes)
+        elif not _weighs(self.graph, nodes[0]) or len({node.input[0] for node in nodes}) < len(nodes):
+            nodes = []
+        if not nodes:
+            return
         for place, node in enumerate(nodes):
             self.member[node.output[0]] = len(self.groups), place
         self.groups.append(Group(tuple(nodes), given))
+
+    def _ordered(self, nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+        """Nodes in the order of the twins that they follow, by an operand of which each reads another one.
+
+        None of them where there is no such operand, or it has more twins.
+        """
+        for position, name in enumerate(nodes[0].input):
+            given = [self.member.get(node.input[position]) for node in nodes]
+            if name in self.member and len(set(given)) == len(self.groups[self.member[name][0]].nodes):
+                by_place = {at: node for at, node in zip(given, nodes, strict=True) if at is not None}
+                if len(by_place) == len(nodes):
+                    return [by_place[at] for at in sorted(by_place)]
+        return []
 
 
 def find_groups(graph: Graph) -> list[Group]:
