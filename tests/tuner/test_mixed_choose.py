@@ -23,6 +23,8 @@ from honed.tuner.mixed.speed import why_not_half
 from honed.tuner.tune.extract import extract
 from honed.tuner.valhall.benches import predicted
 
+from .graphs import SAME, TOWERS, parsed
+
 pytestmark = pytest.mark.tvm
 MALI = predicted("mali-g610")
 
@@ -146,8 +148,13 @@ def test_a_folder_without_sets_is_refused(tmp_path: Path) -> None:
         sets.load(tmp_path, SPECS)
 
 
-def _request(folder: Path, profile: DeviceProfile = MALI, device: Device | None = None) -> compiling.Request:
-    onnx.save(DENSE, folder / "m.onnx")
+def _request(
+    folder: Path,
+    profile: DeviceProfile = MALI,
+    device: Device | None = None,
+    model: onnx.ModelProto = DENSE,
+) -> compiling.Request:
+    onnx.save(model, folder / "m.onnx")
     return compiling.Request(
         path=folder / "m.onnx",
         output=folder / "m.honed",
@@ -177,6 +184,23 @@ def test_the_file_says_what_was_chosen_and_others_keep_to_it(tmp_path: Path) -> 
     tasks = {kernel.task for kernel in first.model.kernels}
     assert tasks == {kernel.task for kernel in again.model.kernels}
     found, _ = extract(request.path, {}, "auto", unknown.profile, like=request.output)
+    assert {one.task.key for one in found} == tasks
+
+
+def test_a_choice_is_of_the_graph_that_passes_made(tmp_path: Path) -> None:
+    """Twins have one name then, in the file, for who compiles again and for who tunes."""
+    towers = parsed(TOWERS, **SAME)
+    assert normalise(towers).applied[0].times
+    request = _request(tmp_path, model=towers)
+    first = _compiled(request)
+    choice = first.model.source.choice
+    assert choice is not None
+    assert choice.half
+    assert any(name.endswith("/twins") for name in choice.single)
+    again = _compiled(replace(request, output=tmp_path / "n.honed", like=request.output))
+    tasks = {kernel.task for kernel in first.model.kernels}
+    assert tasks == {kernel.task for kernel in again.model.kernels}
+    found, _ = extract(request.path, {}, "auto", MALI, like=request.output)
     assert {one.task.key for one in found} == tasks
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 from onnx import helper, numpy_helper
 
 from honed.runtime.errors import ModelRefused
+from honed.tuner.graph import PASSES, Applied, Pass, improve
 from honed.tuner.mixed.halves import Keep
 
 from . import rules  # importing them registers them
@@ -43,6 +44,7 @@ class Normalised:
     precision: str
     opset: int  # of the model as it was given
     producer: str
+    applied: tuple[Applied, ...]  # passes over the graph
 
 
 def normalise(
@@ -53,8 +55,9 @@ def normalise(
     fp16: bool = True,
     fp64: bool = True,
     limits: FrontendLimits | None = None,
+    passes: Sequence[Pass] = PASSES,
 ) -> Normalised:
-    """Normalise a checked model for a device with or without fp16 and fp64 arithmetic.
+    """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
 
     Raises ModelRefused with every reason found, InvalidArgument where `shapes` or `precision` cannot be
     met by the model or the device.
@@ -88,6 +91,7 @@ def normalise(
         raise ModelRefused(f"the model cannot be compiled, for {len(texts)} reasons{named}", texts)
     values = [item for item in items if isinstance(item, Value)]
     graph = _assemble(builder, specs, outputs, values, model.graph.name or "model")
+    graph, applied = improve(graph, passes)
     converted = convert(graph, specs, precision, fp16=fp16, fp64=fp64)
     return Normalised(
         model=_model(converted.graph),
@@ -97,6 +101,7 @@ def normalise(
         precision=converted.precision,
         opset=opsets.get("", 1),
         producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
+        applied=applied,
     )
 
 

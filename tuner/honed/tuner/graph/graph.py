@@ -1,0 +1,205 @@
+"""A normalised model as passes see it: nodes of one output each, types, constants as arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+Array = npt.NDArray[Any]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """ONNX's number of an element type, and a static shape."""
+
+    elem: int
+    shape: Shape
+
+
+@dataclass(slots=True)
+class Graph:
+    """Nodes in topological order. `types` knows every value and constant."""
+
+    name: str
+    nodes: list[onnx.NodeProto]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    types: dict[str, Type]
+    constants: dict[str, Array]
+    _digests: dict[str, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, proto: onnx.GraphProto) -> Graph:
+        """The graph of a normalised model."""
+        infos = (*proto.input, *proto.output, *proto.value_info)
+        types = {i.name: _type(i.type.tensor_type) for i in infos}
+        types |= {t.name: Type(t.data_type, tuple(t.dims)) for t in proto.initializer}
+        return cls(
+            name=proto.name,
+            nodes=list(proto.node),
+            inputs=tuple(i.name for i in proto.input),
+            outputs=tuple(o.name for o in proto.output),
+            types=types,
+            constants={t.name: numpy_helper.to_array(t) for t in proto.initializer},
+        )
+
+    def proto(self) -> onnx.GraphProto:
+        """The same as ONNX writes it."""
+        shown = {*self.inputs, *self.outputs}
+        graph = helper.make_graph(
+            self.nodes,
+            self.name,
+            [self._info(name) for name in self.inputs],
+            [self._info(name) for name in self.outputs],
+            value_info=[self._info(n.output[0]) for n in self.nodes if n.output[0] not in shown],
+        )
+        graph.initializer.extend(numpy_helper.from_array(v, name) for name, v in self.constants.items())
+        return graph
+
+    def copy(self) -> Graph:
+        """A graph whose nodes, types and constants can be changed; nodes themselves are shared."""
+        return Graph(
+            name=self.name,
+            nodes=list(self.nodes),
+            inputs=self.inputs,
+            outputs=self.outputs,
+            types=dict(self.types),
+            constants=dict(self.constants),
+            _digests=self._digests,
+        )
+
+    def shape(self, name: str) -> Shape:
+        """Of a value or constant."""
+        return self.types[name].shape
+
+    def numbers(self, name: str) -> list[int]:
+        """A constant as a list of integers."""
+        return [int(v) for v in self.constants[name].reshape(-1)]
+
+    def producers(self) -> dict[str, onnx.NodeProto]:
+        """The node that makes each value."""
+        return {node.output[0]: node for node in self.nodes}
+
+    def users(self) -> dict[str, list[onnx.NodeProto]]:
+        """The nodes that read each value, one that reads it twice once."""
+        found: dict[str, list[onnx.NodeProto]] = {}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.input):
+                found.setdefault(name, []).append(node)
+        return found
+
+    def digest(self, name: str) -> bytes:
+        """What is equal for constants of equal type and content."""
+        if name not in self._digests:
+            array = np.ascontiguousarray(self.constants[name])
+            kind = repr((self.types[name].elem, array.shape)).encode()
+            self._digests[name] = hashlib.blake2b(kind + array.tobytes(), digest_size=16).digest()
+        return self._digests[name]
+
+    def unique(self, name: str) -> str:
+        """`name`, or one like it that is not taken."""
+        candidate, n = name, 2
+        while candidate in self.types:
+            candidate, n = f"{name}_{n}", n + 1
+        return candidate
+
+    def constant(self, array: Array, name: str) -> str:
+        """Add a constant; gives its name."""
+        taken = self.unique(name)
+        elem = int(helper.np_dtype_to_tensor_dtype(array.dtype))
+        self.types[taken] = Type(elem, array.shape)
+        self.constants[taken] = array
+        return taken
+
+    def node(
+        self, op: str, inputs: Sequence[str], output: str, kind: Type, **attrs: object
+    ) -> onnx.NodeProto:
+        """A node that makes `output`, whose type is noted; it is not put among the nodes."""
+        self.types[output] = kind
+        return helper.make_node(op, list(inputs), [output], name=output, **attrs)
+
+    def reshape(self, given: str, output: str, shape: Shape) -> onnx.NodeProto:
+        """A Reshape that makes `output`."""
+        target = self.constant(np.array(shape, np.int64), f"{output}/shape")
+        return self.node("Reshape", (given, target), output, Type(self.types[given].elem, shape), allowzero=1)
+
+    def slice(self, given: str, output: str, axis: int, start: int, end: int) -> onnx.NodeProto:
+        """A Slice of one axis, from `start` up to `end`, that makes `output`."""
+        shape = self.shape(given)
+        kind = Type(self.types[given].elem, (*shape[:axis], end - start, *shape[axis + 1 :]))
+        return self.node("Slice", (given, *self._ints(output, start, end, axis, 1)), output, kind)
+
+    def reversed(self, given: str, output: str, axis: int) -> onnx.NodeProto:
+        """A Slice of one whole axis backwards that makes `output`."""
+        inputs = self._ints(output, -1, -self.shape(given)[axis] - 1, axis, -1)
+        return self.node("Slice", (given, *inputs), output, self.types[given])
+
+    def _ints(self, output: str, *numbers: int) -> list[str]:
+        """One-dimensional constants of one element each, named after the output they are for."""
+        return [self.constant(np.array([n], np.int64), f"{output}/constant") for n in numbers]
+
+    def tidied(self, nodes: Iterable[onnx.NodeProto]) -> Graph:
+        """The graph of other nodes, given in any order, without what no output needs.
+
+        Their order is kept as far as it is topological. Raises ValueError where it cannot be made so.
+        """
+        made = {node.output[0]: node for node in nodes}
+        needed: set[str] = set()
+        pending = [name for name in self.outputs if name in made]
+        while pending:
+            name = pending.pop()
+            if name not in needed:
+                needed.add(name)
+                pending += [given for given in made[name].input if given in made]
+        ordered = _topological([node for name, node in made.items() if name in needed], made)
+        read = {name for node in ordered for name in node.input}
+        known = {*self.inputs, *self.outputs, *needed, *read}
+        return Graph(
+            name=self.name,
+            nodes=ordered,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            types={name: kind for name, kind in self.types.items() if name in known},
+            constants={name: v for name, v in self.constants.items() if name in read},
+            _digests=self._digests,
+        )
+
+    def _info(self, name: str) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, self.types[name].elem, self.types[name].shape)
+
+
+def _type(kind: onnx.TypeProto.Tensor) -> Type:
+    return Type(kind.elem_type, tuple(int(d.dim_value) for d in kind.shape.dim))
+
+
+def _topological(nodes: list[onnx.NodeProto], made: dict[str, onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Every node after those it reads, otherwise in the order given."""
+    ordered: list[onnx.NodeProto] = []
+    done: set[str] = set()
+    open_: set[str] = set()
+    for first in nodes:
+        stack = [first]
+        while stack:
+            node = stack[-1]
+            name = node.output[0]
+            missing = [given for given in node.input if given in made and given not in done]
+            if name in done or not missing:
+                stack.pop()
+                open_.discard(name)
+                if name not in done:
+                    done.add(name)
+                    ordered.append(node)
+            elif name in open_:
+                raise ValueError(f"{name} depends on itself")
+            else:
+                open_.add(name)
+                stack += [made[given] for given in reversed(missing)]
+    return ordered
