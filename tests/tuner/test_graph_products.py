@@ -175,12 +175,12 @@ def _launches(model: onnx.ModelProto, passes: tuple[Pass, ...], profile: DeviceP
 
 @pytest.mark.slow
 @pytest.mark.tvm
-def test_every_pass_saves_launches_of_lightglue_and_keeps_its_answers() -> None:
+def test_lightglue_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = lightglue.build(16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 212  # of 519
     for left_out in PASSES:
-        if left_out.name != "columns":  # which makes slices contiguous
+        if left_out.name not in ("columns", "factors"):  # which make launches do less
             assert _launches(model, tuple(p for p in PASSES if p is not left_out), profile) > 212
 
 
