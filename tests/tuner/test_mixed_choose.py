@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -204,6 +205,22 @@ def test_a_choice_is_of_the_graph_that_passes_made(tmp_path: Path) -> None:
     assert {one.task.key for one in found} == tasks
 
 
+def test_where_another_version_named_operators_otherwise_it_is_chosen_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    towers = parsed(TOWERS, **SAME)
+    with monkeypatch.context() as earlier:  # a version that knew of no passes
+        module = sys.modules["honed.tuner.frontend.normalise"]
+        earlier.setattr(module, "improve", lambda graph, _passes: (graph, ()))
+        request = _request(tmp_path, model=towers)
+        before = _compiled(request).model.source.choice
+    now = _compiled(replace(request, output=tmp_path / "n.honed", like=request.output)).model.source.choice
+    assert before is not None
+    assert now is not None
+    assert now.half
+    assert now.single != before.single
+
+
 def test_a_file_whose_precision_was_not_chosen_keeps_the_models_own(tmp_path: Path) -> None:
     request = _request(tmp_path)
     fixed = _compiled(replace(request, precision="fp32"))
@@ -214,7 +231,7 @@ def test_a_file_whose_precision_was_not_chosen_keeps_the_models_own(tmp_path: Pa
 
 def test_a_choice_for_another_model_is_refused() -> None:
     choice = Choice(half=True, why="", single=("no such value",))
-    with pytest.raises(InvalidArgument, match="for another model, or by another version"):
+    with pytest.raises(InvalidArgument, match="chosen for another model"):
         choose.applied(choice, normalise(DENSE))
 
 

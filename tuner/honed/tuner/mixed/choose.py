@@ -45,12 +45,14 @@ def decide(
     """The choice for a model as given, normalised in its own types.
 
     `calibration` is a folder with inputs of the user's, `like` a compiled form of the same model whose choice
-    holds for others. Raises InvalidArgument where the inputs are not what the model takes.
+    holds for others; where another version of honed made that and names operators otherwise, it is chosen
+    anew. Raises InvalidArgument where the inputs are not what the model takes.
     """
     if like is not None:
         with modelfile.read(like, verify=False) as file:
-            earlier = file.model.source.choice
-        return earlier or Choice(half=False, why="as it was compiled before")
+            earlier = file.model.source.choice or Choice(half=False, why="as it was compiled before")
+        if _fits(earlier, normalised):
+            return earlier
     given = sets.load(calibration, normalised.inputs) if calibration is not None else None
     why = _why_own(normalised, profile)
     if why:
@@ -72,13 +74,17 @@ def applied(choice: Choice, normalised: Normalised) -> Normalised:
     """The model as the choice has it. Raises InvalidArgument where the choice does not fit it."""
     if not choice.half:
         return normalised
-    keep = Keep(single=frozenset(choice.single), wide=frozenset(choice.wide))
+    if not _fits(choice, normalised):
+        raise InvalidArgument("what is in fp16 was chosen for another model; choose for this one")
+    return in_half(normalised, Keep(single=frozenset(choice.single), wide=frozenset(choice.wide)))
+
+
+def _fits(choice: Choice, normalised: Normalised) -> bool:
+    """Whether the model has all operators that the choice names."""
+    if not choice.half:
+        return True
     known = {n.output[0] for n in operators(normalised.model.graph)}
-    if not all_single(normalised.model.graph) or not known >= keep.single | keep.wide:
-        raise InvalidArgument(
-            "what is in fp16 was chosen for another model, or by another version of honed; add it anew"
-        )
-    return in_half(normalised, keep)
+    return all_single(normalised.model.graph) and known >= {*choice.single, *choice.wide}
 
 
 def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
