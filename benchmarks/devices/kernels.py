@@ -75,6 +75,7 @@ def write_one(path: Path, load: Workload, schedule: str, lowered: Lowered, devic
         precision="fp16" if load.half else "fp32",
         opset=0,
         producer="benchmarks.devices",
+        applied=(),
     )
     source = Source(
         sha256=hashlib.sha256(lowered.source.encode()).hexdigest(),

@@ -126,6 +126,22 @@ def test_dynamic_weights_are_packed_in_each_inference() -> None:
     assert (made.prepared_bytes, made.arena_bytes) == (0, 256)
 
 
+def test_what_is_written_again_once_it_was_read_is_not_prepared() -> None:
+    """Were it, the last value would stand there from the first inference on."""
+    func = function(
+        "conv",
+        3,
+        (8,),
+        {1: "r", 3: "w"},
+        {0: "r", 3: "r", 2: "w"},
+        {1: "r", 3: "w"},
+        {0: "r", 3: "r", 2: "x"},
+    )
+    made = plan(program([CALL], (2,), -64, 8), {"conv": func}, ALIGNMENT, ROOM)
+    assert made.prepare == ()
+    assert kernels(made, made.steps) == [f"conv.{n}" for n in range(4)]
+
+
 def test_one_function_with_constant_and_with_dynamic_weights() -> None:
     calls = [CALL, FunctionCall(function="conv", inputs=(2, 0), outputs=(3,))]
     made = plan(program(calls, (3,), -64, 8, 8), {"conv": PACKED}, ALIGNMENT, ROOM)

@@ -35,25 +35,37 @@ def prepared_steps(
     """The numbers of the steps that read constants only, or what others of them wrote.
 
     A step is what it does with buffers, None for a host call, which is never prepared. Each prepared one
-    writes scratch buffers that only such steps write, at most twice the bytes of the constants that they
-    depend on, or 16 KiB, and there is `room` for all of them. Every buffer still stands for one value: none
-    shares memory with another yet.
+    writes scratch buffers that only such steps write, all of them before any other step reads, at most twice
+    the bytes of the constants that they depend on, or 16 KiB, and there is `room` for all of them. Buffers do
+    not share memory yet.
     """
     chosen = {n: step for n, step in enumerate(steps) if step is not None}
     while True:
-        later = {
-            use.buffer for n, step in enumerate(steps) if n not in chosen for use in step or () if use.writes
-        }
-        refused = _refused(chosen, later, buffers, room)
+        refused = _refused(chosen, _changing(steps, chosen), buffers, room)
         if not refused:
             return frozenset(chosen)
         chosen = {n: step for n, step in chosen.items() if n not in refused}
 
 
+def _changing(steps: Sequence[Sequence[Use] | None], chosen: Container[int]) -> set[int]:
+    """The buffers that do not hold one value in all inferences, were the chosen steps prepared.
+
+    Other steps write them, or chosen ones do again after others have read them.
+    """
+    found, read = set[int](), set[int]()
+    for n, step in enumerate(steps):
+        for use in step or ():
+            if use.writes and (n not in chosen or use.buffer in read):
+                found.add(use.buffer)
+        if n not in chosen:
+            read.update(use.buffer for use in step or () if use.reads)
+    return found
+
+
 def _refused(
-    chosen: Mapping[int, Sequence[Use]], later: Container[int], buffers: Sequence[Buffer], room: Room
+    chosen: Mapping[int, Sequence[Use]], changing: Container[int], buffers: Sequence[Buffer], room: Room
 ) -> set[int]:
-    """Those of the chosen steps that cannot be prepared where the others write the buffers in `later`."""
+    """Those of the chosen steps that cannot be prepared where the buffers in `changing` change."""
     behind = {n: frozenset({n}) for n, buffer in enumerate(buffers) if buffer.place == "constant"}
     left = room.nbytes
     refused = set()
@@ -66,7 +78,7 @@ def _refused(
         taken = sum(align(buffers[b].nbytes, room.alignment) for b in written if b not in behind)
         if (
             all(b in behind for b in read)
-            and all(buffers[b].place == "scratch" and b not in later for b in written)
+            and all(buffers[b].place == "scratch" and b not in changing for b in written)
             and grown <= allowed
             and taken <= left
         ):
