@@ -11,13 +11,13 @@ import numpy as np
 import onnx
 
 from benchmarks.valhall.draws import draws
-from benchmarks.valhall.tasks import BenchTask, Precision, profile, tasks
+from benchmarks.valhall.tasks import BenchTask, profile, tasks
 from honed.runtime import modelfile
 from honed.runtime.model import Source
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.assemble import Expected, assemble
 from honed.tuner.first import first_kernels
-from honed.tuner.frontend import Normalised, TensorSpec
+from honed.tuner.frontend import Normalised, Precision, TensorSpec
 from honed.tuner.lower.module import LoweredModel
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import Function, FunctionCall, Program

@@ -29,7 +29,7 @@ _MOST_OPERATIONS = 1.5e9  # of one layer: a candidate must be quick to measure
 def write(folder: Path, count: int, seed: int) -> list[Path]:
     """`count` models of one layer each."""
     rng = random.Random(seed)
-    made = []
+    made: list[Path] = []
     kinds = list(_KINDS)
     while len(made) < count:
         kind = kinds[len(made) % len(kinds)]

@@ -13,7 +13,7 @@ from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of
 from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
-from honed.tuner.search.starts import starts
+from honed.tuner.search.starts import groups_of, starts
 
 from .search_functions import dense, imagined, tasks
 
@@ -68,7 +68,7 @@ def test_the_groups_of_a_row_are_those_of_its_launch(m: int, n: int, k: int) -> 
     played = [(row, func) for row in rows if (func := drawing.played(row)) is not None]
     assert played
     for row, func in played:
-        assert row.row.groups == max(groups for _, groups in launches_of(func))
+        assert groups_of(row.row.drawn) == max(groups for _, groups in launches_of(func))
 
 
 def test_draws_begin_with_the_tables_and_are_kernels() -> None:

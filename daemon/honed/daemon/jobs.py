@@ -84,7 +84,7 @@ class Jobs:
             "sha256": entry.key,
             "seconds": time.monotonic() - begun,
             "notes": list(model.source.notes),
-            "kernels": len(model.kernels),
+            "kernels": sum(kernel.launches > 0 for kernel in model.kernels),
             "launches": model.launches,
         }
 

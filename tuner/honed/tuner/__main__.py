@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
+from honed.runtime.model import Launch
 
 from . import records_command
 from .shapes import parse_shapes
@@ -138,6 +139,7 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
     compiled = compile_file(request, report)
     model, proof = compiled.model, compiled.model.proof
     assert proof is not None
+    launches = [step for step in model.steps if isinstance(step, Launch)]
     emit({
         "event": "done",
         "output": str(request.output),
@@ -146,8 +148,8 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
         "why": model.source.choice.why if model.source.choice else "",
         "notes": list(model.source.notes),
         "fell_back": compiled.fell_back,
-        "kernels": len(model.kernels),
-        "launches": sum(type(step).__name__ == "Launch" for step in model.steps),
+        "kernels": len({launch.kernel for launch in launches}),
+        "launches": len(launches),
         "seconds": round(time.monotonic() - started, 2),
         "proof": {
             "reference": proof.reference,

@@ -18,6 +18,8 @@ from .lower.schedule import by_rule, default_kernels, narrow_indices
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
 from .search.prior import Prior, prior_of
+from .search.rules import rules_of
+from .search.starts import groups_of
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
 # bench for Malis, over two or three seeds: LightGlue's products take as long with the picks of 24 shared out
@@ -61,13 +63,13 @@ def _picked(
 ) -> Iterator[tuple[str, tirx.PrimFunc]]:
     """What to take before the rules, the best first, with where it comes from."""
     small, family = _small(func), profile.rules.family
-    if small and len(func.params[-1].shape) <= _PRODUCT_AXES:
+    image = len(func.params[-1].shape) > _PRODUCT_AXES
+    if small and not (image and rules_of(profile.rules).sketches.groups_of_one):
         return
     origin = str(Origin(Source.TABLES, family))
     prior = prior_of(family)
     if prior is None:
-        if not small:
-            yield from ((origin, one) for one in _tabled(func, profile))
+        yield from ((origin, one) for one in _tabled(func, profile))
         return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
     rows = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
@@ -96,8 +98,8 @@ def _tabled(func: tirx.PrimFunc, profile: DeviceProfile) -> Iterator[tirx.PrimFu
     rows = [one for sketch in (*sliced, *others) for one in drawing.tabled(sketch)]
     least = _FILLED * profile.limits.compute_units
     if sum(int(extent) > 1 for extent in func.params[-1].shape) < _MATRIX_AXES:
-        rows = [one for one in rows if one.row.groups >= least]
-    rows.sort(key=lambda one: max(0.0, least - one.row.groups))
+        rows = [one for one in rows if groups_of(one.row.drawn) >= least]
+    rows.sort(key=lambda one: max(0.0, least - groups_of(one.row.drawn)))
     return (played for one in rows if (played := drawing.played(one)) is not None)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Array, Graph, Type
+from .graph import Array, Graph, Type, copied
 from .products import Product, Uses, exact, product
 
 
@@ -96,7 +96,7 @@ class _Folder:
         constants = self._constants(outer, parts)
         if constants is None:
             return []
-        new = [_copied(outer.node)]
+        new = [copied(outer.node)]
         new[0].input[1] = constants[0]
         given = [part.inner.given if part.inner else part.value for part in parts]
         if len(parts) > 1:
@@ -104,7 +104,7 @@ class _Folder:
             given = [new[0].output[0]]
         new[-1].input[0] = given[0]
         if outer.addition is not None and outer.bias is not None:
-            new.append(_copied(outer.addition))
+            new.append(copied(outer.addition))
             new[-1].input[list(new[-1].input).index(outer.bias)] = constants[1]
         return new
 
@@ -143,9 +143,3 @@ class _Folder:
             return block
         found: Array = self.graph.constants[part.inner.weight].astype(np.float64) @ block
         return found
-
-
-def _copied(node: onnx.NodeProto) -> onnx.NodeProto:
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy

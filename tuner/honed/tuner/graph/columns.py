@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from .graph import Graph, Shape, Type
+from .graph import Graph, Shape, Type, copied
 from .products import Product, Uses, product
 
 
@@ -117,7 +117,6 @@ def _with_columns(graph: Graph, node: onnx.NodeProto, constant: str, split: _Spl
     parts = np.moveaxis(array.reshape(*lead, *split.extents), len(lead) + split.along, len(lead))
     permuted = np.ascontiguousarray(parts).reshape(array.shape)
     name = graph.constant(permuted, f"{constant}/permuted")
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
+    copy = copied(node)
     copy.input[list(copy.input).index(constant)] = name
     return copy

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from .graph import Array, Graph
+from .graph import Array, Graph, copied
 from .products import WIDE, Uses, exact
 
 # Of factors that are folded: others could make weights too small for their type.
@@ -120,8 +120,7 @@ def _folded(graph: Graph, one: _Linear) -> list[onnx.NodeProto]:
     bias = exact(added if matmul else added.reshape(1, -1, *(1,) * (weight.ndim - 2)), weight)
     if scaled is None or bias is None:
         return []
-    root, biased = onnx.NodeProto(), bool(added.any())
-    root.CopyFrom(one.root)
+    root, biased = copied(one.root), bool(added.any())
     if (total != 1).any():
         root.input[1] = graph.constant(scaled, f"{one.root.input[1]}/scaled")
     if not biased:

@@ -176,6 +176,13 @@ class Graph:
         return helper.make_tensor_value_info(name, self.types[name].elem, self.types[name].shape)
 
 
+def copied(node: onnx.NodeProto) -> onnx.NodeProto:
+    """A node that can be changed: graphs share theirs."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    return copy
+
+
 def _type(kind: onnx.TypeProto.Tensor) -> Type:
     return Type(kind.elem_type, tuple(int(d.dim_value) for d in kind.shape.dim))
 

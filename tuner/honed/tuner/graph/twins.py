@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx
 
-from .graph import Graph, Shape, Type
+from .graph import Graph, Shape, Type, copied
 from .groups import Group, Places, find_groups, places
 from .stacking import Role
 from .worth import shared, worthwhile
@@ -53,8 +53,7 @@ class _Merger:
         return self.graph.tidied(self.made)
 
     def _merge(self, group: Group) -> onnx.NodeProto:
-        node = onnx.NodeProto()
-        node.CopyFrom(group.nodes[0])
+        node = copied(group.nodes[0])
         node.output[0] = node.name = self.stacks[group.values]
         rank = len(self.graph.shape(node.output[0]))
         for position, role in enumerate(group.roles):

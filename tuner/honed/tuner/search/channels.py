@@ -22,12 +22,12 @@ from .packing import channels_last, pack
 from .parts import (
     Part,
     SketchLimits,
-    alone,
     below,
     contraction,
     fuse,
     is_elementwise,
     lanes_of,
+    launch_others,
     sample_tile,
     set_private,
 )
@@ -64,7 +64,7 @@ class _Loops:
 
 def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution with its channels along the lanes. False where the function is none."""
-    found = contraction(schedule, Keep.PADDING) if limits.threads == (1,) else None
+    found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
     what = _understood(schedule, found[1][0], limits, most) if found is not None else None
     if found is None or what is None:
         return False
@@ -86,11 +86,7 @@ def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.decompose_reduction(main, loops.outside[0])
     for block in laid_out:
         _lay_out(schedule, block, what.lanes)
-    for part in before:
-        if part.block not in laid_out:
-            alone(schedule, part, limits, most)
-    if len(rest) == 2 and not is_elementwise(rest[1], rest[0]):
-        alone(schedule, rest[1], limits, most)
+    launch_others(schedule, [p for p in before if p.block not in laid_out], rest, limits, most)
     return True
 
 

@@ -84,6 +84,7 @@ class Drawing:
         self._context = _context(self._module, profile, self._postprocs)
         self._beginnings: dict[tuple[Instruction, ...], Schedule] = {}
         self._space = rules.space(func, target_for(profile), profile)
+        self._outlines: dict[int, Outline] = {}
         self._draws = [self._from(number, seed) for number in range(len(self._space))]
 
     @property
@@ -101,7 +102,7 @@ class Drawing:
 
     def tabled(self, sketch: int) -> list[Tabled]:
         """What tables have for a sketch."""
-        outline = Outline(self._space[sketch], self._budget)
+        outline = self._outline(sketch)
         return [Tabled(outline.beginning, row) for row in outline.tabled]
 
     def played(self, tabled: Tabled) -> tirx.PrimFunc | None:
@@ -113,8 +114,13 @@ class Drawing:
         """Those of a sketch that were not taken yet, each different; ends where there are no more."""
         return self._draws[sketch]
 
+    def _outline(self, sketch: int) -> Outline:
+        if sketch not in self._outlines:
+            self._outlines[sketch] = Outline(self._space[sketch], self._budget)
+        return self._outlines[sketch]
+
     def _from(self, sketch: int, seed: int) -> Iterator[Draw]:
-        outline = Outline(self._space[sketch], self._budget)
+        outline = self._outline(sketch)
         yield from self._made(
             sketch, outline, chain((row.rest for row in outline.tabled), outline.draws(Random(seed)))
         )

@@ -20,13 +20,12 @@ from .parts import (
     Part,
     SketchLimits,
     accumulate,
-    alone,
     below,
     by_single_items,
     contraction,
     fuse,
-    is_elementwise,
     lanes_of,
+    launch_others,
     sample_tile,
     vectorise,
 )
@@ -85,10 +84,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     for loop in (*written_out, *spatial):
         schedule.unroll(loop)
     schedule.decompose_reduction(main.block, loops.outside[0])
-    for part in before:
-        alone(schedule, part, limits, most)
-    if len(rest) == 2 and not is_elementwise(rest[1], main):
-        alone(schedule, rest[1], limits, most)
+    launch_others(schedule, before, rest, limits, most)
     return True
 
 

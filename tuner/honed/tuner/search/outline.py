@@ -21,8 +21,8 @@ from tvm.s_tir.schedule import Instruction, LoopRV, SBlockRV, Trace
 
 from . import traces
 from .budget import Budget, Size, launches, nests, registers
-from .decisions import read
-from .starts import groups_of, starts
+from .decisions import Drawn, read
+from .starts import starts
 
 _TRIES = 256  # numbers in turn that do not fit, after which a sketch is left
 _Values = Sequence[Sequence[int]]  # of each sample: the factors, or the one value chosen
@@ -76,7 +76,7 @@ class Row:
     """A table's numbers for a sketch."""
 
     rest: Trace  # that follows the sketch's beginning
-    groups: int  # work-groups
+    drawn: Drawn  # the whole
 
 
 class Outline:
@@ -95,8 +95,7 @@ class Outline:
         made = [{insts[n]: decision for n, decision in json.loads(one.text())[1]} for one in tables]
         self._tabled = {str(list(decisions.values())) for decisions in made}
         self.tabled = [
-            Row(Trace(self._rest, decisions), groups_of(one))
-            for decisions, one in zip(made, tables, strict=True)
+            Row(Trace(self._rest, decisions), one) for decisions, one in zip(made, tables, strict=True)
         ]
         whole = _read(sketch.trace)
         self._samples = whole.samples

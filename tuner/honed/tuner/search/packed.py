@@ -22,14 +22,13 @@ from .parts import (
     Part,
     SketchLimits,
     accumulate,
-    alone,
     below,
     bind_alone,
     by_single_items,
     contraction,
     fuse,
-    is_elementwise,
     lanes_of,
+    launch_others,
     sample_tile,
     vectorise,
 )
@@ -99,11 +98,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     schedule.decompose_reduction(main, loops.outside[0])
     _launch_weights(schedule, weights, what, limits)
     _launch_image(schedule, image, what, limits)
-    for part in before:
-        if part.block is not image:
-            alone(schedule, part, limits, most)
-    if len(rest) == 2 and not is_elementwise(rest[1], rest[0]):
-        alone(schedule, rest[1], limits, most)
+    launch_others(schedule, [p for p in before if p.block is not image], rest, limits, most)
     return True
 
 

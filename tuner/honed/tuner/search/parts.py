@@ -30,6 +30,11 @@ class SketchLimits:
     contractions: bool  # False: groups that share operands are always better at them
     accumulators: int  # that a work-item holds at most
 
+    @property
+    def groups_of_one(self) -> bool:
+        """Whether a work-group is one work-item, as on processors, where it is a thread's job."""
+        return self.threads == (1,)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
@@ -87,7 +92,7 @@ def contraction(schedule: Schedule, keep: Keep) -> tuple[list[Part], list[Part]]
 
 def by_single_items(limits: SketchLimits) -> bool:
     """Whether contractions are computed by work-items, many to a group, that share nothing."""
-    return limits.threads != (1,) and limits.contractions
+    return limits.contractions and not limits.groups_of_one
 
 
 def accumulate(schedule: Schedule, rest: Sequence[Part]) -> SBlockRV:
@@ -118,7 +123,7 @@ def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> L
     over to the blocks that are computed under the loop later, and these would then write out of bounds.
     """
     fused = fuse(schedule, loops)
-    if limits.threads == (1,):
+    if limits.groups_of_one:
         schedule.bind(fused, "blockIdx.x")
         return fused
     factors = schedule.sample_perfect_tile(fused, n=2, max_innermost_factor=max(limits.threads))
@@ -130,7 +135,7 @@ def bind(schedule: Schedule, loops: Sequence[LoopRV], limits: SketchLimits) -> L
 
 def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
     """Bind the outer loop of a block under which nothing else is computed; a last group may be partial."""
-    if limits.threads == (1,):
+    if limits.groups_of_one:
         schedule.bind(loop, "blockIdx.x")
         return
     chances = [1.0 / len(limits.threads)] * len(limits.threads)
@@ -142,13 +147,25 @@ def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
 
 def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> None:
     """Compute an elementwise block in a launch of its own."""
-    loops = schedule.get_loops(part.block)
-    if limits.threads == (1,):
+    if limits.groups_of_one:
         _by_rows(schedule, part, most)
         return
+    loops = schedule.get_loops(part.block)
     rest, vector = schedule.split(loops[-1], [None, lanes_of(part.info.extents[-1], most)])
     bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
     schedule.vectorize(vector)
+
+
+def launch_others(
+    schedule: Schedule, before: Sequence[Part], rest: Sequence[Part], limits: SketchLimits, most: int
+) -> None:
+    """Launch what a contraction, the first of the rest, does not compute itself: blocks before, and a tail
+    that is not elementwise.
+    """
+    for part in before:
+        alone(schedule, part, limits, most)
+    if len(rest) == 2 and not is_elementwise(rest[1], rest[0]):
+        alone(schedule, rest[1], limits, most)
 
 
 def _by_rows(schedule: Schedule, part: Part, most: int) -> None:

@@ -71,7 +71,7 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
 
 
 def groups_of(start: Drawn) -> int:
-    """The work-groups of one of `starts`: what is left of the output's axes outside of all tiles."""
+    """Work-groups of one of `starts` for GPUs: what is left of the output's axes outside of all tiles."""
     axes = _axes(start, _levels(start))[:-1]
     return math.prod(axis[-1][1].factors[0] for axis in axes)
 
