@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 _PROBES = 3
+_MOST_PROCESSES = 4  # each has a share of TVM's memory of its own
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -224,7 +226,14 @@ def _import(normalised: Normalised, stage: _Stages) -> tvm.IRModule:
 def _lower(
     module: tvm.IRModule, profile: DeviceProfile, stage: _Stages, choose: Choose, first: First
 ) -> LoweredModel:
-    return lower_module(module, profile, lambda done, text: stage("lower", done, text), choose, first)
+    return lower_module(
+        module, profile, lambda done, text: stage("lower", done, text), choose, first, processes=_processes()
+    )
+
+
+def _processes() -> int:
+    """That lower functions: one for each core, as far as memory should go for it."""
+    return min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def _by_rules(
@@ -232,7 +241,11 @@ def _by_rules(
 ) -> LoweredModel | None:
     """The model with default rules alone; None where it has no other kernels already."""
     plain = lower_module(
-        module, profile, lambda done, text: stage("prove", 0.5 + 0.3 * done, text), first=default_kernels
+        module,
+        profile,
+        lambda done, text: stage("prove", 0.5 + 0.3 * done, text),
+        first=default_kernels,
+        processes=_processes(),
     )
     same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
     return None if same else plain
