@@ -87,6 +87,15 @@ def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
     assert Measuring().builder_bytes >> 20 <= limits.BUILDER_MIB // 2, "the rest is a driver at its start"
 
 
+def test_what_lowers_functions_is_in_the_sum() -> None:
+    from honed.daemon import limits
+    from honed.tuner.compile import MOST_PROCESSES as COMPILING
+    from honed.tuner.forked import OWN_MIB
+    from honed.tuner.tune.searcher import MOST_PROCESSES as TUNING
+
+    assert (limits.LOWERING, limits.LOWERING_MIB) == (COMPILING + TUNING, OWN_MIB)
+
+
 def test_the_package_has_the_version_of_the_program() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     changelog = (ROOT / "debian/changelog").read_text()

@@ -16,6 +16,7 @@ CHECKING_MIB = 2048  # a model that is checked while another is compiled
 RECORDS_COMMANDS, RECORDS_MIB = 2, 1024  # at a time
 TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the tuner
 BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
+LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning
 DAEMON_MIB = 128  # the daemon itself, without messages
 MAX_PENDING_DESCRIPTORS = 64  # received with a message that is not whole yet
 
@@ -85,6 +86,7 @@ class Limits:
             + CHECKING_MIB
             + TUNING_PROCESSES * tuner_mib
             + BUILDERS * BUILDER_MIB
+            + LOWERING * LOWERING_MIB
             + RECORDS_COMMANDS * RECORDS_MIB
         )
 

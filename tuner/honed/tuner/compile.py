@@ -36,7 +36,7 @@ STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 _PROBES = 3
-_MOST_PROCESSES = 4  # each has a share of TVM's memory of its own
+MOST_PROCESSES = 4  # each has a share of TVM's memory of its own
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -233,7 +233,7 @@ def _lower(
 
 def _processes() -> int:
     """That lower functions: one for each core, as far as memory should go for it."""
-    return min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def _by_rules(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
@@ -15,6 +17,7 @@ With = TypeVar("With")
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
 
+OWN_MIB = 512  # memory that each may take beside what it inherits
 _inherited: list[Any] = []  # of a forked process: what its work is done with
 
 
@@ -22,8 +25,8 @@ class Forked(Generic[With]):
     """So many processes with the same tools; with none, this one does the work. A context manager.
 
     They are forked here and now: nothing may have run before that does not live through it, as OpenMP's
-    threads do not. They end with the thread that made this object. Where one ends before, all are of no use,
-    and what waits raises BrokenProcessPool.
+    threads do not. Each may take OWN_MIB of memory. They end with the thread that made this object; where one
+    ends before, all are of no use, and what waits raises BrokenProcessPool.
     """
 
     def __init__(self, processes: int, tools: With) -> None:
@@ -59,7 +62,16 @@ class Forked(Generic[With]):
 
 def _inherit(parent: int, tools: object) -> None:
     die_with(parent)
+    inherited = 1024 * int(next(line.split()[1] for line in _status() if line.startswith("VmData:")))
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    own = inherited + (OWN_MIB << 20)
+    limit = own if most == resource.RLIM_INFINITY else min(own, most)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     _inherited.append(tools)
+
+
+def _status() -> list[str]:
+    return Path("/proc/self/status").read_text().splitlines()
 
 
 def _do(do: Callable[..., Any], *args: Any, **named: Any) -> Any:

@@ -39,7 +39,7 @@ from .extract import Extracted, adopt, extract, workload
 from .hunt import Hunt, Tools
 from .task import Task
 
-_MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
+MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
 _HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
 _log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Searcher:
             folder=Path(message["folder"]),
             seed=seed if message["answers"] else None,
         )
-        forked = Forked(min(threads, _MOST_PROCESSES), self.making)
+        forked = Forked(min(threads, MOST_PROCESSES), self.making)
         self.model_file = Path(message["cost_model"])
         self.tools = Tools(
             target=self.making.target,

@@ -1,0 +1,79 @@
+"""Work shared out to forked processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+
+import psutil
+import pytest
+
+from honed.tuner.forked import OWN_MIB, Forked
+
+TOOLS = {"twice": lambda number: 2 * number}  # not to be pickled: it is inherited
+
+
+def twice(tools: dict, number: int) -> tuple[int, int]:  # type: ignore[type-arg]
+    return tools["twice"](number), os.getpid()
+
+
+def refuse(_: object, text: str) -> None:
+    raise ValueError(text)
+
+
+def end(_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("processes", [0, 1, 3])
+def test_jobs_are_done_with_what_is_inherited(processes: int) -> None:
+    with Forked(processes, TOOLS) as forked:
+        begun = [forked.begin(twice, number) for number in range(20)]
+        results = [one.result() for one in begun]
+    assert [number for number, _ in results] == list(range(0, 40, 2))
+    pids = {pid for _, pid in results}
+    assert pids == {os.getpid()} if processes == 0 else os.getpid() not in pids
+    assert len(pids) <= max(1, processes)
+
+
+def test_an_error_travels_and_the_others_go_on() -> None:
+    with Forked(2, TOOLS) as forked:
+        refused, done = forked.begin(refuse, "no such number"), forked.begin(twice, 4)
+        with pytest.raises(ValueError, match="no such number"):
+            refused.result()
+        assert done.result()[0] == 8
+
+
+def take(_: object, mib: int) -> int:
+    return len(bytearray(mib << 20))
+
+
+def test_each_may_take_so_much_memory_of_its_own() -> None:
+    with Forked(1, TOOLS) as forked:
+        assert forked.begin(take, OWN_MIB // 2).result()
+        with pytest.raises(MemoryError):
+            forked.begin(take, OWN_MIB + 1).result()
+
+
+def test_a_process_that_ends_is_told() -> None:
+    with Forked(2, TOOLS) as forked, pytest.raises(BrokenProcessPool):
+        forked.begin(end).result()
+
+
+def test_they_end_with_a_parent_that_is_killed() -> None:
+    code = (
+        "import time; from tests.tuner.test_forked import TOOLS, Forked, twice\n"
+        "forked = Forked(2, TOOLS); forked.begin(twice, 1).result(); print('up', flush=True); time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == "up\n"
+    children = psutil.Process(parent.pid).children()
+    assert len(children) == 2
+    parent.kill()
+    parent.wait()
+    gone, alive = psutil.wait_procs(children, timeout=30)
+    assert (len(gone), alive) == (2, [])
