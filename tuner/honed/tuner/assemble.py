@@ -8,6 +8,8 @@ from importlib.metadata import version
 
 import numpy as np
 
+from honed.runtime import validate
+from honed.runtime.errors import Internal, ModelFileError
 from honed.runtime.model import CompiledModel, Probe, Proof, Source, Tensor
 from honed.runtime.profile import DeviceProfile
 
@@ -37,7 +39,10 @@ def assemble(
     lowered: LoweredModel,
     expected: Expected | None,
 ) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
-    """The compiled model and its constants by buffer; the arrays of the probes are the last constants."""
+    """The compiled model and its constants by buffer; the arrays of the probes are the last constants.
+
+    Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
+    """
     extra: list[np.ndarray] = []
     if expected is not None:
         for given, wanted in zip(expected.inputs, expected.outputs, strict=True):
@@ -63,7 +68,19 @@ def assemble(
         if expected is None
         else _proof(expected, len(normalised.inputs), len(normalised.outputs), first),
     )
+    _check(model)
     return model, plan.constants
+
+
+def _check(model: CompiledModel) -> None:
+    try:
+        validate.check(model)
+    except ModelFileError as error:
+        broken = str(error).removesuffix("; compile the model again")
+        raise Internal(
+            f"the compiler broke a rule of its own ({broken}), which is no fault of the model; report it "
+            "with the ONNX file, the options and the output of 'hone doctor --json'"
+        ) from error
 
 
 def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:
