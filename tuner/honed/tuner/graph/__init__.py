@@ -14,6 +14,7 @@ from .chains import fold_chains
 from .columns import permute_columns, slice_first
 from .factors import fold_factors
 from .graph import Graph
+from .moves import join_moves
 from .siblings import combine_siblings
 from .twins import merge_twins
 
@@ -37,6 +38,7 @@ class Applied:
 
 
 PASSES = (  # in the order in which they run
+    Pass("moves", join_moves),
     Pass("twins", merge_twins),
     Pass("factors", fold_factors),
     Pass("chains", fold_chains),

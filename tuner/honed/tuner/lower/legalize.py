@@ -11,6 +11,9 @@ from .reductions import assign_single_elements
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
+# Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
+# that are joined, and sliced and joined again, takes minutes to compile.
+MOST_FUSED = 64
 _SATURATED = 3.55
 # Of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4, generic_fast_erf_float).
 _NUMERATOR = (
@@ -24,12 +27,12 @@ _DENOMINATOR = (
 
 
 def legalize(module: IRModule, target: Target) -> IRModule:
-    """`main` as calls of fused PrimFuncs, and of HOST_OPERATORS.
+    """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
     Constants are not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has
     folded them before.
     """
-    with target:
+    with target, tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
         fused = tvm.transform.Sequential(
             [
                 relax.transform.DecomposeOpsForInference(),
