@@ -8,6 +8,7 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from .reductions import assign_single_elements
+from .tracing import Traced, trace
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
@@ -27,25 +28,32 @@ _DENOMINATOR = (
 
 
 def legalize(module: IRModule, target: Target) -> IRModule:
+    """`main` as calls of fused functions; see `legalize_traced`."""
+    return legalize_traced(module, target)[0]
+
+
+def legalize_traced(module: IRModule, target: Target) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
     Constants are not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has
-    folded them before.
+    folded them before. The variables of what each call computes are those of the module given.
     """
     with target, tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
-        fused = tvm.transform.Sequential(
+        plain = tvm.transform.Sequential(
             [
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
                 relax.transform.EliminateCommonSubexpr(),
                 relax.transform.LegalizeOps({"relax.erf": _erf}, skip_ops=list(HOST_OPERATORS)),
                 relax.transform.AnnotateTIROpPattern(),
-                relax.transform.FuseOps(),
-                relax.transform.FuseTIR(),
-                relax.transform.DeadCodeElimination(),
             ]
         )(module)
-    return assign_single_elements(fused)
+        grouped = relax.transform.FuseOps()(plain)
+        traced = trace(plain["main"], grouped)
+        fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(
+            grouped
+        )
+    return assign_single_elements(fused), traced
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
