@@ -185,6 +185,16 @@ def test_profile(hone: Hone) -> None:
     assert "2 launches an inference; the sum is" in text
 
 
+def test_profile_writes_a_trace(hone: Hone, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    profile = document(hone("profile", "small", "--trace", str(file), "--json"))
+    assert profile["runs"] == 5
+    spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert [e["name"] for e in spans if e["tid"] == 2] == ["add", "increment"]
+    assert [e["name"] for e in spans if e["cat"] == "enqueue"] == ["enqueue add", "enqueue increment"]
+    assert "timeline" not in document(hone("profile", "small", "--json"))
+
+
 def test_show(hone: Hone) -> None:
     shown = document(hone("show", "small", "--json"))
     assert [kernel["name"] for kernel in shown["kernels"]] == ["add", "increment"]
