@@ -125,6 +125,12 @@ def test_parts_that_are_joined_as_they_were_are_the_value_itself() -> None:
     assert operators(after(text.model(text.join(parts, "u", 1), "1,8", "1,8"), MOVES))["Concat"] == 0
 
 
+def test_a_part_that_is_joined_twice_is_left_alone() -> None:
+    text = _Text()
+    part = text.cut("x", "p", 1, 0, 8, 2)
+    assert operators(after(text.model(text.join([part, part], "u", 1), "1,8", "1,8"), MOVES))["Concat"] == 1
+
+
 def test_parts_in_reverse_are_left_alone() -> None:
     text = _Text()
     parts = [text.cut("x", f"p{n}", 1, 6 - 2 * n, 8 - 2 * n) for n in range(4)]

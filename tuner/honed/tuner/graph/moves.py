@@ -120,7 +120,7 @@ def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> A
 
 
 def _axes(places: Array) -> list[tuple[int, int]] | None:
-    """Extents and strides of the axes, outer ones first, that count through places from 0 on."""
+    """Extents and strides of the axes, outer ones first, that count through places; None where none do."""
     found: list[tuple[int, int]] = []
     while len(places) > 1:
         stride = int(places[1] - places[0])
@@ -133,7 +133,7 @@ def _axes(places: Array) -> list[tuple[int, int]] | None:
             return None
         found.append((extent, stride))
         places = rows[:, 0]
-    return found[::-1] if places[0] == 0 else None
+    return found[::-1]
 
 
 def _turned(graph: Graph, source: str, value: str, turn: _Turn) -> list[onnx.NodeProto]:
