@@ -1,5 +1,5 @@
-"""A searching child whose compiler breaks on one task: `broken_searcher HOW NAME`, HOW being dies, hangs or
-raises. Everything else is the real child.
+"""A searching child whose compiler breaks on one task: `broken_searcher HOW NAME`, HOW being dies, hangs,
+raises or lowering-dies, in a process that it forked. Everything else is the real child.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from tvm import tirx
+
+from honed.tuner.lower.opencl import Lowered
 from honed.tuner.measure import codec
-from honed.tuner.tune import searcher
+from honed.tuner.tune import making, searcher
 
 _extract = searcher.Searcher.extract
 _propose = searcher.Searcher.propose
@@ -28,18 +31,29 @@ def main(how: str, name: str) -> None:
     def extract(self: searcher.Searcher, message: Mapping[str, Any]) -> codec.Message:
         found = _extract(self, message)
         broken = next(task["key"] for task in found["tasks"] if task["name"] == name)
-        (self.folder / "broken").write_text(broken)
+        (self.making.folder / "broken").write_text(broken)
         return found
 
+    lower = making.lower_function
+
+    def lowered(func: tirx.PrimFunc, *given: Any) -> Lowered:
+        if name in func.script():
+            os.abort()
+        return lower(func, *given)
+
     def propose(self: searcher.Searcher, message: Mapping[str, Any]) -> codec.Message:
-        if message["task"] != (self.folder / "broken").read_text():
+        if message["task"] != (self.making.folder / "broken").read_text():
             return _propose(self, message)
         if how == "dies":
             os.abort()
         if how == "hangs":
             threading.Event().wait()
+        if how == "lowering-dies":
+            return _propose(self, message)
         raise RuntimeError("InternalError: Check failed: (it != end) is false: a step cannot be replayed")
 
+    if how == "lowering-dies":
+        making.lower_function = lowered
     searcher.Searcher.extract = extract  # type: ignore[method-assign]
     searcher.Searcher.propose = propose  # type: ignore[method-assign]
     searcher.main(sys.argv[3:])

@@ -60,12 +60,7 @@ class Planted:
     def load(self, _task: Task, _outputs: int) -> Loaded:
         return Loaded(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
 
-    def begin_default(self, task: Task, outputs: int) -> None:
-        self._asked = task, outputs, 0
-
-    def collect_default(self) -> DefaultSchedule:
-        assert self._asked is not None
-        task, outputs, _ = self._asked
+    def default(self, task: Task, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
         return DefaultSchedule(loaded=self.load(task, outputs), candidate=self._right)
 
     def begin(self, task: Task, outputs: int, _known: object, _kin: object, round_: int) -> None:

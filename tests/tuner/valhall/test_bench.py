@@ -196,12 +196,8 @@ class Planted:
     def load(self, _task: Task, _outputs: int) -> Loaded:
         return Loaded(workload=self.workload, fresh=True)
 
-    def begin_default(self, task: Task, outputs: int) -> None:
-        self.asked = task, outputs
-
-    def collect_default(self) -> DefaultSchedule:
-        loaded = self.load(*self.asked)
-        return DefaultSchedule(loaded=loaded, candidate=candidate(self.default_source))
+    def default(self, task: Task, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
+        return DefaultSchedule(loaded=self.load(task, outputs), candidate=candidate(self.default_source))
 
     def begin(self, task: Task, outputs: int, *_: object) -> None:
         self.asked = task, outputs

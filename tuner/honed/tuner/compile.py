@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -34,6 +35,7 @@ STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 _PROBES = 3
+_MOST_PROCESSES = 4  # each has a share of TVM's memory of its own
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -226,7 +228,12 @@ def _lower(
     def progress(done: float, text: str) -> None:
         stage("lower", done, text)
 
-    return lower_module(given.module, profile, progress, choose, first, given.names)
+    return lower_module(given.module, profile, progress, choose, first, given.names, _processes())
+
+
+def _processes() -> int:
+    """That lower functions: one for each core, as far as memory should go for it."""
+    return min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
 
 
 def _by_rules(
@@ -237,7 +244,14 @@ def _by_rules(
     def progress(done: float, text: str) -> None:
         stage("prove", 0.5 + 0.3 * done, text)
 
-    plain = lower_module(given.module, profile, progress, first=default_kernels, names=given.names)
+    plain = lower_module(
+        given.module,
+        profile,
+        progress,
+        first=default_kernels,
+        names=given.names,
+        processes=_processes(),
+    )
     same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
     return None if same else plain
 

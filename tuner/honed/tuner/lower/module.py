@@ -13,6 +13,7 @@ from tvm_ffi import structural_hash
 
 from honed.runtime.errors import ModelRefused
 from honed.runtime.profile import DeviceProfile
+from honed.tuner.forked import Forked
 
 from .cost import function_flops
 from .graph import read_program
@@ -48,6 +49,26 @@ class LoweredModel:
         return plan(self.program, self.functions, _alignment(profile), room, extra)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lowering:
+    """What functions are lowered with."""
+
+    module: IRModule
+    target: Target
+    profile: DeviceProfile
+    choose: Choose
+    first: First
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A function's kernels, with what the user should know of how they came to be; or why there are none."""
+
+    function: Function | None
+    notes: list[str]
+    failed: str = ""
+
+
 def lower_module(
     module: IRModule,
     profile: DeviceProfile,
@@ -55,12 +76,13 @@ def lower_module(
     choose: Choose = lambda _task, _func: None,
     first: First = default_kernels,
     names: Mapping[relax.Var, str] | None = None,
+    processes: int = 0,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
     `names` are those of the operators that variables of the module hold the results of. `progress` is called
-    with the share done (0 to 1) and what is being done. Raises ModelRefused with every function that cannot
-    be lowered.
+    with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
+    process does it. Raises ModelRefused with every function that cannot be lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
@@ -74,41 +96,43 @@ def lower_module(
     notes: list[str] = []
     failed: list[str] = []
     taken: set[str] = set()
-    for n, name in enumerate(called):
-        progress(0.3 + 0.7 * n / len(called), f"kernel {n + 1} of {len(called)}: {name}")
-        try:
+    tools = _Lowering(module=legal, target=target, profile=profile, choose=choose, first=first)
+    with Forked(min(processes, len(called)), tools) as forked:
+        begun = []
+        for name in called:
             task = task_key(legal[name], packable(legal[name], constants[name], profile))
             short = kernel_name(name, task, taken)
             taken.add(short)
-            functions[name], told = _lower(legal[name], task, short, target, profile, choose, first)
-            notes += told
-        except LoweringFailed as error:
-            failed.append(f"{name}: {error}")
+            begun.append(forked.begin(_lower, name, task, short))
+        for n, (name, one) in enumerate(zip(called, begun, strict=True)):
+            progress(0.3 + 0.7 * n / len(called), f"kernel {n + 1} of {len(called)}: {name}")
+            found = one.result()
+            notes += found.notes
+            if found.function is None:
+                failed.append(f"{name}: {found.failed}")
+            else:
+                functions[name] = found.function
     if failed:
         raise ModelRefused("some functions of the model cannot be turned into OpenCL kernels", tuple(failed))
     return LoweredModel(program=program, functions=functions, notes=tuple(notes))
 
 
-def _lower(
-    func: tirx.PrimFunc,
-    task: str,
-    name: str,
-    target: Target,
-    profile: DeviceProfile,
-    choose: Choose,
-    first: First,
-) -> tuple[Function, list[str]]:
-    """A function's kernels, and what the user should know about how they came to be."""
+def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
+    """The kernels of the module's function `of`, under a name of theirs."""
+    func, target, profile = tools.module[of], tools.target, tools.profile
     notes: list[str] = []
     found: tuple[str, Lowered] | None = None
     try:
-        chosen = choose(task, func)
+        chosen = tools.choose(task, func)
         if chosen is not None:
             found = chosen[0], lower_function(chosen[1], name, target, profile)
     except LoweringFailed as failed:
         notes.append(f"{name} keeps its default schedule, the recorded one cannot be used: {failed}")
     if found is None:
-        rule, lowered, passed_over = first(func, name, target, profile)
+        try:
+            rule, lowered, passed_over = tools.first(func, name, target, profile)
+        except LoweringFailed as failed:
+            return _Found(None, notes, str(failed))
         found = rule, lowered
         if rule == SERIAL:
             why = "; ".join(passed_over)
@@ -122,7 +146,7 @@ def _lower(
         inner=found[1].inner,
         launches=_share_flops(found[1], function_flops(func)),
     )
-    return function, notes
+    return _Found(function, notes)
 
 
 def kernel_name(name: str, task: str, taken: Container[str]) -> str:

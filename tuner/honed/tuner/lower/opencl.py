@@ -66,12 +66,13 @@ def lower_function(
     try:
         split = _passes(target)(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
+        _check_local_memory(kernels, profile)  # before printing, which takes most of the time
         source = (printer or partial(print_kernels, contract=_contracts(profile)))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
     lowered = _read_host(host, len(func.params), kernels, source)
-    _check(lowered, profile, kernels)
+    _check(lowered, profile)
     return lowered
 
 
@@ -233,7 +234,14 @@ def _arguments(kernel: tirx.PrimFunc) -> tuple[KernelArg, ...]:
     return tuple(found)
 
 
-def _check(lowered: Lowered, profile: DeviceProfile, kernels: dict[str, tirx.PrimFunc]) -> None:
+def _check_local_memory(kernels: dict[str, tirx.PrimFunc], profile: DeviceProfile) -> None:
+    most = profile.limits.local_mem_bytes
+    for kernel in kernels.values():
+        if (local := _local_bytes(kernel)) > most:
+            raise LoweringFailed(f"{local} bytes of local memory are more than the device's {most}")
+
+
+def _check(lowered: Lowered, profile: DeviceProfile) -> None:
     limits, rules = profile.limits, profile.rules
     if not lowered.launches:
         raise LoweringFailed("the schedule launches no kernel")
@@ -247,11 +255,6 @@ def _check(lowered: Lowered, profile: DeviceProfile, kernels: dict[str, tirx.Pri
             have > most for have, most in zip(launch.block, limits.max_work_item_sizes, strict=True)
         ):
             raise LoweringFailed(f"work-group {launch.block} is larger than the device allows")
-        local = _local_bytes(kernels[launch.entry])
-        if local > limits.local_mem_bytes:
-            raise LoweringFailed(
-                f"{local} bytes of local memory are more than the device's {limits.local_mem_bytes}"
-            )
     for found in divergent_barriers(lowered.source):
         raise LoweringFailed(str(found))
 

@@ -27,7 +27,7 @@ from .parts import (
     vectorise,
 )
 
-SLICES = (8, 4)  # of a group, to choose from
+SLICES = (4, 8)  # of a group, to choose from
 _LEAST_STEPS = 8  # of the reduction, for each slice
 
 

@@ -38,13 +38,15 @@ _TILES = (
     _Start((4, 8, 1), (1, 8, 1), 16),
     _Start((4, 4, 1), (1, 8, 1), 16),
 )
-# Likewise at 192 x 512 x 512, with 8 slices and with 4, whose sums were then written in another way.
-_SLICED_TILES = (
-    _Start((2, 8, 1), (1, 8, 1), 8),
-    _Start((4, 8, 1), (1, 8, 1), 4),
-    _Start((4, 8, 1), (1, 8, 1), 16),
-    _Start((2, 4, 1), (1, 8, 1), 4),
-)
+# Likewise at 192 x 512 x 512, by the number of slices.
+_SLICED_TILES = {
+    4: (
+        _Start((8, 4, 1), (1, 8, 1), 4),
+        _Start((2, 8, 1), (1, 16, 1), 8),
+        _Start((2, 4, 1), (1, 16, 1), 16),
+    ),
+    8: (_Start((2, 4, 1), (1, 16, 1), 2), _Start((2, 4, 1), (1, 8, 1), 4)),
+}
 
 
 def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
@@ -55,13 +57,12 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     found: dict[str, Drawn] = {}
     tiled = False
     for sketch in sketches:
-        text = str(sketch.steps)
         if (cut := rectangle(sketch)) is not None:
             found[cut.text()] = cut
-        if _AHEAD not in text:
+        if _AHEAD not in str(sketch.steps):
             continue
-        if _SLICED in text:
-            made = [_made(sketch, start) for start in _SLICED_TILES]
+        if slices := _slices(sketch):
+            made = [_made(sketch, start) for start in _SLICED_TILES[slices]]
         elif not tiled:
             tiled, made = True, [_made(sketch, start) for start in _TILES]
         else:
@@ -78,7 +79,15 @@ def groups_of(start: Drawn) -> int:
 
 def _levels(sketch: Drawn) -> int:
     """Tiles of an axis: a work-item's, the group's, and of virtual threads, of which slices have none."""
-    return 2 if _SLICED in str(sketch.steps) else 3
+    return 2 if _slices(sketch) else 3
+
+
+def _slices(sketch: Drawn) -> int:
+    """Of a sum that a group shares: the middle one of three factors, the only that is fixed; 0 for none."""
+    if not any(step[0] == _SLICED for step in sketch.steps):
+        return 0
+    splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
+    return next(int(factors[1]) for factors in splits if len(factors) == 3 and isinstance(factors[1], int))
 
 
 def _axes(sketch: Drawn, levels: int) -> list[list[tuple[int, Tile]]]:

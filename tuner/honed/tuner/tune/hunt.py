@@ -13,8 +13,8 @@ from tvm.target import Target
 
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import to_plain
-from honed.tuner.first import first_kernels
-from honed.tuner.lower.opencl import LoweringFailed, lower_function
+from honed.tuner.forked import Forked
+from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate
@@ -23,6 +23,10 @@ from honed.tuner.search.batches import Batches
 from honed.tuner.search.costmodel import CostModel, ranking
 from honed.tuner.search.evolve import Evolution, Proposal
 from honed.tuner.search.rules import postprocs, space
+
+from . import making
+
+_Made = tuple[str, str, float | None, tvm.tirx.PrimFunc]  # id, trace, score and the function scheduled by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class Tools:
     threads: int  # that a search may use
     seed: int
     batch: int  # candidates proposed at once
+    forked: Forked[making.Making]
 
 
 class Hunt:
@@ -47,12 +52,6 @@ class Hunt:
         self._tools = tools
         self._batches: Batches | None = None
         self._proposed: dict[str, Proposal] = {}  # and not learned from yet
-
-    def default(self) -> codec.Message:
-        """The default schedule as a candidate."""
-        tools = self._tools
-        rule, lowered, _ = first_kernels(self.func, "main", tools.target, tools.profile)
-        return {"candidate": codec.candidate_to_plain(Candidate.of("default", lowered)), "rule": rule}
 
     def propose(
         self, known: Sequence[tuple[str, float | None]], kin: Sequence[str], round_: int
@@ -71,7 +70,7 @@ class Hunt:
                 self._batches.know(trace, _measured(seconds))
         batch = self._batches.next()
         self._proposed |= {p.id: p for p in batch.proposals}
-        entries = [self._entry(p.id, p.trace, p.score, p.scheduled) for p in batch.proposals]
+        entries = self._entries([(p.id, p.trace, p.score, p.scheduled) for p in batch.proposals])
         return {"candidates": entries, "why": "", "way": str(batch.way), "last": batch.last}
 
     def _begun(self, kin: Sequence[str], round_: int) -> Batches | None:
@@ -94,12 +93,12 @@ class Hunt:
     def replay(self, recorded: Sequence[str]) -> codec.Message:
         """Recorded schedules as candidates, where they fit; learned from when they are known."""
         func = narrow_indices(self.func)
-        entries = []
+        found: list[_Made] = []
         for trace in recorded:
             with suppress(LoweringFailed):
                 scheduled = traces.apply(trace, func).mod["main"]
-                entries.append(self._entry(traces.identity(trace), trace, None, scheduled))
-        return {"candidates": entries}
+                found.append((traces.identity(trace), trace, None, scheduled))
+        return {"candidates": self._entries(found)}
 
     def learn(self, results: Mapping[str, float | None]) -> codec.Message:
         """Learn from a batch: `results` maps ids to seconds, None for refused ones."""
@@ -116,15 +115,18 @@ class Hunt:
             self._batches.know(proposal.trace, float(s))
         return {"ranking": ranked and to_plain(ranked)}
 
-    def _entry(
-        self, key: str, trace: str, score: float | None, scheduled: tvm.tirx.PrimFunc
-    ) -> dict[str, Any]:
-        entry: dict[str, Any] = {"id": key, "trace": trace, "score": score}
-        try:
-            lowered = lower_function(scheduled, "main", self._tools.target, self._tools.profile)
-        except LoweringFailed as failed:
-            return entry | {"refused": str(failed)}
-        return entry | {"candidate": codec.candidate_to_plain(Candidate.of(key, lowered))}
+    def _entries(self, found: Sequence[_Made]) -> list[dict[str, Any]]:
+        """Candidates, lowered by all processes at once, or why they are none."""
+        begin = self._tools.forked.begin
+        begun = [begin(making.lowered, tvm.ir.save_json(scheduled)) for *_, scheduled in found]
+        entries: list[dict[str, Any]] = []
+        for (key, trace, score, _), one in zip(found, begun, strict=True):
+            made, entry = one.result(), {"id": key, "trace": trace, "score": score}
+            if isinstance(made, str):
+                entries.append(entry | {"refused": made})
+            else:
+                entries.append(entry | {"candidate": codec.candidate_to_plain(Candidate.of(key, made))})
+        return entries
 
 
 def _measured(seconds: float | None) -> float:

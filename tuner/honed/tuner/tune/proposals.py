@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -40,8 +40,6 @@ class Proposals:
         self._child: int | None = None
         self._begun: Progress | None = None  # that a batch is being made for
         self._made: dict[str, Proposed] = {}  # by task
-        self._default_begun: Task | None = None  # whose default schedule is being made
-        self._defaults: dict[str, DefaultSchedule] = {}  # made ahead, by task
 
     def add(self, task: Task, outputs: int) -> None:
         """A task whose last `outputs` parameters are outputs may be proposed for from now on."""
@@ -51,18 +49,12 @@ class Proposals:
         """Take up a task; raises SearchBroke, as all below do."""
         return self._waited(lambda: self._loaded(task, self.search.load(task, self._outputs[task.key])))
 
-    def default(self, task: Task) -> DefaultSchedule:
-        """Take up a task, with its default schedule."""
-        made = self._defaults.pop(task.key, None)
-        return made or self._waited(lambda: self._default(task))
+    def default(self, task: Task, following: Sequence[Task]) -> DefaultSchedule:
+        """Take up a task, with its default schedule.
 
-    def begin_default(self, task: Task | None) -> None:
-        """Have a task's default schedule made beside what follows, until `settle`."""
-        if not self._ahead or task is None or task.key in self._defaults:
-            return
-        with suppress(SearchBroke):  # shows when it is asked for
-            self.search.begin_default(task, self._outputs[task.key])
-            self._default_begun = task
+        Those of the tasks that follow are made beside it, and beside what comes next where that is allowed.
+        """
+        return self._waited(lambda: self._default(task, following))
 
     def next(self, progress: Progress) -> Proposed:
         """The next batch of a task: first of all what was best with another driver or compiler."""
@@ -82,10 +74,6 @@ class Proposals:
 
     def settle(self) -> None:
         """Wait for what was begun. Where that broke, it is asked for again in its turn, and breaks then."""
-        default, self._default_begun = self._default_begun, None
-        if default is not None:
-            with suppress(SearchBroke):
-                self._defaults[default.key] = self._waited(lambda: self._collected_default(default))
         begun, self._begun = self._begun, None
         if begun is not None:
             with suppress(SearchBroke):
@@ -97,12 +85,9 @@ class Proposals:
             return None  # its successor reads the records
         return self._waited(lambda: self.search.learn(task.key, results))
 
-    def _default(self, task: Task) -> DefaultSchedule:
-        self.search.begin_default(task, self._outputs[task.key])
-        return self._collected_default(task)
-
-    def _collected_default(self, task: Task) -> DefaultSchedule:
-        made = self.search.collect_default()
+    def _default(self, task: Task, following: Sequence[Task]) -> DefaultSchedule:
+        beside = [(one, self._outputs[one.key]) for one in following]
+        made = self.search.default(task, self._outputs[task.key], beside, settle=not self._ahead)
         self._loaded(task, made.loaded)
         return made
 

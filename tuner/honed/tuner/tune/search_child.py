@@ -179,15 +179,22 @@ class SearchChild:
         self._held.add(task.key)
         return _loaded(answer)
 
-    def begin_default(self, task: Task, outputs: int) -> None:
-        """Have a task taken up and its default schedule made; nothing but `collect_default` may follow."""
-        self._started().tell({"do": "default", **_named(task, outputs)})
-        self._held.add(task.key)
+    def default(
+        self, task: Task, outputs: int, following: Sequence[tuple[Task, int]], *, settle: bool
+    ) -> DefaultSchedule:
+        """Take up a task and make its default schedule; the first of the tasks that follow are begun.
 
-    def collect_default(self) -> DefaultSchedule:
-        """What `begin_default` had made; waits for it."""
-        seconds = self._deadlines.load + self._deadlines.propose
-        answer = self._answered(lambda child: child.answer(seconds))
+        With `settle` nothing goes on being made after the answer.
+        """
+        beside = following[: self._threads - settle]
+        message = {
+            "do": "default",
+            **_named(task, outputs),
+            "following": [_named(one, its_outputs) for one, its_outputs in beside],
+            "settle": settle,
+        }
+        answer = self._ask(message, self._deadlines.load + self._deadlines.propose)
+        self._held.add(task.key)
         candidate = codec.candidate_from_plain(answer["candidate"])
         return DefaultSchedule(loaded=_loaded(answer), candidate=candidate)
 

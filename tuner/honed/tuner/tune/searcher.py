@@ -10,7 +10,10 @@ import argparse
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,17 +25,21 @@ from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
 from honed.runtime.offspring import die_with
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.strict import from_plain, to_plain
-from honed.tuner.lower.opencl import LoweringFailed
+from honed.tuner.forked import Forked
+from honed.tuner.lower.opencl import Lowered, LoweringFailed
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure import codec
+from honed.tuner.measure.candidate import Candidate
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
 from honed.tuner.search.prior import Prior, prior_of
 
+from . import making
 from .extract import Extracted, adopt, extract, workload
 from .hunt import Hunt, Tools
 from .task import Task
 
+_MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
 _HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
 _log = logging.getLogger(__name__)
 
@@ -63,6 +70,8 @@ def _serve(channel: socket.socket) -> None:
             codec.send(channel, getattr(searcher, _OPERATIONS[message["do"]])(message))
         except ModelRefused as refused:
             codec.send(channel, {"refused": str(refused), "reasons": list(refused.reasons)})
+        except BrokenProcessPool as error:
+            sys.exit(f"a process that lowers candidates ended: {error}")
         except (HonedError, LoweringFailed, RuntimeError, ValueError, TypeError) as error:
             text = " ".join(str(error).split())[-300:] or type(error).__name__
             codec.send(channel, {"failed": text})
@@ -84,17 +93,25 @@ class Searcher:
 
     def __init__(self, message: Mapping[str, Any]) -> None:
         self.profile: DeviceProfile = from_plain(DeviceProfile, message["profile"], where="profile")
-        self.folder = Path(message["folder"])
-        self.model_file = Path(message["cost_model"])
-        self.tools = Tools(
+        seed, threads = int(message["seed"]), int(message["threads"])
+        self.making = making.Making(
             target=target_for(self.profile),
             profile=self.profile,
-            model=_cost_model(self.model_file, prior_of(self.profile.rules.family)),
-            threads=int(message["threads"]),
-            batch=int(message["batch"]),
-            seed=int(message["seed"]),
+            folder=Path(message["folder"]),
+            seed=seed if message["answers"] else None,
         )
-        self.answers = bool(message["answers"])
+        forked = Forked(min(threads, _MOST_PROCESSES), self.making)
+        self.model_file = Path(message["cost_model"])
+        self.tools = Tools(
+            target=self.making.target,
+            profile=self.profile,
+            model=_cost_model(self.model_file, prior_of(self.profile.rules.family)),
+            threads=threads,
+            batch=int(message["batch"]),
+            seed=seed,
+            forked=forked,
+        )
+        self.begun: dict[str, Future[Lowered]] = {}  # default schedules, by task
         self.hunts: dict[str, Hunt] = {}  # by task; the one loaded last is the last
 
     def extract(self, message: Mapping[str, Any]) -> codec.Message:
@@ -119,7 +136,7 @@ class Searcher:
 
     def _kept(self, found: Sequence[Extracted], opaque: Sequence[Task]) -> codec.Message:
         for one in found:
-            (self.folder / f"{one.task.key}.json").write_text(tvm.ir.save_json(one.func))
+            self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
         return {
             "tasks": [to_plain(one.task) | {"outputs": one.outputs} for one in found],
             "opaque": [to_plain(task) for task in opaque],
@@ -134,17 +151,29 @@ class Searcher:
         hunt = self.hunts.pop(key, None)
         fresh = hunt is None
         if hunt is None:
-            hunt = Hunt(key, tvm.ir.load_json((self.folder / f"{key}.json").read_text()), self.tools)
+            hunt = Hunt(key, self.making.func(key), self.tools)
         self.hunts[key] = hunt
         while len(self.hunts) > _HUNTS:
             del self.hunts[next(iter(self.hunts))]
-        seed = self.tools.seed if self.answers else None
-        made = workload(key, hunt.func, outputs, self.folder / key, seed, message["constants"])
+        answers = self.making.answers(key)
+        made = workload(key, hunt.func, outputs, answers, self.making.seed, message["constants"])
         return {"workload": codec.workload_to_plain(made), "fresh": fresh}
 
     def default(self, message: Mapping[str, Any]) -> codec.Message:
-        """Load a task, and make its default schedule a candidate."""
-        return self.load(message) | self.hunts[message["task"]].default()
+        """Load a task, and make its default schedule a candidate; those of the `following` are begun.
+
+        With `settle` they are all made when it answers.
+        """
+        for named in (message, *message["following"]):
+            key = named["task"]
+            if key not in self.begun:
+                self.begun[key] = self.tools.forked.begin(making.default, key, int(named["outputs"]))
+        lowered = self.begun.pop(message["task"]).result()
+        if message["settle"]:
+            wait(self.begun.values())
+        return self.load(message) | {
+            "candidate": codec.candidate_to_plain(Candidate.of("default", lowered)),
+        }
 
     def propose(self, message: Mapping[str, Any]) -> codec.Message:
         """Load a task and propose a batch of it; `known` holds [trace, seconds or nil] measured before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -159,7 +159,7 @@ class Session:
                 continue
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit({"event": "stage", "stage": "baseline", "fraction": n / len(live), "text": text})
-            following = next((p.task for p in live[n + 1 :] if p.task.key not in trusted), None)
+            following = [p.task for p in live[n + 1 :] if p.task.key not in trusted]
             while progress.default is None and progress.stage is Stage.TUNING:
                 try:
                     self._time_default(progress, following, last=n == len(live) - 1)
@@ -169,16 +169,14 @@ class Session:
         self._trying.settle_speed()
         self._condemn()
 
-    def _time_default(self, progress: Progress, following: Task | None, *, last: bool) -> None:
-        """Time a default schedule, while that of the `following` task is made."""
+    def _time_default(self, progress: Progress, following: Sequence[Task], *, last: bool) -> None:
+        """Time a default schedule, while those of the `following` tasks are made."""
         self._trying.unload()
-        made = self._proposals.default(progress.task)
+        made = self._proposals.default(progress.task, following)
         self._take_up(progress, made.loaded)
-        self._proposals.begin_default(following)
         trial = self._trying.default(made.candidate)
         while last and self._trying.wants_yardsticks and trial.seconds is not None:
             trial = self._trying.default(made.candidate)
-        self._proposals.settle()
         if trial.seconds is None:
             verdict = trial.verdict
             progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")

@@ -1,0 +1,66 @@
+"""Work shared out to forked processes, which inherit what it is done with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+
+from honed.runtime.offspring import die_with
+
+With = TypeVar("With")
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+_inherited: list[Any] = []  # of a forked process: what its work is done with
+
+
+class Forked(Generic[With]):
+    """So many processes with the same tools; with none, this one does the work. A context manager.
+
+    They are forked here and now: nothing may have run before that does not live through it, as OpenMP's
+    threads do not. They end with the thread that made this object. Where one ends before, all are of no use,
+    and what waits raises BrokenProcessPool.
+    """
+
+    def __init__(self, processes: int, tools: With) -> None:
+        self._tools = tools
+        self._pool: ProcessPoolExecutor | None = None
+        if processes:
+            self._pool = ProcessPoolExecutor(processes, get_context("fork"), _inherit, (os.getpid(), tools))
+            self._pool.submit(os.getpid).result()  # forks them all
+
+    def __enter__(self) -> Forked[With]:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def begin(
+        self, do: Callable[Concatenate[With, Given], Result], *args: Given.args, **named: Given.kwargs
+    ) -> Future[Result]:
+        """Call a function of a module with the tools and what is given, beside what follows.
+
+        What is given and returned must be picklable. With no processes, it is called at once and what it
+        raises is raised here.
+        """
+        if self._pool is not None:
+            return self._pool.submit(_do, do, *args, **named)
+        done: Future[Result] = Future()
+        done.set_result(do(self._tools, *args, **named))
+        return done
+
+
+def _inherit(parent: int, tools: object) -> None:
+    die_with(parent)
+    _inherited.append(tools)
+
+
+def _do(do: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    return do(_inherited[-1], *args, **named)
