@@ -185,6 +185,16 @@ def test_profile(hone: Hone) -> None:
     assert "2 launches an inference; the sum is" in text
 
 
+def test_profile_writes_a_trace(hone: Hone, tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    profile = document(hone("profile", "small", "--trace", str(file), "--json"))
+    assert profile["runs"] == 5
+    spans = [e for e in json.loads(file.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert [e["name"] for e in spans if e["tid"] == 2] == ["add", "increment"]
+    assert [e["name"] for e in spans if e["cat"] == "enqueue"] == ["enqueue add", "enqueue increment"]
+    assert "timeline" not in document(hone("profile", "small", "--json"))
+
+
 def test_show(hone: Hone) -> None:
     shown = document(hone("show", "small", "--json"))
     assert [kernel["name"] for kernel in shown["kernels"]] == ["add", "increment"]
@@ -204,6 +214,25 @@ def test_show_what_is_prepared(hone: Hone, tmp_path: Path) -> None:
     assert shown["prepared_bytes"] == 4096
     assert hone("remove", "prepared")[0] == 0
     assert "prepared" not in hone("show", "small")[1]
+
+
+@pytest.mark.parametrize("kind", ["svg", "html"])
+def test_the_graph_is_drawn_to_a_file(hone: Hone, tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"graph.{kind}"
+    drawn = document(hone("show", "small", "--graph", "-o", str(file), "--json"))
+    assert drawn["boxes"] == 4
+    text = file.read_text()
+    assert "2 launches of 2 kernels" in text
+    assert " us of " in text
+    assert ("<script>" in text) == (kind == "html")
+    assert "has the graph: 4 boxes" in " ".join(hone("show", "small", "--graph", "-o", str(file))[1].split())
+
+
+def test_a_graph_needs_a_file_that_says_how_to_draw_it(hone: Hone) -> None:
+    for arguments in (("--graph",), ("--graph", "-o", "graph.png"), ("-o", "graph.svg")):
+        status, _, error = hone("show", "small", *arguments)
+        assert status == 2
+        assert "-o" in error or ".svg" in error
 
 
 def test_add_replace_and_remove(hone: Hone, small_model: Path) -> None:

@@ -104,3 +104,19 @@ def test_peaks_bound_what_a_kernel_shows(device: Device, profile: DeviceProfile,
         (row,) = executor.profile({"x": np.ones(n, np.float32)}).kernels
     assert row.peak_share is not None
     assert 0 < row.peak_share < 1.1
+
+
+def test_spans_are_the_inference_in_time(device: Device, tmp_path: Path) -> None:
+    with load(chain(5).write(tmp_path / "m.honed", device.profile), device) as executor:
+        found = executor.profile({"x": np.ones(8, np.float32)})
+    spans = found.spans
+    assert len(spans) == 5
+    assert {span.name for span in spans} == {row.name for row in found.kernels}
+    for span in spans:
+        assert 0 <= span.host_us <= span.host_end_us <= found.whole_us
+        assert span.device_us is not None
+        assert span.device_end_us is not None
+        assert 0 <= span.device_us <= span.device_end_us
+    assert [span.host_us for span in spans] == sorted(span.host_us for span in spans)
+    computed = sum((span.device_end_us or 0) - (span.device_us or 0) for span in spans)
+    assert computed == pytest.approx(found.sum_us, abs=0.1)

@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 
 from honed.runtime import plan, validate
 from honed.runtime.errors import ModelFileError
-from honed.runtime.model import Buffer, CompiledModel, Copy, HostCall, Launch, Probe, Proof
+from honed.runtime.model import (
+    Buffer,
+    CompiledModel,
+    Copy,
+    HostCall,
+    Launch,
+    Operator,
+    Part,
+    Probe,
+    Proof,
+    View,
+)
 
 from .builder import PROFILE, Builder, add_constant, add_prepared, chain
 
@@ -159,6 +170,15 @@ def with_preparation(*extra: Launch | Copy) -> Change:
     return lambda model: replace(model, prepare=model.prepare + extra)
 
 
+def with_part(prepare: tuple[int, ...] = (), steps: tuple[int, ...] = ()) -> Change:
+    return lambda model: replace(model, parts=(Part(operators=(), prepare=prepare, steps=steps),))
+
+
+def with_view(shape: tuple[int, ...], buffer: int) -> Change:
+    operator = Operator(name="v", op="Reshape", passes=())
+    return lambda model: replace(model, views=(View(operator=operator, shape=shape, buffer=buffer),))
+
+
 # add_prepared: buffers 0 input x, 1 constant, 2 prepared, 3 scratch, 4 output y; kernels 0 add, 1 increment
 BROKEN_PREPARATION: dict[str, tuple[Change, str]] = {
     "misaligned": (with_item("buffers", 2, offset=64), "offset 64, no multiple of 128"),
@@ -188,6 +208,10 @@ BROKEN_PREPARATION: dict[str, tuple[Change, str]] = {
     ),
     "another dtype": (with_arg(1, 0, dtype="int32"), "argument 0 is int32 and buffer 1 is float32"),
     "argument too large": (with_arg(1, 1, nbytes=36), "needs 36 bytes and buffer 2 has 32"),
+    "step of a part missing": (with_part(steps=(2,)), "part 0 names step 2, which does not exist"),
+    "prepared step of a part missing": (with_part(prepare=(-1,)), "part 0 names preparation step -1"),
+    "view of nothing": (with_view((8,), 5), "view 0 names buffer 5, which does not exist"),
+    "view of other size": (with_view((3, 3), 0), "view 0 has shape [3, 3] and its buffer [8]"),
     "output in its place": (
         lambda m: with_item("outputs", 0, buffer=2)(with_item("buffers", 4, place="scratch")(m)),
         "which is of place prepared",

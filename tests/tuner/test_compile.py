@@ -7,6 +7,7 @@ import json
 import resource
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,13 @@ from onnx import numpy_helper, parser
 
 from honed.runtime import modelfile, profilefile
 from honed.runtime.devices import Device
-from honed.runtime.errors import ModelRefused
+from honed.runtime.errors import Internal, ModelRefused
 from honed.runtime.executor import load
 from honed.tuner import compile as compiling
 from honed.tuner.compile import STAGES, run_model
+from honed.tuner.lower import plan
 from honed.tuner.lower.opencl import Lowered
+from honed.tuner.lower.plan import Lifetime
 from honed.tuner.lower.schedule import default_kernels
 
 pytestmark = pytest.mark.tvm
@@ -228,6 +231,21 @@ def test_wrong_usage_is_2_and_says_nothing_on_standard_output(arguments: tuple[s
     status, events, errors = _tuner(*arguments)
     assert (status, events) == (2, [])
     assert "usage:" in errors
+
+
+def test_a_fault_of_the_compiler_is_told_as_ours(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(given: Sequence[Lifetime], _alignment: int) -> tuple[list[int], int]:
+        return [0] * len(given), max(one.nbytes for one in given)
+
+    monkeypatch.setattr(plan, "place", careless)
+    text = MODEL.replace("y = Gelu(a)", "b = MatMul(a, v) y = MatMul(b, u)").replace(
+        "[8,16] w)", "[8,16] w, float[16,16] v, float[16,16] u)"
+    )
+    given = {"x": (4, 8), "w": (8, 16), "v": (16, 16), "u": (16, 16)}
+    inputs = {name: np.zeros(shape, np.float32) for name, shape in given.items()}
+    with pytest.raises(Internal, match=r"share scratch bytes .* report it with the ONNX file") as told:
+        run_model(parser.parse_model(text), inputs, device)
+    assert "compile the model again" not in str(told.value)
 
 
 LIMITED = """

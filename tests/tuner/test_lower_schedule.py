@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import NoReturn
 
@@ -196,3 +196,19 @@ def test_elements_reduced_along_several_axes_are_counted_together() -> None:
     i, j = te.reduce_axis((0, 5), "i"), te.reduce_axis((0, 6), "j")
     y = te.compute((4,), lambda n: te.sum(x[n, i, j], axis=[i, j]), "y")
     assert longest_reduction(te.create_prim_func([x, y])) == 30
+
+
+def test_no_kernel_reads_and_writes_one_inner_buffer(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where each element is made of the one in its place: arguments are `restrict`."""
+    monkeypatch.setattr(scheduling, "_rules", _none_fits)
+
+    def chain(b: relax.BlockBuilder, v: Mapping[str, relax.Var]) -> relax.Expr:
+        return relax.op.sigmoid(b.emit(relax.op.tanh(b.emit(relax.op.exp(v["x"])))))
+
+    func = only_function(relax_module(chain, {"x": X}), device.profile)
+    _, lowered, _ = default_kernels(func, "chain", target_for(device.profile), device.profile)
+    assert [set(launch.args) for launch in lowered.launches] == [{0, 2}, {2, 3}, {3, 1}]
+    assert [value.nbytes for value in lowered.inner] == [X.nbytes, X.nbytes]
+    found = np.empty_like(X)
+    run_lowered(lowered, [X], [found], device)
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-np.tanh(np.exp(X)))), rtol=1e-5)

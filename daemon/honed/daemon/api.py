@@ -210,9 +210,10 @@ class Api:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
+        timeline = bool(params.parameters and params.parameters.timeline)
         entry, _ = self._registry.compiled(params.name)
         with self._leasing.serving(entry.name, call.connection.peer.pid):
-            profile = await self._fleet.profile(call.connection.client, entry, runs)
+            profile = await self._fleet.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.at_home:
             self._ledger.profiled(entry.name, entry.key, profile["rows"])
         return profile

@@ -140,9 +140,15 @@ class Dispatcher:
             self._latencies.note(entry.name, work.version, answer["infer_ns"] * 1e-9, time.time())
         return plan.result(answer["raw"], round(queued * 1e6), round(answer["infer_ns"] / 1000))
 
-    async def profile(self, client: Client, entry: Entry, runs: int, asked: Asked) -> dict[str, Any]:
+    async def profile(
+        self, client: Client, entry: Entry, runs: int, asked: Asked, *, timeline: bool
+    ) -> dict[str, Any]:
         """The result of ModelProfile; raises as `infer`. Other requests run between its runs."""
-        work = self._new_work("Profile", lambda key: {"key": key}, self._limits.run_seconds, [])
+
+        def params(key: str) -> dict[str, Any]:
+            return {"key": key, "timeline": timeline}
+
+        work = self._new_work("Profile", params, self._limits.run_seconds, [])
         work.runs = runs
         answers = await self._wait(client, entry, 2, asked, work)
         return {"name": entry.name, **merged(answers)}

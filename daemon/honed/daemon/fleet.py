@@ -177,12 +177,12 @@ class Fleet:
             entry, plan.timeout, lambda dispatcher, now, asked: dispatcher.infer(client, now, plan, asked)
         )
 
-    async def profile(self, client: Client, entry: Entry, runs: int) -> dict[str, Any]:
+    async def profile(self, client: Client, entry: Entry, runs: int, *, timeline: bool) -> dict[str, Any]:
         """The result of ModelProfile; raises what went wrong."""
         return await self._routed(
             entry,
             PROFILE_SECONDS,
-            lambda dispatcher, now, asked: dispatcher.profile(client, now, runs, asked),
+            lambda dispatcher, now, asked: dispatcher.profile(client, now, runs, asked, timeline=timeline),
         )
 
     async def _routed(

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from honed.runtime.dtypes import dtype
+from honed.runtime.errors import InvalidArgument
 from honed.runtime.executor import Executor
 from honed.runtime.profilefile import to_dict
 
+_MOST_SPANS = 8192  # of a timeline, which then fits a message
 
-def profile(executor: Executor) -> dict[str, Any]:
-    """The result of ModelProfile for one run, without the model's name (docs/protocol.md)."""
+
+def profile(executor: Executor, *, timeline: bool) -> dict[str, Any]:
+    """The result of ModelProfile for one run, without the model's name (docs/protocol.md).
+
+    Raises InvalidArgument where a timeline is asked for that is too long.
+    """
+    if timeline and len(executor.model.steps) > _MOST_SPANS:
+        raise InvalidArgument(
+            f"an inference takes {len(executor.model.steps)} steps and a timeline holds {_MOST_SPANS}; "
+            "profile the model without one"
+        )
     found = executor.profile(_inputs(executor))
     plain = to_dict(executor.device.profile)
     return {
@@ -25,6 +36,7 @@ def profile(executor: Executor) -> dict[str, Any]:
         "device": plain["identity"],
         "peaks": {"fp16_gflops": None, "busy": None, **plain["peaks"]} if "peaks" in plain else None,
         "rows": [asdict(row) for row in found.kernels],
+        **({"timeline": [list(astuple(span)) for span in found.spans]} if timeline else {}),
     }
 
 

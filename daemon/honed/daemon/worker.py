@@ -266,8 +266,8 @@ class Worker:
             "output_ns": done - ended,
         }
 
-    def _profile(self, key: str) -> dict[str, Any]:
-        return profile(self._executor(key))
+    def _profile(self, key: str, timeline: bool) -> dict[str, Any]:
+        return profile(self._executor(key), timeline=timeline)
 
     def _executor(self, key: str) -> Executor:
         executor = self._models.get(key)

@@ -110,9 +110,10 @@ class AsyncClient:
         """The files of `model`; as `Client.export`."""
         return exported(*await self._exchange("ModelExport", {"name": model}))
 
-    async def profile(self, model: str, runs: int = 5) -> dict[str, Any]:
-        """Time per kernel of `model`, mean of `runs` inferences."""
-        return await self._call("ModelProfile", {"name": model, "parameters": {"runs": runs}}, timeout=None)
+    async def profile(self, model: str, runs: int = 5, *, timeline: bool = False) -> dict[str, Any]:
+        """Time per kernel of `model`, mean of `runs` inferences; as `Client.profile`."""
+        params = calls.profile_call(model, runs, timeline=timeline)
+        return await self._call("ModelProfile", params, timeout=None)
 
     async def add(
         self,

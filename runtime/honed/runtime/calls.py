@@ -32,6 +32,11 @@ class InferCall:
     shared: frozenset[str]  # those of `into` that the service writes itself
 
 
+def profile_call(model: str, runs: int, *, timeline: bool) -> dict[str, Any]:
+    """The parameters of a ModelProfile; services of before know no timeline, and are not asked for none."""
+    return {"name": model, "parameters": {"runs": runs, **({"timeline": True} if timeline else {})}}
+
+
 def infer_call(
     model: str,
     inputs: Mapping[str, ArrayLike],

@@ -128,9 +128,14 @@ class Client:
         """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
         return exported(*self._exchange("ModelExport", {"name": model}))
 
-    def profile(self, model: str, runs: int = 5, *, timeout: float | None = None) -> dict[str, Any]:
-        """Time per kernel of `model`, mean of `runs` inferences; `timeout` in seconds, None: no limit."""
-        params = {"name": model, "parameters": {"runs": runs}}
+    def profile(
+        self, model: str, runs: int = 5, *, timeline: bool = False, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Time per kernel of `model`, mean of `runs` inferences; `timeout` in seconds, None: no limit.
+
+        With `timeline`, when each command of the first of them was enqueued and computed, too.
+        """
+        params = calls.profile_call(model, runs, timeline=timeline)
         return self._call("ModelProfile", params, timeout=timeout)
 
     def add(

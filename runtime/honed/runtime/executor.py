@@ -128,7 +128,7 @@ class Executor:
             self._infer(self._profiling_queue, given, timeline)
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):
-                return summarise(timeline, self.model, self.device.profile.peaks, whole)
+                return summarise(timeline, self.model, self.device.profile.peaks, start, whole)
 
     def close(self) -> None:
         """Free the device's memory and let go of the file; later calls raise InvalidArgument."""

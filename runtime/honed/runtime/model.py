@@ -154,11 +154,41 @@ class Proof:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Operator:
+    """An operator of the model as it was compiled, by the value it makes.
+
+    `passes` over the graph made or changed it.
+    """
+
+    name: str
+    op: str  # as ONNX calls it
+    passes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Operators that were fused, and the numbers of the steps that compute them: prepared ones, others."""
+
+    operators: tuple[Operator, ...]
+    prepare: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """An operator that takes no step: its result is a buffer seen with a shape of its own."""
+
+    operator: Operator
+    shape: tuple[int, ...]
+    buffer: int  # index into CompiledModel.buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledModel:
     """A whole compiled model, without the bytes of its constants.
 
     `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
-    run in each inference.
+    run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
     """
 
     source: Source
@@ -175,3 +205,5 @@ class CompiledModel:
     proof: Proof | None
     prepare: tuple[Preparation, ...] = ()
     prepared_bytes: int = 0
+    parts: tuple[Part, ...] = ()
+    views: tuple[View, ...] = ()

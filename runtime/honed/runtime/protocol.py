@@ -190,9 +190,10 @@ class UnloadParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
-    """How often to run for a profile."""
+    """How often to run for a profile, and whether to tell when the commands of the first run ran."""
 
     runs: int | None
+    timeline: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from . import hostcalls, hostrules
 from .memory import Memory
 from .model import Buffer, HostCall
 from .opencl import cl
-from .timing import Timeline
+from .timing import Called, Enqueued, Timeline
 
 CHUNK = 64  # commands between two flushes, so that the device starts while the host still enqueues
 
@@ -79,8 +79,9 @@ class Batch:
             if self._window and at >= self._window:
                 tails[at - self._window].wait()
             for (enqueue, first, second, third), kernel in zip(chunk, kernels, strict=False):
+                began = time.perf_counter()
                 events.append(enqueue(queue, first, second, third))
-                timeline.device.append((kernel, events[-1]))
+                timeline.device.append(Enqueued(kernel, events[-1], began, time.perf_counter()))
             tails.append(events[-1])
             queue.flush()
         return events
@@ -104,7 +105,7 @@ class Call:
                 with self._memory.written(queue, index) as target:
                     target[...] = result
             if timeline is not None:
-                timeline.host.append((step.function, time.perf_counter() - start))
+                timeline.host.append(Called(step.function, start, time.perf_counter()))
         return ()
 
 

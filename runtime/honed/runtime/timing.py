@@ -12,12 +12,31 @@ from .opencl import cl
 from .profile import DevicePeaks
 
 
+@dataclass(frozen=True, slots=True)
+class Enqueued:
+    """A command of a timed inference and when the host enqueued it, in seconds; `kernel` None: a copy."""
+
+    kernel: int | None
+    event: Any
+    began: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A host call of a timed inference, and when it ran, in seconds."""
+
+    function: str
+    began: float
+    done: float
+
+
 @dataclass(slots=True)
 class Timeline:
-    """What a timed inference notes as it goes."""
+    """What a timed inference notes as it goes; the host's times are those of time.perf_counter."""
 
-    device: list[tuple[int | None, Any]] = field(default_factory=list)  # (kernel number or None, event)
-    host: list[tuple[str, float]] = field(default_factory=list)  # (host function, seconds)
+    device: list[Enqueued] = field(default_factory=list)
+    host: list[Called] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +61,22 @@ class KernelTiming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A command or a host call in time, in microseconds since the inference began.
+
+    `name` is that of its row in the profile. The host took from `host_us` to `host_end_us`, for a command to
+    enqueue it; the device computed it from `device_us` to `device_end_us` (None for a host call). The
+    device's clock is set to the host's by when the first command was enqueued.
+    """
+
+    name: str
+    host_us: float
+    host_end_us: float
+    device_us: float | None
+    device_end_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceProfile:
     """One inference: `kernels` by falling time, their sum, and the wall time of the whole on the host.
 
@@ -52,6 +87,7 @@ class InferenceProfile:
     launches: int
     sum_us: float
     whole_us: float
+    spans: tuple[Span, ...]  # as they were enqueued and called
 
 
 @dataclass(slots=True)
@@ -77,28 +113,65 @@ def event_seconds(event: Any) -> float:
 
 
 def summarise(
-    timeline: Timeline, model: CompiledModel, peaks: DevicePeaks | None, whole_s: float
+    timeline: Timeline, model: CompiledModel, peaks: DevicePeaks | None, began: float, whole_s: float
 ) -> InferenceProfile:
-    """The profile of a finished inference whose events are all complete."""
+    """The profile of a finished inference, begun at `began` (s), whose events are all complete."""
     rows: dict[str, _Row] = {}
-    for number, event in timeline.device:
-        kernel = None if number is None else model.kernels[number]
-        name = kernel.name if kernel else "(copy)"
-        row = rows.setdefault(name, _Row(kernel, "kernel" if kernel else "copy"))
+    for command in timeline.device:
+        kernel = None if command.kernel is None else model.kernels[command.kernel]
+        row = rows.setdefault(_name(command, model), _Row(kernel, "kernel" if kernel else "copy"))
         row.count += 1
-        row.seconds += event_seconds(event)
-    for function, seconds in timeline.host:
-        row = rows.setdefault(f"({function})", _Row(None, "host"))
+        row.seconds += event_seconds(command.event)
+    for call in timeline.host:
+        row = rows.setdefault(f"({call.function})", _Row(None, "host"))
         row.count += 1
-        row.seconds += seconds
+        row.seconds += call.done - call.began
     total = sum(row.seconds for row in rows.values())
     timings = [_timing(name, row, total, peaks) for name, row in rows.items()]
     return InferenceProfile(
         kernels=tuple(sorted(timings, key=lambda timing: -timing.us)),
-        launches=sum(number is not None for number, _ in timeline.device),
+        launches=sum(command.kernel is not None for command in timeline.device),
         sum_us=total * 1e6,
         whole_us=whole_s * 1e6,
+        spans=tuple(_spans(timeline, model, began)),
     )
+
+
+def _name(command: Enqueued, model: CompiledModel) -> str:
+    """Of a command's row."""
+    return "(copy)" if command.kernel is None else model.kernels[command.kernel].name
+
+
+def _spans(timeline: Timeline, model: CompiledModel, began: float) -> list[Span]:
+    """What was enqueued and called, in that order."""
+
+    def since(seconds: float) -> float:
+        return (seconds - began) * 1e6
+
+    found = [
+        Span(
+            name=f"({call.function})",
+            host_us=since(call.began),
+            host_end_us=since(call.done),
+            device_us=None,
+            device_end_us=None,
+        )
+        for call in timeline.host
+    ]
+    if timeline.device:
+        first = timeline.device[0]
+        offset = since(first.began) - first.event.profile.queued * 1e-3
+        found += [
+            Span(
+                name=_name(command, model),
+                host_us=since(command.began),
+                host_end_us=since(command.done),
+                device_us=command.event.profile.start * 1e-3 + offset,
+                device_end_us=command.event.profile.end * 1e-3 + offset,
+            )
+            for command in timeline.device
+        ]
+    return sorted(found, key=lambda span: span.host_us)
 
 
 def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:

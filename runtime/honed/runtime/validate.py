@@ -37,6 +37,7 @@ def check(model: CompiledModel) -> None:
     _check_tensors(model)
     _check_kernels(model)
     plan.check(model)
+    _check_parts(model)
     _check_proof(model)
 
 
@@ -202,6 +203,26 @@ def _check_kernel(model: CompiledModel, where: str, kernel: Kernel, declared: li
             arg.dtype in _DTYPE_NAMES, f"{where}: argument {i} has the unknown element type {arg.dtype!r}"
         )
         _require(arg.nbytes >= 0, f"{where}: argument {i} has a negative size")
+
+
+def _check_parts(model: CompiledModel) -> None:
+    for i, part in enumerate(model.parts):
+        for called, numbers, steps in (
+            ("preparation step", part.prepare, model.prepare),
+            ("step", part.steps, model.steps),
+        ):
+            for number in numbers:
+                _require(0 <= number < len(steps), f"part {i} names {called} {number}, which does not exist")
+    for i, view in enumerate(model.views):
+        _require(
+            0 <= view.buffer < len(model.buffers),
+            f"view {i} names buffer {view.buffer}, which does not exist",
+        )
+        buffer = model.buffers[view.buffer]
+        _require(
+            math.prod(view.shape) == math.prod(buffer.shape) and all(extent >= 0 for extent in view.shape),
+            f"view {i} has shape {list(view.shape)} and its buffer {list(buffer.shape)}",
+        )
 
 
 def _check_proof(model: CompiledModel) -> None:

@@ -8,11 +8,24 @@ from importlib.metadata import version
 
 import numpy as np
 
-from honed.runtime.model import CompiledModel, Probe, Proof, Source, Tensor
+from honed.runtime import validate
+from honed.runtime.errors import Internal, ModelFileError
+from honed.runtime.model import (
+    CompiledModel,
+    Operator,
+    Part,
+    Probe,
+    Proof,
+    Source,
+    Tensor,
+    View,
+)
 from honed.runtime.profile import DeviceProfile
 
 from .frontend import Normalised, TensorSpec
+from .graph import passes_behind
 from .lower.module import LoweredModel
+from .lower.plan import Plan
 
 _COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
 
@@ -37,7 +50,10 @@ def assemble(
     lowered: LoweredModel,
     expected: Expected | None,
 ) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
-    """The compiled model and its constants by buffer; the arrays of the probes are the last constants."""
+    """The compiled model and its constants by buffer; the arrays of the probes are the last constants.
+
+    Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
+    """
     extra: list[np.ndarray] = []
     if expected is not None:
         for given, wanted in zip(expected.inputs, expected.outputs, strict=True):
@@ -59,11 +75,48 @@ def assemble(
         steps=plan.steps,
         prepare=plan.prepare,
         prepared_bytes=plan.prepared_bytes,
+        parts=_parts(normalised, plan),
+        views=_views(normalised, plan),
         proof=None
         if expected is None
         else _proof(expected, len(normalised.inputs), len(normalised.outputs), first),
     )
+    _check(model)
     return model, plan.constants
+
+
+def _check(model: CompiledModel) -> None:
+    try:
+        validate.check(model)
+    except ModelFileError as error:
+        broken = str(error).removesuffix("; compile the model again")
+        raise Internal(
+            f"the compiler broke a rule of its own ({broken}), which is no fault of the model; report it "
+            "with the ONNX file, the options and the output of 'hone doctor --json'"
+        ) from error
+
+
+def _operators(normalised: Normalised) -> dict[str, Operator]:
+    """Those of the model as it was compiled, by the values they make."""
+    return {
+        value: Operator(name=value, op=node.op_type, passes=passes_behind(normalised.applied, value))
+        for node in normalised.model.graph.node
+        for value in node.output
+    }
+
+
+def _parts(normalised: Normalised, plan: Plan) -> tuple[Part, ...]:
+    known = _operators(normalised)
+    return tuple(
+        Part(operators=tuple(known[name] for name in c.operators), prepare=c.prepare, steps=c.steps)
+        for c in plan.calls
+        if c.operators
+    )
+
+
+def _views(normalised: Normalised, plan: Plan) -> tuple[View, ...]:
+    known = _operators(normalised)
+    return tuple(View(operator=known[v.operator], shape=v.shape, buffer=v.buffer) for v in plan.views)
 
 
 def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tensor, ...]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import tvm
 
 from honed.runtime import modelfile, proof
 from honed.runtime.devices import Device
@@ -25,7 +24,7 @@ from . import frontend
 from .assemble import Expected, assemble
 from .bind import bind_shapes
 from .first import first_kernels
-from .frontend import Normalised, Precision
+from .frontend import Imported, Normalised, Precision
 from .lower.module import Choose, First, LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
@@ -101,9 +100,9 @@ def _compile(
 ) -> Compiled:
     """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
     normalised = choose.applied(choice, own) if choice is not None else own
-    module = _import(normalised, stage)
+    imported = _import(normalised, stage)
     schedules = best_schedules(request.records, request.profile.identity) if request.records else _default
-    lowered = _lower(module, request.profile, stage, schedules, first_kernels)
+    lowered = _lower(imported, request.profile, stage, schedules, first_kernels)
     stage("prove", 0.0, "evaluate the reference")
     bound = bind_shapes(original, {i.name: i.shape for i in normalised.inputs})
     expected, notes = _expect(bound, normalised)
@@ -128,7 +127,7 @@ def _compile(
         stage("prove", 0.5, f"compare with {expected.evaluator} on {name}")
         results = _probed(request.device, model, constants)
         wrong, first = [result for result in results if not result.right], first_kernels
-        if wrong and (by_rules := _by_rules(lowered, module, request.profile, stage)) is not None:
+        if wrong and (by_rules := _by_rules(lowered, imported, request.profile, stage)) is not None:
             fell_back = f"better schedules gave wrong answers on {name} ({wrong[0]})"
             model, constants = assembled(by_rules, f"compiled with default rules, because {fell_back}")
             stage("prove", 0.8, f"compare with {expected.evaluator} on {name}")
@@ -218,17 +217,18 @@ def _normalise(
     )
 
 
-def _import(normalised: Normalised, stage: _Stages) -> tvm.IRModule:
+def _import(normalised: Normalised, stage: _Stages) -> Imported:
     stage("import", 0.0, "import into the compiler")
-    return frontend.import_relax(normalised)
+    return frontend.import_named(normalised)
 
 
 def _lower(
-    module: tvm.IRModule, profile: DeviceProfile, stage: _Stages, choose: Choose, first: First
+    given: Imported, profile: DeviceProfile, stage: _Stages, choose: Choose, first: First
 ) -> LoweredModel:
-    return lower_module(
-        module, profile, lambda done, text: stage("lower", done, text), choose, first, processes=_processes()
-    )
+    def progress(done: float, text: str) -> None:
+        stage("lower", done, text)
+
+    return lower_module(given.module, profile, progress, choose, first, given.names, _processes())
 
 
 def _processes() -> int:
@@ -237,14 +237,19 @@ def _processes() -> int:
 
 
 def _by_rules(
-    lowered: LoweredModel, module: tvm.IRModule, profile: DeviceProfile, stage: _Stages
+    lowered: LoweredModel, given: Imported, profile: DeviceProfile, stage: _Stages
 ) -> LoweredModel | None:
     """The model with default rules alone; None where it has no other kernels already."""
+
+    def progress(done: float, text: str) -> None:
+        stage("prove", 0.5 + 0.3 * done, text)
+
     plain = lower_module(
-        module,
+        given.module,
         profile,
-        lambda done, text: stage("prove", 0.5 + 0.3 * done, text),
+        progress,
         first=default_kernels,
+        names=given.names,
         processes=_processes(),
     )
     same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())

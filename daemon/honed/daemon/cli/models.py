@@ -14,7 +14,7 @@ from honed.runtime.bounds import BUSY
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
-from .parser import add_command, add_compile_options, check_calibration, unique
+from .parser import UsageError, add_command, add_compile_options, check_calibration, unique
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,9 +69,21 @@ def register(commands: Any) -> None:
         "show",
         _show,
         about="show where a model comes from, how it was proven right, and its kernels",
-        examples="hone show lightglue\nhone show lightglue --json",
+        details=(
+            "With --graph: draw what it computes. Each box is one fused function, with the time of its "
+            "kernels, its operators, the passes over the graph that made them, and which results are views. "
+            "For those who may change models."
+        ),
+        examples="""\
+            hone show lightglue
+            hone show lightglue --json
+            hone show lightglue --graph -o lightglue.html""",
     )
     show.add_argument("model", metavar="M", help="name of the model")
+    show.add_argument("--graph", action="store_true", help="draw its compiled graph to a file")
+    show.add_argument(
+        "-o", "--output", metavar="FILE", type=Path, help="the .svg or .html file to draw to, with --graph"
+    )
     remove = add_command(
         commands,
         "remove",
@@ -237,6 +249,12 @@ def _remove(arguments: argparse.Namespace, output: Output) -> int:
 def _show(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
+    if arguments.graph:
+        from .graph import checked, show_graph
+
+        return show_graph(arguments.socket, arguments.model, checked(arguments.output), output)
+    if arguments.output is not None:
+        raise UsageError("-o names the file that --graph draws to; give both or none")
     with Client(arguments.socket) as client:
         model = client.show(arguments.model)
     output.emit(model, lambda console: _print_model(console, model))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from honed.runtime.files import replacing
 
 from .models import peaks_text
 from .output import Output, figure_text, line, table
 from .parser import add_command, count
+from .trace import trace
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,20 +30,34 @@ def register(commands: Any) -> None:
             "Of peak is the least time that the device's measured peaks allow (of arithmetic or of memory, "
             "whichever is slower; Williams' roofline) over the time taken: 100 % cannot be made faster."
         ),
-        examples="hone profile lightglue\nhone profile lightglue -n 20 --json",
+        examples="""\
+            hone profile lightglue
+            hone profile lightglue -n 20 --json
+            hone profile lightglue --trace lightglue.json   # open it in ui.perfetto.dev""",
     )
     profile.add_argument("model", metavar="M", help="name of the model")
     profile.add_argument(
         "-n", "--runs", metavar="N", type=count, default=5, help="inferences to take the mean of (default 5)"
+    )
+    profile.add_argument(
+        "--trace",
+        metavar="FILE",
+        type=Path,
+        help="write the first inference as a trace for Perfetto (Chrome's trace event format)",
     )
 
 
 def _profile(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
+    wanted = arguments.trace is not None
     with Client(arguments.socket) as client:
-        document = client.profile(arguments.model, arguments.runs)
-    output.emit(document, lambda console: _print(console, document))
+        profile = client.profile(arguments.model, arguments.runs, timeline=wanted)
+        shown = client.show(arguments.model) if wanted else {}
+    if wanted:
+        with replacing(arguments.trace) as file:
+            file.write(json.dumps(trace(profile, shown), allow_nan=False).encode())
+    output.emit(profile, lambda console: _print(console, profile))
     return 0
 
 

@@ -7,6 +7,8 @@ that normalised models are written in is small enough to be imported directly.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,20 @@ from .normalise import Normalised
 from .relax_ops import CORE, Node
 
 
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A model as Relax; `names` are the values of the ONNX model that variables hold."""
+
+    module: tvm.IRModule
+    names: Mapping[relax.Var, str]
+
+
 def import_relax(normalised: Normalised) -> tvm.IRModule:
+    """The model as an IRModule; see `import_named`."""
+    return import_named(normalised).module
+
+
+def import_named(normalised: Normalised) -> Imported:
     """The model as an IRModule with one function `main`.
 
     Parameters are the model's inputs in order (in the types of the arithmetic), the result is a tuple of
@@ -44,7 +59,8 @@ def import_relax(normalised: Normalised) -> tvm.IRModule:
                 _emit(builder, node, values, _dtype(types[node.output[0]]))
             result = builder.emit_output(relax.Tuple([values[o.name] for o in graph.output]))
         builder.emit_func_output(result)
-    return builder.get()
+    names = {values[node.output[0]]: str(node.output[0]) for node in graph.node}
+    return Imported(builder.get(), names)
 
 
 def _constant(array: np.ndarray) -> Any:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import onnx
 
@@ -14,10 +15,11 @@ from .chains import fold_chains
 from .columns import permute_columns, slice_first
 from .factors import fold_factors
 from .graph import Graph
+from .moves import join_moves
 from .siblings import combine_siblings
 from .twins import merge_twins
 
-__all__ = ["PASSES", "Applied", "Pass", "improve"]
+__all__ = ["PASSES", "Applied", "Pass", "improve", "passes_behind"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,15 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """How often a pass applied to a model."""
+    """How often a pass applied to a model, and the values whose operators it made or changed."""
 
     name: str
     times: int
+    values: frozenset[str] = frozenset()
 
 
 PASSES = (  # in the order in which they run
+    Pass("moves", join_moves),
     Pass("twins", merge_twins),
     Pass("factors", fold_factors),
     Pass("chains", fold_chains),
@@ -52,6 +56,18 @@ def improve(
     """A normalised graph after the passes; itself where none applied."""
     graph, applied = Graph.read(proto), []
     for one in passes:
-        graph, times = one.run(graph)
-        applied.append(Applied(one.name, times))
+        before = {id(node) for node in graph.nodes}
+        made, times = one.run(graph)
+        changed = frozenset(node.output[0] for node in made.nodes if id(node) not in before)
+        applied.append(Applied(one.name, times, changed))
+        graph = made
     return (graph.proto() if any(a.times for a in applied) else proto), tuple(applied)
+
+
+def passes_behind(applied: Sequence[Applied], value: str) -> tuple[str, ...]:
+    """The passes that made or changed the operator that makes a value, or what it was made of.
+
+    Passes name values after those they take the place of: `a/twins/columns` was made of `a/twins`.
+    """
+    names = list(accumulate(value.split("/"), lambda before, part: f"{before}/{part}"))
+    return tuple(one.name for one in applied if not one.values.isdisjoint(names))

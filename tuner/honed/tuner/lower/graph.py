@@ -15,7 +15,7 @@ from tvm.ir import IRModule
 from honed.runtime.errors import ModelRefused
 from honed.runtime.model import Attr
 
-from .program import Call, FunctionCall, HostFunctionCall, Program, Value
+from .program import Call, FunctionCall, HostFunctionCall, Program, Value, ValueView
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Seen:
     shape: tuple[int, ...]
 
 
+Operators = Mapping[relax.Var, tuple[str, ...]]
 Bound = Seen | tuple["Bound", ...]
 
 
@@ -37,6 +38,8 @@ class _Reader:
     bound: dict[relax.Var, Bound] = field(default_factory=dict)
     constants: dict[object, Seen] = field(default_factory=dict)
     reshapes: dict[str, bool] = field(default_factory=dict)
+    operators: Operators = field(default_factory=dict)
+    views: list[ValueView] = field(default_factory=list)
 
     def new(self, dtype: str, shape: tuple[int, ...], constant: np.ndarray | None = None) -> Seen:
         self.values.append(Value(dtype=dtype, shape=shape, constant=constant))
@@ -68,13 +71,14 @@ class _Reader:
         return [seen for seen in found if isinstance(seen, Seen)]
 
 
-def read_program(module: IRModule) -> Program:
+def read_program(module: IRModule, operators: Operators | None = None) -> Program:
     """The program of `module["main"]`, whose functions are named by their global variables.
 
+    `operators` names what each variable's call computes.
     Raises ModelRefused, with every operator that is left without a kernel.
     """
     main = module["main"]
-    reader = _Reader(module)
+    reader = _Reader(module, operators=operators or {})
     inputs = [reader.new(*_tensor(p.ty)) for p in main.params]
     reader.bound.update(zip(main.params, inputs, strict=True))
     left: list[str] = []
@@ -93,6 +97,7 @@ def read_program(module: IRModule) -> Program:
         outputs=tuple(seen.value for seen in outputs),
         output_shapes=tuple(seen.shape for seen in outputs),
         calls=tuple(reader.calls),
+        views=tuple(reader.views),
     )
 
 
@@ -140,6 +145,7 @@ def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
             input_shapes=tuple(s.shape for s in inputs),
             outputs=tuple(s.value for s in outputs),
             attrs=attrs,
+            operators=reader.operators.get(binding.var, ()),
         )
     )
     return None
@@ -154,6 +160,10 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
         target = reader.values[outputs[0].value]
         if source.dtype == target.dtype and source.nbytes == target.nbytes:
             reader.bound[var] = Seen(inputs[0].value, outputs[0].shape)
+            for operator in reader.operators.get(var, ()):
+                reader.views.append(
+                    ValueView(operator=operator, value=inputs[0].value, shape=outputs[0].shape)
+                )
             return
     if all(reader.values[s.value].nbytes == 0 for s in outputs):
         return  # nothing to compute
@@ -162,6 +172,7 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
             function=str(function.name_hint),
             inputs=tuple(s.value for s in inputs),
             outputs=tuple(s.value for s in outputs),
+            operators=reader.operators.get(var, ()),
         )
     )
 

@@ -8,9 +8,13 @@ from tvm.ir import IRModule
 from tvm.target import Target
 
 from .reductions import assign_single_elements
+from .tracing import Traced, trace
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
+# Operators of one function. Those of models have 20 at most (LightGlue); what TVM makes of a hundred slices
+# that are joined, and sliced and joined again, takes minutes to compile.
+MOST_FUSED = 64
 _SATURATED = 3.55
 # Of erf(x) / x in x^2 for singles in [-4, 4], highest power first (Eigen 3.4, generic_fast_erf_float).
 _NUMERATOR = (
@@ -24,25 +28,32 @@ _DENOMINATOR = (
 
 
 def legalize(module: IRModule, target: Target) -> IRModule:
-    """`main` as calls of fused PrimFuncs, and of HOST_OPERATORS.
+    """`main` as calls of fused functions; see `legalize_traced`."""
+    return legalize_traced(module, target)[0]
+
+
+def legalize_traced(module: IRModule, target: Target) -> tuple[IRModule, Traced]:
+    """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
     Constants are not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has
-    folded them before.
+    folded them before. The variables of what each call computes are those of the module given.
     """
-    with target:
-        fused = tvm.transform.Sequential(
+    with target, tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
+        plain = tvm.transform.Sequential(
             [
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
                 relax.transform.EliminateCommonSubexpr(),
                 relax.transform.LegalizeOps({"relax.erf": _erf}, skip_ops=list(HOST_OPERATORS)),
                 relax.transform.AnnotateTIROpPattern(),
-                relax.transform.FuseOps(),
-                relax.transform.FuseTIR(),
-                relax.transform.DeadCodeElimination(),
             ]
         )(module)
-    return assign_single_elements(fused)
+        grouped = relax.transform.FuseOps()(plain)
+        traced = trace(plain["main"], grouped)
+        fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(
+            grouped
+        )
+    return assign_single_elements(fused), traced
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

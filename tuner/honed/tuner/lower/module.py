@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.ir import IRModule
 from tvm.target import Target
 from tvm_ffi import structural_hash
@@ -17,7 +17,7 @@ from honed.tuner.forked import Forked
 
 from .cost import function_flops
 from .graph import read_program
-from .legalize import legalize
+from .legalize import legalize_traced
 from .opencl import Lowered, LoweringFailed, lower_function
 from .operands import constant_parameters, packable
 from .plan import Plan, plan
@@ -75,33 +75,37 @@ def lower_module(
     progress: Progress = lambda _fraction, _text: None,
     choose: Choose = lambda _task, _func: None,
     first: First = default_kernels,
+    names: Mapping[relax.Var, str] | None = None,
     processes: int = 0,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
-    `progress` is called with the share done (0 to 1) and what is being done. So many `processes` are forked
-    for it; with none this process does it. Raises ModelRefused with every function that cannot be lowered.
+    `names` are those of the operators that variables of the module hold the results of. `progress` is called
+    with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
+    process does it. Raises ModelRefused with every function that cannot be lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal = legalize(module, target)
-    program = read_program(legal)
-    names = list(dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall)))
+    legal, traced = legalize_traced(module, target)
+    known = names or {}
+    operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
+    program = read_program(legal, operators)
+    called = list(dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall)))
     constants = constant_parameters(program)
     functions: dict[str, Function] = {}
     notes: list[str] = []
     failed: list[str] = []
     taken: set[str] = set()
     tools = _Lowering(module=legal, target=target, profile=profile, choose=choose, first=first)
-    with Forked(min(processes, len(names)), tools) as forked:
+    with Forked(min(processes, len(called)), tools) as forked:
         begun = []
-        for name in names:
+        for name in called:
             task = task_key(legal[name], packable(legal[name], constants[name], profile))
             short = kernel_name(name, task, taken)
             taken.add(short)
             begun.append(forked.begin(_lower, name, task, short))
-        for n, (name, one) in enumerate(zip(names, begun, strict=True)):
-            progress(0.3 + 0.7 * n / len(names), f"kernel {n + 1} of {len(names)}: {name}")
+        for n, (name, one) in enumerate(zip(called, begun, strict=True)):
+            progress(0.3 + 0.7 * n / len(called), f"kernel {n + 1} of {len(called)}: {name}")
             found = one.result()
             notes += found.notes
             if found.function is None:

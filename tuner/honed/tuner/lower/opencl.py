@@ -25,6 +25,7 @@ from honed.runtime.profile import DeviceProfile
 from . import intrinsics
 from .barriers import divergent_barriers
 from .cost import executed_operations
+from .inner import inner_as_parameters
 from .printer import print_kernels
 from .program import KernelLaunch, Value
 from .staging import stage_sums
@@ -70,7 +71,7 @@ def lower_function(
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
-    lowered = _read_host(host, kernels, source)
+    lowered = _read_host(host, len(func.params), kernels, source)
     _check(lowered, profile)
     return lowered
 
@@ -107,6 +108,7 @@ def _passes(target: Target) -> tvm.transform.Pass:
             s.LoopPartition(),
             t.VectorizeLoop(True),
             s.InjectVirtualThread(),
+            inner_as_parameters(),
             t.StorageRewrite(),
             s.HoistIfThenElse(),
             t.UnrollLoop(),
@@ -135,24 +137,21 @@ def last_line(error: BaseException) -> str:
     return lines[-1][:300] if lines else type(error).__name__
 
 
-def _read_host(host: tirx.PrimFunc, kernels: dict[str, tirx.PrimFunc], source: str) -> Lowered:
-    """Read allocations and launches out of the host function."""
+def _read_host(
+    host: tirx.PrimFunc, parameters: int, kernels: dict[str, tirx.PrimFunc], source: str
+) -> Lowered:
+    """Read launches out of the host function, whose inner buffers stand behind its `parameters`."""
     memory: dict[ir.Var, int] = {parameter: n for n, parameter in enumerate(host.params)}
-    count = len(host.params)
-    inner: list[Value] = []
+    inner = tuple(_value(b.dtype, _static_shape(b.shape)) for b in host.params[parameters:])
     launches: list[KernelLaunch] = []
     for statement in _statements(host.body):
-        if isinstance(statement, tirx.AllocBuffer):
-            buffer = statement.buffer
-            memory[buffer] = count + len(inner)
-            inner.append(_value(buffer.dtype, _static_shape(buffer.shape)))
-        elif isinstance(statement, tirx.DeclBuffer):
+        if isinstance(statement, tirx.DeclBuffer):
             memory[statement.buffer] = memory[_behind(statement.data)]
         elif isinstance(statement, tirx.Evaluate) and _is_launch(statement.value):
             launches.append(_read_launch(statement.value, memory, kernels))
         elif not (isinstance(statement, tirx.Evaluate) and isinstance(statement.value, tirx.IntImm)):
             raise LoweringFailed(f"part of the function would run on the host ({type(statement).__name__})")
-    return Lowered(source=source, parameters=count, inner=tuple(inner), launches=tuple(launches))
+    return Lowered(source=source, parameters=parameters, inner=inner, launches=tuple(launches))
 
 
 def _statements(body: tirx.Stmt) -> list[tirx.Stmt]:

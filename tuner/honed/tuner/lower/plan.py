@@ -22,6 +22,24 @@ from .preparation import Room, align, prepared_steps
 from .program import Function, FunctionCall, HostFunctionCall, Program, Value
 
 
+@dataclass(frozen=True, slots=True)
+class PlannedCall:
+    """The operators of a call of the program, and the numbers of its prepared steps and of the others."""
+
+    operators: tuple[str, ...]
+    prepare: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedView:
+    """An operator whose result is a buffer seen with a shape of its own."""
+
+    operator: str
+    shape: tuple[int, ...]
+    buffer: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What the executor needs, but for names and identities."""
@@ -37,6 +55,8 @@ class Plan:
     kernels: tuple[Kernel, ...]
     prepare: tuple[Preparation, ...]
     steps: tuple[Step, ...]
+    calls: tuple[PlannedCall, ...]
+    views: tuple[PlannedView, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +159,17 @@ def plan(
     for v, value in enumerate(program.values):
         if value.constant is not None and v not in at:
             at[v] = draft.add_constant(value.constant)
+    spans: list[range] = []
     for call in program.calls:
+        first = len(draft.steps)
         _emit(call, program, functions, draft, at)
+        spans.append(range(first, len(draft.steps)))
     draft.steps.extend(Copy(source=at[v], target=b) for v, b in copies)
     for array in extra:
         draft.add_constant(array)
-    prepare, steps = _divided(draft, Room(room, alignment))
+    chosen = _prepared(draft, Room(room, alignment))
+    prepare = tuple(s for n, s in enumerate(draft.steps) if n in chosen and not isinstance(s, HostCall))
+    steps = tuple(s for n, s in enumerate(draft.steps) if n not in chosen)
     prepared = _place_prepared(draft, prepare, alignment)
     arena = _place_scratch(draft, steps, alignment)
     return Plan(
@@ -159,7 +184,23 @@ def plan(
         kernels=tuple(draft.kernels),
         prepare=prepare,
         steps=steps,
+        calls=_calls(program, spans, chosen),
+        views=tuple(PlannedView(v.operator, v.shape, at[v.value]) for v in program.views if v.value in at),
     )
+
+
+def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> tuple[PlannedCall, ...]:
+    """Where the steps of each call of the program went; `spans` are their numbers before the division."""
+    found = []
+    prepare = steps = 0
+    for call, span in zip(program.calls, spans, strict=True):
+        before = prepare, steps
+        prepare += sum(n in chosen for n in span)
+        steps += sum(n not in chosen for n in span)
+        found.append(
+            PlannedCall(call.operators, tuple(range(before[0], prepare)), tuple(range(before[1], steps)))
+        )
+    return tuple(found)
 
 
 def _outputs(program: Program, draft: _Draft, at: dict[int, int]) -> tuple[list[int], list[tuple[int, int]]]:
@@ -221,12 +262,10 @@ def touched(step: Step) -> tuple[int, ...]:
     return step.inputs + step.outputs
 
 
-def _divided(draft: _Draft, room: Room) -> tuple[tuple[Preparation, ...], tuple[Step, ...]]:
-    """The steps that are prepared, and those of each inference."""
+def _prepared(draft: _Draft, room: Room) -> frozenset[int]:
+    """The numbers of the steps that are prepared, of all steps."""
     found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
-    chosen = prepared_steps(found, draft.buffers, room)
-    prepare = [s for n, s in enumerate(draft.steps) if n in chosen and not isinstance(s, HostCall)]
-    return tuple(prepare), tuple(s for n, s in enumerate(draft.steps) if n not in chosen)
+    return prepared_steps(found, draft.buffers, room)
 
 
 def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: int) -> int:

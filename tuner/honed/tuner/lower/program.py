@@ -64,6 +64,7 @@ class FunctionCall:
     function: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    operators: tuple[str, ...] = ()  # that it computes, by the values they make
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +76,16 @@ class HostFunctionCall:
     input_shapes: tuple[tuple[int, ...], ...]
     outputs: tuple[int, ...]
     attrs: dict[str, Attr]
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueView:
+    """An operator whose result is `value` seen with a shape of its own."""
+
+    operator: str
+    value: int
+    shape: tuple[int, ...]
 
 
 Call = FunctionCall | HostFunctionCall
@@ -89,3 +100,4 @@ class Program:
     outputs: tuple[int, ...]
     output_shapes: tuple[tuple[int, ...], ...]
     calls: tuple[Call, ...]
+    views: tuple[ValueView, ...] = ()

@@ -1,0 +1,151 @@
+"""Slices of one value that are joined again, where that is a transpose of it.
+
+Exporters write cells cut out of an image (unfolds whose windows do not overlap, space to depth, patches
+merged) as a slice for each offset or window and a concatenation: hundreds of nodes that move each element
+once. What they come to is found out by doing it to the places of the elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from .graph import Array, Graph, Shape, Type
+
+_MOVING = frozenset({"Reshape", "Transpose", "Slice", "Concat"})
+_MOST_ELEMENTS = 1 << 24  # whose places are followed: 64 MiB, and as much for each concatenation
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """All that moves elements from `source` to a value, in topological order."""
+
+    source: str
+    nodes: tuple[onnx.NodeProto, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """A transpose of a value seen with axes of other `extents`."""
+
+    extents: Shape
+    perm: tuple[int, ...]
+
+
+def join_moves(graph: Graph) -> tuple[Graph, int]:
+    """The graph with a transpose in place of such nodes, and how many values are made so."""
+    found, producers, users = graph.copy(), graph.producers(), graph.users()
+    order = {node.output[0]: n for n, node in enumerate(graph.nodes)}
+    replaced: dict[str, list[onnx.NodeProto]] = {}
+    dropped: set[str] = set()  # values that nothing reads any more, and those that are made otherwise
+    needed = set(graph.outputs)
+    for node in reversed(graph.nodes):
+        value = node.output[0]
+        if value not in needed and all(reader.output[0] in dropped for reader in users.get(value, ())):
+            dropped.add(value)
+            continue
+        for tree in reversed(_trees(value, producers, order)):
+            turn = _turn(graph, tree, value)
+            if turn is not None:
+                replaced[value] = _turned(found, tree.source, value, turn)
+                dropped.add(value)
+                needed.add(tree.source)
+                break
+    if not replaced:
+        return graph, 0
+    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
+    return found.tidied(nodes), len(replaced)
+
+
+def _trees(value: str, producers: Mapping[str, onnx.NodeProto], order: Mapping[str, int]) -> list[_Tree]:
+    """What makes a value out of one other by moving and joining alone, the smallest tree first."""
+    nodes: list[onnx.NodeProto] = []
+    found: list[_Tree] = []
+    given, joins = {value}, False
+    while True:
+        latest = max(given, key=lambda name: order.get(name, -1))
+        node = producers.get(latest)
+        if node is None or node.op_type not in _MOVING:
+            return found
+        joins |= node.op_type == "Concat"
+        nodes.append(node)
+        given.remove(latest)
+        given.update(node.input if node.op_type == "Concat" else node.input[:1])
+        if joins and len(given) == 1:
+            found.append(_Tree(min(given), tuple(reversed(nodes))))
+
+
+def _turn(graph: Graph, tree: _Tree, value: str) -> _Turn | None:
+    """The transpose that a tree is; None where it is none, or too large to find out."""
+    count = math.prod(graph.shape(tree.source))
+    if not 0 < count == math.prod(graph.shape(value)) <= _MOST_ELEMENTS:
+        return None
+    places = {tree.source: np.arange(count, dtype=np.int32).reshape(graph.shape(tree.source))}
+    for node in tree.nodes:
+        places[node.output[0]] = _moved(graph, node, places)
+    axes = _axes(places[value].reshape(-1))
+    if axes is None:
+        return None
+    outer_first = sorted(range(len(axes)), key=lambda n: -axes[n][1])
+    inside = 1
+    for n in reversed(outer_first):
+        extent, stride = axes[n]
+        if stride != inside:
+            return None
+        inside *= extent
+    extents = tuple(axes[n][0] for n in outer_first)
+    return _Turn(extents, tuple(outer_first.index(n) for n in range(len(axes))))
+
+
+def _moved(graph: Graph, node: onnx.NodeProto, places: Mapping[str, Array]) -> Array:
+    """What a moving node makes of places."""
+    given = places[node.input[0]]
+    if node.op_type == "Reshape":
+        return given.reshape(graph.shape(node.output[0]))
+    if node.op_type == "Transpose":
+        return given.transpose(helper.get_node_attr_value(node, "perm"))
+    if node.op_type == "Concat":
+        parts = [places[name] for name in node.input]
+        return np.concatenate(parts, axis=int(helper.get_node_attr_value(node, "axis")))
+    cuts = [slice(None)] * given.ndim
+    for start, end, axis, step in zip(*(graph.numbers(name) for name in node.input[1:5]), strict=True):
+        cuts[axis] = slice(start, None if end < -given.shape[axis] else end, step)
+    taken: Array = given[tuple(cuts)]
+    return taken
+
+
+def _axes(places: Array) -> list[tuple[int, int]] | None:
+    """Extents and strides of the axes, outer ones first, that count through places; None where none do."""
+    found: list[tuple[int, int]] = []
+    while len(places) > 1:
+        stride = int(places[1] - places[0])
+        breaks = np.flatnonzero(np.diff(places) != stride)
+        extent = int(breaks[0]) + 1 if breaks.size else len(places)
+        if len(places) % extent:
+            return None
+        rows = places.reshape(-1, extent)
+        if (rows != rows[:, :1] + stride * np.arange(extent, dtype=np.int32)).any():
+            return None
+        found.append((extent, stride))
+        places = rows[:, 0]
+    return found[::-1]
+
+
+def _turned(graph: Graph, source: str, value: str, turn: _Turn) -> list[onnx.NodeProto]:
+    """Nodes that make `value` out of `source`. A leading axis of 1 stays one: other passes go by it."""
+    elem, shape = graph.types[source].elem, graph.shape(value)
+    ones = (1,) if shape[:1] == graph.shape(source)[:1] == (1,) else ()
+    extents = (*ones, *turn.extents)
+    perm = [*range(len(ones)), *(len(ones) + axis for axis in turn.perm)]
+    split, turned = graph.unique(f"{value}/split"), graph.unique(f"{value}/turned")
+    kind = Type(elem, tuple(extents[axis] for axis in perm))
+    return [
+        graph.reshape(source, split, extents),
+        graph.node("Transpose", [split], turned, kind, perm=perm),
+        graph.reshape(turned, value, shape),
+    ]
