@@ -1,4 +1,4 @@
-"""The tables that searches on GPUs and processors begin with."""
+"""The tables that searches begin with."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tvm import te, topi
 
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
-from honed.tuner.search.budget import launches_of
+from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
+from honed.tuner.search.heldtiles import loads_of
 from honed.tuner.search.starts import groups_of, starts
 
 from .search_functions import dense, imagined, tasks
@@ -55,9 +57,48 @@ def test_an_images_columns_take_from_its_rows_what_they_are_too_few_for(tmp_path
     assert rows[1] * columns[1] > columns[1]
 
 
-@pytest.mark.parametrize("family", ["cpu", "mali"])
-def test_other_families_have_none(family: str) -> None:
-    assert starts(sketched(dense(192, 512, 512), family)) == []
+def test_processors_have_none_for_products() -> None:
+    assert starts(sketched(dense(192, 512, 512), "cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "expected"),  # rows, work-items, vectors, work-items and steps of the sum
+    [
+        (192, 256, 256, "float16", [4, 8, 1, 8, 4]),
+        (200, 256, 256, "float16", [5, 8, 1, 8, 4]),
+        (200, 256, 512, "float16", [4, 10, 1, 8, 4]),  # a long sum is added up twice
+        (49, 960, 160, "float16", [7, 1, 1, 16, 4]),  # vectors of 4 leave room for all divisors of the rows
+        (128, 196, 512, "float16", [4, 16, 1, 1, 2]),
+        (192, 256, 256, "float32", [4, 8, 2, 8, 2]),
+        (100, 400, 300, "float32", [5, 5, 2, 25, 1]),
+        (16, 64, 64, "float16", [4, 2, 1, 8, 4]),  # a small product keeps all cores busy
+    ],
+)
+def test_products_on_malis_begin_with_the_squarest_tile_that_does_not_spill(
+    m: int, n: int, k: int, dtype: str, expected: list[int]
+) -> None:
+    func, one = dense(m, n, k, dtype), imagined("mali")
+    first = min(starts(sketched(func, "mali")), key=loads_of)
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner == expected
+    scheduled = traces.apply(first.text(), func).mod["main"]
+    assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
+    lower_function(scheduled, "main", target_for(one), one)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])
+def test_malis_have_none_for_products_of_a_vector_and_for_odd_columns(m: int, n: int, k: int) -> None:
+    assert starts(sketched(dense(m, n, k, "float16"), "mali")) == []
+
+
+def test_batches_are_no_part_of_a_tile() -> None:
+    a, b = (
+        te.placeholder(shape, "float16", name="ab"[n]) for n, shape in enumerate([(4, 96, 64), (4, 64, 96)])
+    )
+    func = te.create_prim_func([a, b, topi.nn.batch_matmul(a, b, transpose_b=False)])
+    (first, *_) = starts(sketched(func, "mali"))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner == [1, 4, 8, 1, 6, 4]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(192, 512, 512), (8, 64, 512), (1000, 24, 64)])

@@ -17,6 +17,7 @@ from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
+from .search.heldtiles import loads_of
 from .search.prior import Prior, prior_of
 from .search.rules import rules_of
 from .search.starts import groups_of
@@ -72,7 +73,8 @@ def _picked(
         yield from ((origin, one) for one in _tabled(func, profile))
         return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
-    rows = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
+    rows.sort(key=lambda one: loads_of(one.row.drawn))
     yield from ((origin, one) for row in rows if (one := drawing.played(row)) is not None)
     if small:
         return

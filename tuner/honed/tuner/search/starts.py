@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .decisions import Choice, Decision, Drawn, Tile
+from .heldtiles import held_tile
 from .kin import divisors
 from .rectangles import rectangle
 
@@ -56,8 +57,9 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     tiled = False
     for sketch in sketches:
         text = str(sketch.steps)
-        if (cut := rectangle(sketch)) is not None:
-            found[cut.text()] = cut
+        for cut in (rectangle(sketch), held_tile(sketch)):
+            if cut is not None:
+                found[cut.text()] = cut
         if _AHEAD not in text:
             continue
         if _SLICED in text:
