@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
 from tvm import te, topi
 
@@ -16,6 +18,7 @@ from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.heldtiles import loads_of
 from honed.tuner.search.starts import groups_of, starts
+from honed.tuner.tune.extract import extract
 
 from .search_functions import dense, imagined, tasks
 
@@ -137,3 +140,40 @@ def test_processors_begin_with_the_best_rectangle(name: str, expected: list[int]
     (first, *_) = starts(sketched(task.func, "cpu"))
     inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
     assert inner == expected
+
+
+@pytest.mark.parametrize(
+    ("channels", "extent", "stride", "window", "expected"),  # pixels of a row as vectors, and rows
+    [
+        (96, 56, 1, 3, [1, 4]),  # vectors of 4 singles, in four rows
+        (64, 55, 1, 3, [11, 1]),
+        (144, 28, 1, 5, [1, 2]),  # a larger window is written out for fewer pixels
+        (96, 112, 2, 3, [1, 2]),
+    ],
+)
+def test_malis_cut_images_of_single_channels_into_rectangles(
+    channels: int, extent: int, stride: int, window: int, expected: list[int], tmp_path: Path
+) -> None:
+    pads, out = window // 2, (extent - 1) // stride + 1
+    graph = (
+        f"g (float[1,{channels},{extent},{extent}] x, float[{channels},1,{window},{window}] w) "
+        f"=> (float[1,{channels},{out},{out}] y) {{ y = Conv <group={channels}, "
+        f"pads=[{pads},{pads},{pads},{pads}], strides=[{stride},{stride}]> (x, w) }}"
+    )
+    one = imagined("mali")
+    onnx.save(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}'), tmp_path / "m.onnx"
+    )
+    ((task, *_), _) = extract(tmp_path / "m.onnx", {}, "fp32", one)
+    (first, *_) = starts(sketched(task.func, "mali"))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner[:2] == expected
+    scheduled = traces.apply(first.text(), task.func).mod["main"]
+    assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
+    lowered = lower_function(scheduled, "main", target_for(one), one)
+    assert len(lowered.launches) == 1, "nothing is padded before"
+
+
+def test_malis_have_none_for_convolutions_that_add_channels_up(tmp_path: Path) -> None:
+    (task, *_) = tasks("convolution 1x1", tmp_path, imagined("mali"))
+    assert starts(sketched(task.func, "mali")) == []

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from .decisions import Choice, Decision, Drawn, Tile
 from .kin import divisors
+from .warps import busiest, whole_warps
 
-_CORES, _WARP = 4, 16
 _WIDE, _GROUP = 8, 64  # work-items along the lanes, and of a group, where the cores have as much to do
 _VECTOR_BYTES = 16  # that `held` loads of an operand at most
 
@@ -116,10 +116,10 @@ def _cuts(product: _Product) -> Iterator[_Cut]:
 
 def _groups(product: _Product, rows: int, columns: int) -> Iterator[tuple[int, int]]:
     """Work-items along both axes: whole warps, where the launch has some, as the budget asks."""
-    whole = rows * columns * _beside(product) % _WARP == 0
+    items = rows * columns * _beside(product)
     for high in divisors(rows):
         for wide in divisors(columns):
-            if high * wide <= product.wide[1].most and (high * wide % _WARP == 0 or not whole):
+            if high * wide <= product.wide[1].most and whole_warps(high * wide, items):
                 yield high, wide
 
 
@@ -136,10 +136,8 @@ def _rank(product: _Product, cut: _Cut) -> tuple[float, ...]:
 
 def _loads(product: _Product, cut: _Cut) -> int:
     """What the busiest core loads for a step of the sum."""
-    group = cut.high * cut.wide
     items = (product.rows[1].extent // cut.rows) * (product.vectors[1].extent // cut.vectors)
-    groups = _beside(product) * items // group
-    warps = math.ceil(groups / _CORES) * math.ceil(group / _WARP)
+    warps = busiest(cut.high * cut.wide, _beside(product) * items)
     return warps * (cut.rows + cut.vectors * product.lanes)
 
 

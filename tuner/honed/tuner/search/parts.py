@@ -163,7 +163,11 @@ def bind_copied(
 
 
 def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> None:
-    """Compute an elementwise block in a launch of its own: a vector, or an element of several channels."""
+    """Compute an elementwise block in a launch of its own.
+
+    A work-item has a vector. Where none divides the rows, it has an element of several channels, but for
+    GPUs, which hide what indices take.
+    """
     if limits.groups_of_one:
         _by_rows(schedule, part, most)
         return
@@ -172,7 +176,7 @@ def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> No
     rest, vector = schedule.split(loops[-1], [None, lanes])
     loops = [*loops[:-1], rest]
     first = next((n for n, extent in enumerate(extents[:-1]) if extent > 1), None)
-    if lanes == 1 and first is not None:
+    if lanes == 1 and first is not None and by_single_items(limits):
         bind_copied(schedule, loops, first, COPIED, vector, limits)
         return
     bind_alone(schedule, fuse(schedule, loops), limits)

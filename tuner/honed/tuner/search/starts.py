@@ -14,6 +14,7 @@ from .decisions import Choice, Decision, Drawn, Tile
 from .heldtiles import held_tile
 from .kin import divisors
 from .rectangles import rectangle
+from .windowtiles import window_tile
 
 _AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
 _SLICED = "RFactor"
@@ -57,7 +58,7 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     tiled = False
     for sketch in sketches:
         text = str(sketch.steps)
-        for cut in (rectangle(sketch), held_tile(sketch)):
+        for cut in (rectangle(sketch), held_tile(sketch), window_tile(sketch)):
             if cut is not None:
                 found[cut.text()] = cut
         if _AHEAD not in text:
