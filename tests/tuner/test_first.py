@@ -48,7 +48,7 @@ def test_a_prior_that_knows_rules_may_prefer_one(knows: bool, monkeypatch: pytes
 
     monkeypatch.setattr("honed.tuner.first.prior_of", lambda _family: LastFirst())
     one = imagined("mali")
-    rule, _, passed_over = first_kernels(dense(96, 128, 64), "main", target_for(one), one)
+    rule, _, passed_over = first_kernels(dense(96, 130, 64), "main", target_for(one), one)
     assert (rule, passed_over) == ("matmul" if knows else "prior:planted", [])
 
 
@@ -75,7 +75,7 @@ def test_the_sketches_whose_draws_score_best_are_drawn_from_more(monkeypatch: py
     monkeypatch.setattr("honed.tuner.first.Drawing", Tracked)
     monkeypatch.setattr("honed.tuner.first.prior_of", lambda _family: LikesTheThird())
     one = imagined("mali")
-    first_kernels(dense(96, 128, 64), "main", target_for(one), one)
+    first_kernels(dense(96, 130, 64), "main", target_for(one), one)
     sketches = len(set(asked))
     assert asked[:sketches] == list(range(sketches))
     assert asked[sketches:] == [2] * (12 - sketches)
@@ -154,6 +154,15 @@ def test_products_of_gpus_begin_with_a_table_that_fills_the_device() -> None:
     assert lowered.launches[0].grid[0] > 1
     origin, _, _ = first_kernels(dense(1, 64, 4096), "main", target_for(one), one)
     assert not origin.startswith("tables"), "rules share the sums of a vector's product out"
+
+
+def test_products_of_malis_begin_with_a_table_and_else_the_prior_picks() -> None:
+    one = imagined("mali")
+    origin, lowered, _ = first_kernels(dense(192, 256, 256), "main", target_for(one), one)
+    assert origin == "tables:mali"
+    assert [(launch.grid, launch.block) for launch in lowered.launches] == [((4, 6, 1), (8, 8, 1))]
+    origin, _, _ = first_kernels(dense(192, 49, 64), "main", target_for(one), one)
+    assert origin == "prior:mali-1"
 
 
 @pytest.mark.parametrize(("family", "expected"), [("mali", "prior:mali"), ("cpu", "tables:cpu")])

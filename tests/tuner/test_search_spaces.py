@@ -27,6 +27,7 @@ from honed.tuner.search.budget import size_of
 from honed.tuner.search.channels import channels
 from honed.tuner.search.packed import packed
 from honed.tuner.search.sketches import Sketch
+from honed.tuner.search.windowed import windowed
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 
@@ -114,6 +115,19 @@ def test_packed_convolutions_are_right(
     _draws_are_right(one, _made(one, profile, packed), profile, measurer, workload)
 
 
+@pytest.mark.parametrize("profile", ["mali"], indirect=True)
+@pytest.mark.parametrize("name", ["depthwise convolution", "depthwise convolution with a sigmoid"])
+def test_windows_over_single_channels_are_right(
+    name: str,
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+    tmp_path: Path,
+) -> None:
+    one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
+    _draws_are_right(one, _made(one, profile, windowed), profile, measurer, workload)
+
+
 @pytest.mark.parametrize("profile", ["cpu"], indirect=True)
 @pytest.mark.parametrize(
     "name",
@@ -161,6 +175,14 @@ def test_channels_leaves_what_other_sketches_serve_as_well(name: str, device: De
 def test_packed_leaves_what_other_sketches_serve_as_well(name: str, device: Device, tmp_path: Path) -> None:
     profile = profile_of("mali", device.profile)
     assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, packed)]
+
+
+@pytest.mark.parametrize(
+    "name", ["convolution 1x1", "convolution 3x3", "convolution, grouped", "pooling", "batched matmul"]
+)
+def test_windowed_is_for_single_channels(name: str, device: Device, tmp_path: Path) -> None:
+    profile = profile_of("mali", device.profile)
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, windowed)]
 
 
 def _draws_are_right(

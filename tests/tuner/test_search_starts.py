@@ -1,19 +1,24 @@
-"""The tables that searches on GPUs and processors begin with."""
+"""The tables that searches begin with."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
+import onnx.parser
 import pytest
+from tvm import te, topi
 
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
-from honed.tuner.search.budget import launches_of
+from honed.tuner.search.budget import launches_of, size_of
 from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
+from honed.tuner.search.heldtiles import loads_of
 from honed.tuner.search.starts import groups_of, starts
+from honed.tuner.tune.extract import extract
 
 from .search_functions import dense, imagined, tasks
 
@@ -55,9 +60,48 @@ def test_an_images_columns_take_from_its_rows_what_they_are_too_few_for(tmp_path
     assert rows[1] * columns[1] > columns[1]
 
 
-@pytest.mark.parametrize("family", ["cpu", "mali"])
-def test_other_families_have_none(family: str) -> None:
-    assert starts(sketched(dense(192, 512, 512), family)) == []
+def test_processors_have_none_for_products() -> None:
+    assert starts(sketched(dense(192, 512, 512), "cpu")) == []
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "dtype", "expected"),  # rows, work-items, vectors, work-items and steps of the sum
+    [
+        (192, 256, 256, "float16", [4, 8, 1, 8, 4]),
+        (200, 256, 256, "float16", [5, 8, 1, 8, 4]),
+        (200, 256, 512, "float16", [4, 10, 1, 8, 4]),  # a long sum is added up twice
+        (49, 960, 160, "float16", [7, 1, 1, 16, 4]),  # vectors of 4 leave room for all divisors of the rows
+        (128, 196, 512, "float16", [4, 16, 1, 1, 2]),
+        (192, 256, 256, "float32", [4, 8, 2, 8, 2]),
+        (100, 400, 300, "float32", [5, 5, 2, 25, 1]),
+        (16, 64, 64, "float16", [4, 2, 1, 8, 4]),  # a small product keeps all cores busy
+    ],
+)
+def test_products_on_malis_begin_with_the_squarest_tile_that_does_not_spill(
+    m: int, n: int, k: int, dtype: str, expected: list[int]
+) -> None:
+    func, one = dense(m, n, k, dtype), imagined("mali")
+    first = min(starts(sketched(func, "mali")), key=loads_of)
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner == expected
+    scheduled = traces.apply(first.text(), func).mod["main"]
+    assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
+    lower_function(scheduled, "main", target_for(one), one)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 256, 256), (192, 49, 64)])
+def test_malis_have_none_for_products_of_a_vector_and_for_odd_columns(m: int, n: int, k: int) -> None:
+    assert starts(sketched(dense(m, n, k, "float16"), "mali")) == []
+
+
+def test_batches_are_no_part_of_a_tile() -> None:
+    a, b = (
+        te.placeholder(shape, "float16", name="ab"[n]) for n, shape in enumerate([(4, 96, 64), (4, 64, 96)])
+    )
+    func = te.create_prim_func([a, b, topi.nn.batch_matmul(a, b, transpose_b=False)])
+    (first, *_) = starts(sketched(func, "mali"))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner == [1, 4, 8, 1, 6, 4]
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(192, 512, 512), (8, 64, 512), (1000, 24, 64)])
@@ -96,3 +140,40 @@ def test_processors_begin_with_the_best_rectangle(name: str, expected: list[int]
     (first, *_) = starts(sketched(task.func, "cpu"))
     inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
     assert inner == expected
+
+
+@pytest.mark.parametrize(
+    ("channels", "extent", "stride", "window", "expected"),  # pixels of a row as vectors, and rows
+    [
+        (96, 56, 1, 3, [1, 4]),  # vectors of 4 singles, in four rows
+        (64, 55, 1, 3, [11, 1]),
+        (144, 28, 1, 5, [1, 2]),  # a larger window is written out for fewer pixels
+        (96, 112, 2, 3, [1, 2]),
+    ],
+)
+def test_malis_cut_images_of_single_channels_into_rectangles(
+    channels: int, extent: int, stride: int, window: int, expected: list[int], tmp_path: Path
+) -> None:
+    pads, out = window // 2, (extent - 1) // stride + 1
+    graph = (
+        f"g (float[1,{channels},{extent},{extent}] x, float[{channels},1,{window},{window}] w) "
+        f"=> (float[1,{channels},{out},{out}] y) {{ y = Conv <group={channels}, "
+        f"pads=[{pads},{pads},{pads},{pads}], strides=[{stride},{stride}]> (x, w) }}"
+    )
+    one = imagined("mali")
+    onnx.save(
+        onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> {graph}'), tmp_path / "m.onnx"
+    )
+    ((task, *_), _) = extract(tmp_path / "m.onnx", {}, "fp32", one)
+    (first, *_) = starts(sketched(task.func, "mali"))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner[:2] == expected
+    scheduled = traces.apply(first.text(), task.func).mod["main"]
+    assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
+    lowered = lower_function(scheduled, "main", target_for(one), one)
+    assert len(lowered.launches) == 1, "nothing is padded before"
+
+
+def test_malis_have_none_for_convolutions_that_add_channels_up(tmp_path: Path) -> None:
+    (task, *_) = tasks("convolution 1x1", tmp_path, imagined("mali"))
+    assert starts(sketched(task.func, "mali")) == []

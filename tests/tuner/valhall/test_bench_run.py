@@ -28,7 +28,8 @@ pytestmark = [
 
 def test_a_file_is_tuned_for_a_device_that_is_not_here(tmp_path: Path) -> None:
     """Its records are those of predictions, and the file is compiled with the best of them, unproven."""
-    model, output = write_model(tmp_path / "m.onnx", rows=192), tmp_path / "m.honed"
+    # Few rows: what is first served of a larger product leaves nothing to find.
+    model, output = write_model(tmp_path / "m.onnx", rows=12), tmp_path / "m.honed"
     command = [sys.executable, "-m", "honed.daemon.tool", "tune", str(model), "--bench", "mali-g610"]
     done = subprocess.run(
         [*command, "--trials", "32", "--json", "-o", str(output)],

@@ -17,8 +17,8 @@ from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
+from .search.heldtiles import loads_of
 from .search.prior import Prior, prior_of
-from .search.rules import rules_of
 from .search.starts import groups_of
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
@@ -64,15 +64,16 @@ def _picked(
     """What to take before the rules, the best first, with where it comes from."""
     small, family = _small(func), profile.rules.family
     image = len(func.params[-1].shape) > _PRODUCT_AXES
-    if small and not (image and rules_of(profile.rules).sketches.groups_of_one):
+    prior = prior_of(family)
+    if small and (prior is None or not image):
         return
     origin = str(Origin(Source.TABLES, family))
-    prior = prior_of(family)
     if prior is None:
         yield from ((origin, one) for one in _tabled(func, profile))
         return
     drawing = Drawing(narrow_indices(func), profile, _SEED)
-    rows = (row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch))
+    rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
+    rows.sort(key=lambda one: loads_of(one.row.drawn))
     yield from ((origin, one) for row in rows if (one := drawing.played(row)) is not None)
     if small:
         return

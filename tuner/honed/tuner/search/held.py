@@ -116,7 +116,8 @@ def _split(schedule: Schedule, main: Part, limits: SketchLimits, lanes: int) -> 
     long = [n for n in reduced if what.extents[n] > 1]
     found.outside = [loops[n] for n in reduced if n not in long]
     if len(long) == 1:
-        outer, found.tiles[long[0]] = _tile(schedule, loops[long[0]], limits.unroll)
+        most = min(limits.unroll, limits.vector_bytes // _element_bytes(schedule, main))
+        outer, found.tiles[long[0]] = _tile(schedule, loops[long[0]], most)
         found.outside.append(outer)
         found.inside = long
         return found
@@ -126,6 +127,12 @@ def _split(schedule: Schedule, main: Part, limits: SketchLimits, lanes: int) -> 
     found.inside = long[1:]
     found.tiles |= {n: _Tile(loops[n], what.extents[n]) for n in found.inside}
     return found
+
+
+def _element_bytes(schedule: Schedule, main: Part) -> int:
+    """Of the operand with the widest elements."""
+    types = (str(read.source.dtype) for read in schedule.get(main.block).reads)
+    return max(int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz") or 8) for dtype in types) // 8
 
 
 def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _Tile]:

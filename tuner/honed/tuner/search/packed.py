@@ -19,11 +19,13 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from .blocks import REDUCE, SPATIAL, Keep, reads_along, step_along
 from .packing import channels_last, pack
 from .parts import (
+    COPIED,
     Part,
     SketchLimits,
     accumulate,
     below,
     bind_alone,
+    bind_copied,
     by_single_items,
     contraction,
     fuse,
@@ -36,7 +38,6 @@ from .parts import (
 _MOST_STEPS = 200  # that are written out: 5 x 5 of a window for 8 pixels
 _MOST_ROWS = 2  # of a work-item's rectangle
 _IMAGE_VECTOR = 4  # most elements of a vector of the image: longer ones end beyond what is needed
-_COPIED = 8  # channels that a work-item pads: what it computes of its place serves all of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +212,6 @@ def _written_out(what: _Convolution, reduced: list[int], limits: SketchLimits) -
     raise ValueError("a window is too large to be written out")
 
 
-def _divisor(extent: int, most: int) -> int:
-    return next(n for n in range(most, 0, -1) if extent % n == 0)
-
-
 def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int) -> None:
     """Load the piece of an operand into registers under a loop, its innermost dimension as vectors."""
     copy = schedule.cache_read(main, read, "local")
@@ -244,12 +241,5 @@ def _launch_weights(schedule: Schedule, block: SBlockRV, what: _Convolution, lim
 def _launch_image(schedule: Schedule, block: SBlockRV, what: _Convolution, limits: SketchLimits) -> None:
     """A launch of its own, in which a work-item computes the same place of several channels."""
     loops = list(schedule.get_loops(block))
-    vector = [loops.pop()] if what.vector > 1 else []
-    channel = len(loops) - len(what.rows) - 2
-    extent = int(schedule.get(loops[channel]).extent)
-    loops[channel], copied = schedule.split(loops[channel], [None, _divisor(extent, _COPIED)])
-    schedule.reorder(*loops, copied, *vector)
-    bind_alone(schedule, fuse(schedule, loops), limits)
-    schedule.unroll(copied)
-    for loop in vector:
-        schedule.vectorize(loop)
+    vector = loops.pop() if what.vector > 1 else schedule.add_unit_loop(loops[-1])
+    bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)

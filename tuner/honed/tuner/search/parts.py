@@ -13,6 +13,7 @@ from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 from .blocks import CHOICES, SPATIAL, BlockInfo, Keep, blocks, calls, info, inline_elementwise
 
 _VECTORS = (16, 8, 4, 2)  # OpenCL's vector lengths, but for 3
+COPIED = 8  # channels whose same place a work-item computes
 _JOB = 1024  # elements that a work-group of a processor moves at most, where a row has no more
 
 
@@ -145,14 +146,40 @@ def bind_alone(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
     schedule.bind(inner, "threadIdx.x")
 
 
+def bind_copied(
+    schedule: Schedule, loops: Sequence[LoopRV], axis: int, most: int, vector: LoopRV, limits: SketchLimits
+) -> None:
+    """Bind loops so that a work-item computes the same place for up to `most` steps of one of them.
+
+    What it computes of its place serves all of these; a `vector` of its own is in each.
+    """
+    outer = list(loops)
+    copies = next(n for n in range(most, 0, -1) if int(schedule.get(loops[axis]).extent) % n == 0)
+    outer[axis], copied = schedule.split(loops[axis], [None, copies])
+    schedule.reorder(*outer, copied, vector)
+    bind_alone(schedule, fuse(schedule, outer), limits)
+    schedule.unroll(copied)
+    schedule.vectorize(vector)
+
+
 def alone(schedule: Schedule, part: Part, limits: SketchLimits, most: int) -> None:
-    """Compute an elementwise block in a launch of its own."""
+    """Compute an elementwise block in a launch of its own.
+
+    A work-item has a vector. Where none divides the rows, it has an element of several channels, but for
+    GPUs, which hide what indices take.
+    """
     if limits.groups_of_one:
         _by_rows(schedule, part, most)
         return
-    loops = schedule.get_loops(part.block)
-    rest, vector = schedule.split(loops[-1], [None, lanes_of(part.info.extents[-1], most)])
-    bind_alone(schedule, fuse(schedule, [*loops[:-1], rest]), limits)
+    loops, extents = schedule.get_loops(part.block), part.info.extents
+    lanes = lanes_of(extents[-1], most)
+    rest, vector = schedule.split(loops[-1], [None, lanes])
+    loops = [*loops[:-1], rest]
+    first = next((n for n, extent in enumerate(extents[:-1]) if extent > 1), None)
+    if lanes == 1 and first is not None and by_single_items(limits):
+        bind_copied(schedule, loops, first, COPIED, vector, limits)
+        return
+    bind_alone(schedule, fuse(schedule, loops), limits)
     schedule.vectorize(vector)
 
 

@@ -30,6 +30,7 @@ from .rows import columns, columns_again, rows, rows_again
 from .sliced import SLICES, sliced
 from .tile import tile, tile_across, tile_padded
 from .traces import as_module, steps, unscheduled
+from .windowed import windowed
 
 _MOST_STEPS = 32  # vectors that one work-item moves
 _MOST_PARTS = 256  # of a reduction to a single element
@@ -42,6 +43,7 @@ def _all() -> tuple[Sketch, ...]:
     return (
         held,
         packed,
+        windowed,
         channels,
         tile,
         tile_across,

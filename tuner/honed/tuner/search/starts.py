@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .decisions import Choice, Decision, Drawn, Tile
+from .heldtiles import held_tile
 from .kin import divisors
 from .rectangles import rectangle
+from .windowtiles import window_tile
 
 _AHEAD = "software_pipeline_stage"  # what sketches that load ahead are known by
 _SLICED = "RFactor"
@@ -57,8 +59,9 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     found: dict[str, Drawn] = {}
     tiled = False
     for sketch in sketches:
-        if (cut := rectangle(sketch)) is not None:
-            found[cut.text()] = cut
+        for cut in (rectangle(sketch), held_tile(sketch), window_tile(sketch)):
+            if cut is not None:
+                found[cut.text()] = cut
         if _AHEAD not in str(sketch.steps):
             continue
         if slices := _slices(sketch):

@@ -16,6 +16,7 @@ from honed.runtime.errors import DeviceError
 
 ROOT = Path("/var/cache/honed-valhall")
 SECONDS = 60  # of CPU time for one program
+_DEADLINE = 5.0 * SECONDS  # of a program, where it waits for something, or others have the machine
 _SERVER = "/root/server"
 _START_SECONDS = 120.0
 _MESA = "/root/mesa/b/src"
@@ -46,7 +47,10 @@ class NotBuilt(Exception):
 
 
 class OfflineCompiler:
-    """A context manager: `jobs` servers in the root, each building one program at a time."""
+    """A context manager: `jobs` servers in the root, each building one program at a time.
+
+    A program that takes too long costs its server, and the next one gets another.
+    """
 
     def __init__(self, root: Path = ROOT, jobs: int | None = None) -> None:
         """Raises DeviceError where the compiler has not been made."""
@@ -95,7 +99,7 @@ class OfflineCompiler:
                 self._servers.append(server)
             path.write_text(source)
             status = server.build(f"/{path.relative_to(self._root)}")
-        except (OSError, DeviceError):
+        except (OSError, DeviceError, NotBuilt):
             server = None
             raise
         finally:
@@ -114,45 +118,53 @@ class _Server:
 
     def __init__(self, root: Path) -> None:
         self._process = subprocess.Popen(
-            [
-                "chroot",
-                str(root),
-                "/usr/bin/env",
-                "-i",
-                *(f"{k}={v}" for k, v in _ENVIRONMENT.items()),
-                _SERVER,
-            ],
+            _command(root),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # a Ctrl-C is meant for the parent
         )
-        self._line(_START_SECONDS)
+        if self._line(_START_SECONDS) is None:
+            self.close()
+            raise _gone()
 
     def build(self, path: str) -> str:
-        """How building a file ended."""
+        """How building a file ended; raises NotBuilt, and ends the server, where it does not in time."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{path}\n".encode())
         self._process.stdin.flush()
-        return self._line(10 * SECONDS)
+        status = self._line(_DEADLINE)
+        if status is None:
+            self.close()
+            raise NotBuilt(f"the compiler did not end within {_DEADLINE:g} seconds")
+        return status
 
     def close(self) -> None:
         """End it, with what it is building."""
         self._process.kill()
         self._process.communicate()
 
-    def _line(self, seconds: float) -> str:
-        """Its next answer; it gives one at a time."""
+    def _line(self, seconds: float) -> str | None:
+        """Its next answer, of which it gives one at a time; None where there is none within the time."""
         stream = self._process.stdout
         assert stream is not None
         ready, _, _ = select.select([stream], [], [], seconds)
-        line = stream.readline() if ready else b""
+        if not ready:
+            return None
+        line = stream.readline()
         if not line:
             self.close()
-            raise DeviceError(
-                "the offline compiler ended or hangs; make it again with benchmarks/valhall/build"
-            )
+            raise _gone()
         return line.decode(errors="replace").strip()
+
+
+def _command(root: Path) -> list[str]:
+    environment = [f"{name}={value}" for name, value in _ENVIRONMENT.items()]
+    return ["chroot", str(root), "/usr/bin/env", "-i", *environment, _SERVER]
+
+
+def _gone() -> DeviceError:
+    return DeviceError("the offline compiler ended or hangs; make it again with benchmarks/valhall/build")
 
 
 def _read(path: Path) -> str:
