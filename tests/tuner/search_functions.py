@@ -31,6 +31,11 @@ GRAPHS = {
         y = MatMul(x, w) }""",
     "batched matmul of heads": """(float[2, 16, 12, 16] x, float[2, 16, 16, 8] w) => (float[2, 16, 12, 8] y) {
         y = MatMul(x, w) }""",
+    "products of heads where they lie": """(float[2, 12, 64] x, float[2, 2, 12, 12] w)
+        => (float[2, 2, 12, 16] y) <int64[4] heads = {2, 12, 4, 16}, int64[2] from = {-1, 2},
+        int64[2] to = {-9, 4}, int64[2] axes = {0, 2}, int64[2] steps = {-1, 1}> {
+        h = Reshape(x, heads) s = Slice(h, from, to, axes, steps) v = Transpose <perm = [0, 2, 1, 3]> (s)
+        y = MatMul(w, v) }""",
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",

@@ -5,9 +5,12 @@ from __future__ import annotations
 import tvm
 from tvm import relax, te, tirx, topi
 from tvm.ir import IRModule
-from tvm.target import Target
+
+from honed.runtime.profile import DeviceProfile
 
 from .reductions import assign_single_elements
+from .target import target_for
+from .views import read_by_strides
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
@@ -23,25 +26,29 @@ _DENOMINATOR = (
 )  # fmt: skip
 
 
-def legalize(module: IRModule, target: Target) -> IRModule:
-    """`main` as calls of fused PrimFuncs, and of HOST_OPERATORS.
+def legalize(module: IRModule, profile: DeviceProfile, *, views: bool = True) -> IRModule:
+    """`main` as calls of fused PrimFuncs, and of HOST_OPERATORS; without `views` all operands are copied.
 
     Constants are not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has
     folded them before.
     """
-    with target:
-        fused = tvm.transform.Sequential(
+    with target_for(profile):
+        simple = tvm.transform.Sequential(
             [
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
                 relax.transform.EliminateCommonSubexpr(),
+            ]
+        )(module)
+        fused = tvm.transform.Sequential(
+            [
                 relax.transform.LegalizeOps({"relax.erf": _erf}, skip_ops=list(HOST_OPERATORS)),
                 relax.transform.AnnotateTIROpPattern(),
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),
                 relax.transform.DeadCodeElimination(),
             ]
-        )(module)
+        )(read_by_strides(simple) if views else simple)
     return assign_single_elements(fused)
 
 

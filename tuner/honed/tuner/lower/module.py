@@ -54,15 +54,17 @@ def lower_module(
     progress: Progress = lambda _fraction, _text: None,
     choose: Choose = lambda _task, _func: None,
     first: First = default_kernels,
+    *,
+    views: bool = True,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
-    `progress` is called with the share done (0 to 1) and what is being done. Raises ModelRefused with every
-    function that cannot be lowered.
+    `progress` is called with the share done (0 to 1) and what is being done; `views` is as in `legalize`.
+    Raises ModelRefused with every function that cannot be lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal = legalize(module, target)
+    legal = legalize(module, profile, views=views)
     program = read_program(legal)
     names = list(dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall)))
     constants = constant_parameters(program)
