@@ -99,6 +99,23 @@ _PRODUCTS = {
     ),
     "every second row": ("s = Slice(x, i0, i6, i1, i2) y = MatMul(s, u)", "2,3,5", 1),
     "one for all of a batch": ("s = Slice(x, i0, i1, i0) y = MatMul(a, s)", "2,6,48", 1),
+    "rows of heads": (
+        "m = MatMul(w, vh) t = Transpose <perm = [0, 2, 1, 3]> (m) r = Reshape(t, rows) y = MatMul(r, z)",
+        "2,6,5",
+        2,
+    ),
+    "columns of heads": ("m = MatMul(w, vh) y = Transpose <perm = [0, 1, 3, 2]> (m)", "2,4,4,6", 2),
+    "heads that others read, too": (
+        "m = MatMul(w, vh) t = Transpose <perm = [0, 2, 1, 3]> (m) r = Reshape(m, mixed) y = Add(t, r)",
+        "2,6,4,4",
+        2,
+    ),
+    "columns that are added": ("m = MatMul(x, u) s = Slice(x, i3, i8, i2) y = Add(s, m)", "2,6,5", 1),
+    "columns added to what others read": (
+        "m = MatMul(x, u) s = Slice(x, i3, i8, i2) d = Add(s, m) y = Mul(d, m)",
+        "2,6,5",
+        2,
+    ),
     "read by others, too": ("s = MatMul(w, vh) t = Tanh(vh) y = Add(s, t)", "2,4,6,4", 2),
 }
 
@@ -107,8 +124,9 @@ _PRODUCTS = {
 def test_products_of_views_are_right_and_save_the_copies(name: str, device: Device) -> None:
     body, shape, functions = _PRODUCTS[name]
     text = f"(float[2,6,48] x, float[2,4,6,6] w, float[2,6,6] a) => (float[{shape}] y) {{ {_HEADS} {body} }}"
-    ends = {f"i{n}": np.array([n]) for n in (0, 1, 2, 3, 6, 24, 48)} | {"end": -ONE, "start": -9 * ONE}
-    constants = {"split": np.array([2, 6, 3, 4, 4]), "back": -ONE, "u": weights(48, 5)}
+    ends = {f"i{n}": np.array([n]) for n in (0, 1, 2, 3, 6, 8, 24, 48)} | {"end": -ONE, "start": -9 * ONE}
+    constants = {"split": np.array([2, 6, 3, 4, 4]), "back": -ONE, "u": weights(48, 5), "z": weights(16, 5)}
+    constants |= {"rows": np.array([2, 6, 16]), "mixed": np.array([2, 6, 4, 4])}
     model = parsed(text, **ends, **constants)
     rng = np.random.default_rng(1)
     values = {n: rng.standard_normal(s).astype(np.float32) for n, s in _GIVEN.items()}

@@ -10,7 +10,7 @@ from honed.runtime.profile import DeviceProfile
 
 from .reductions import assign_single_elements
 from .target import target_for
-from .views import read_by_strides
+from .views import annotate_views, read_by_strides
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
@@ -40,15 +40,19 @@ def legalize(module: IRModule, profile: DeviceProfile, *, views: bool = True) ->
                 relax.transform.EliminateCommonSubexpr(),
             ]
         )(module)
-        fused = tvm.transform.Sequential(
+        annotated = tvm.transform.Sequential(
             [
                 relax.transform.LegalizeOps({"relax.erf": _erf}, skip_ops=list(HOST_OPERATORS)),
                 relax.transform.AnnotateTIROpPattern(),
+            ]
+        )(read_by_strides(simple) if views else simple)
+        fused = tvm.transform.Sequential(
+            [
                 relax.transform.FuseOps(),
                 relax.transform.FuseTIR(),
                 relax.transform.DeadCodeElimination(),
             ]
-        )(read_by_strides(simple) if views else simple)
+        )(annotate_views(annotated))
     return assign_single_elements(fused)
 
 

@@ -48,7 +48,12 @@ class View:
     def contiguous_axis(self) -> int | None:
         """The axis along which neighbours are neighbours in memory; None where there is none."""
         last = self.indices[-1] if self.indices else None
-        return last.axis if last is not None and last.sign == 1 and last.start == 0 else None
+        return last.axis if last is not None and last.sign == 1 else None
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether rows, along the last axis, are whole rows of the last dimension."""
+        return self.contiguous_axis == len(self.shape) - 1 and self.indices[-1].start == 0
 
     def at(self, indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         """Where an element is in the source."""
