@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tvm import relax
 
 from honed.runtime.devices import Device
+from honed.runtime.errors import ModelRefused
 from honed.tuner import frontend
 from honed.tuner.compile import run_model
 from honed.tuner.lower.graph import read_program
@@ -135,3 +136,16 @@ def test_products_of_views_are_right_and_save_the_copies(name: str, device: Devi
     np.testing.assert_allclose(found, expected, atol=1e-5, rtol=1e-5)
     program = read_program(legalize(frontend.import_relax(frontend.normalise(model)), imagined("gpu")))
     assert len(program.calls) == functions
+
+
+def test_products_of_unknown_shapes_are_left_alone() -> None:
+    """They are refused later, in a sentence of their own."""
+    builder, x = relax.BlockBuilder(), relax.Var("x", relax.TensorType((4, 4), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            found = builder.emit(relax.op.astype(relax.op.nonzero(x), "float32"))
+            turned = builder.emit(relax.op.permute_dims(found, [1, 0]))
+            result = builder.emit_output(relax.op.matmul(found, turned))
+        builder.emit_func_output(result)
+    with pytest.raises(ModelRefused):
+        read_program(legalize(builder.get(), imagined("gpu")))

@@ -101,10 +101,18 @@ def extents(expr: relax.Expr) -> Shape:
     return tuple(int(extent) for extent in expr.ty.shape)
 
 
+def is_fixed(expr: relax.Expr) -> bool:
+    """Whether a value is a tensor whose shape is known."""
+    shape = getattr(expr.ty, "shape", None)
+    return shape is not None and all(isinstance(extent, tirx.IntImm) for extent in shape)
+
+
 def _moving(expr: relax.Expr, lookup: Lookup) -> relax.Call | None:
     """The call that makes an expression, where it only moves what it is given."""
     made = lookup(expr) if isinstance(expr, relax.Var) else expr
-    return made if isinstance(made, relax.Call) and getattr(made.op, "name", "") in _MOVES else None
+    if not isinstance(made, relax.Call) or getattr(made.op, "name", "") not in _MOVES:
+        return None
+    return made if is_fixed(made.args[0]) else None
 
 
 def _transposed(seen: _Bytes, call: relax.Call) -> _Bytes:

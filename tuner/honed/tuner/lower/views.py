@@ -12,7 +12,7 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .strided import Shape, View, extents, view, whole
+from .strided import Shape, View, extents, is_fixed, view, whole
 
 # What a function is to TVM's fusion (relax.analysis.OpPatternKind), which tells it wrongly of views.
 _KIND = "honed.pattern"
@@ -43,7 +43,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         self.readers: Counter[relax.Var] = Counter()
         main = module["main"]
         for binding in (one for block in main.body.blocks for one in block.bindings):
-            if _is(binding.value, "relax.matmul") and min(len(extents(a)) for a in binding.value.args) > 1:
+            if _is_product(binding.value):
                 self.products[binding.var] = binding.value
             relax.analysis.post_order_visit(binding.value, self._count)
         relax.analysis.post_order_visit(main.body.body, self._count)
@@ -60,7 +60,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             made = self.transposed(call)
         elif _is(call, "relax.add"):
             made = self.added(call)
-        elif _is(call, "relax.matmul") and min(len(extents(a)) for a in call.args) > 1:
+        elif _is_product(call):
             made = self.multiplied(call)
         return new if made is None else made
 
@@ -83,7 +83,9 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def added(self, call: relax.Call) -> relax.Expr | None:
         """A view added to a product that nothing else reads, to be fused with it."""
         for made, other in (call.args, reversed(call.args)):
-            if made not in self.products or self.readers[made] > 1 or extents(made) != extents(other):
+            if made not in self.products or self.readers[made] > 1 or not is_fixed(other):
+                continue
+            if extents(made) != extents(other):
                 continue
             one = view(self.visit_expr(other), self.lookup_binding)
             if one is not None and one.moves and one.contiguous_axis == len(one.shape) - 1:
@@ -137,6 +139,13 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
 def _is(expr: relax.Expr, name: str) -> bool:
     return isinstance(expr, relax.Call) and getattr(expr.op, "name", "") == name
+
+
+def _is_product(expr: relax.Expr) -> bool:
+    """Whether an expression is a product of matrices, or stacks of them, of known shapes."""
+    if not _is(expr, "relax.matmul") or not all(is_fixed(one) for one in (expr, *expr.args)):
+        return False
+    return min(len(extents(one)) for one in expr.args) > 1
 
 
 def _product(tensors: Sequence[te.Tensor], views: Sequence[View], shape: Shape, dtype: str) -> te.Tensor:
