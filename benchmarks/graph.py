@@ -53,9 +53,9 @@ def main() -> int:
         return 0
     print("| model | passes | device | launches | kernels | arena, MiB | tensors, MiB |\n|" + "---|" * 7)
     for path in options.models:
-        for label, normalised in _variants(path):
+        for label, normalised, views in _variants(path):
             for name, profile in _profiles().items():
-                found = _footprint(normalised, profile)
+                found = _footprint(normalised, profile, views=views)
                 sizes = f"{found.arena / 2**20:.2f} | {found.tensors / 2**20:.2f}"
                 print(
                     f"| {path.stem} | {label} | {name} | {found.launches} | {found.kernels} | {sizes} |",
@@ -72,24 +72,24 @@ def _profiles() -> dict[str, DeviceProfile]:
     return {"PoCL": pocl, "Mali-G610": predicted("mali-g610"), "GPU": gpu}
 
 
-def _variants(path: Path) -> Iterator[tuple[str, Normalised]]:
-    """The model with all passes, without each that applies, and with none, in float32."""
+def _variants(path: Path) -> Iterator[tuple[str, Normalised, bool]]:
+    """The model in float32, and whether by views: with all passes, without each that applies, with none."""
     whole = _normalised(path, PASSES)
     applied = {one.name: one.times for one in whole.applied}
-    yield "all", whole
+    yield "all", whole, True
     for one in PASSES:
         if applied[one.name]:
-            yield f"all but {one.name}", _normalised(path, [p for p in PASSES if p is not one])
-    if any(applied.values()):
-        yield "none", _normalised(path, ())
+            yield f"all but {one.name}", _normalised(path, [p for p in PASSES if p is not one]), True
+    yield "all but views", whole, False
+    yield "none", _normalised(path, ()), False
 
 
 def _normalised(path: Path, passes: Sequence[Pass]) -> Normalised:
     return frontend.normalise(frontend.load(path), precision="fp32", passes=passes)
 
 
-def _footprint(normalised: Normalised, profile: DeviceProfile) -> Footprint:
-    plan = lower_module(frontend.import_relax(normalised), profile).plan(profile)
+def _footprint(normalised: Normalised, profile: DeviceProfile, *, views: bool) -> Footprint:
+    plan = lower_module(frontend.import_relax(normalised), profile, views=views).plan(profile)
     return Footprint(
         launches=sum(isinstance(step, Launch) for step in plan.steps),
         kernels=len(plan.kernels),
@@ -100,7 +100,10 @@ def _footprint(normalised: Normalised, profile: DeviceProfile) -> Footprint:
 
 def _times(path: Path) -> None:
     """Print the least time of each of two variants, run in turns."""
-    made = {label: _opened(_normalised(path, passes)) for label, passes in (("all", PASSES), ("none", ()))}
+    made = {
+        label: _opened(_normalised(path, passes), views=bool(passes))
+        for label, passes in (("all", PASSES), ("none", ()))
+    }
     rng = np.random.default_rng(0)
     given = {
         t.name: rng.standard_normal(t.shape).astype(t.dtype)
@@ -118,9 +121,9 @@ def _times(path: Path) -> None:
         executor.close()
 
 
-def _opened(normalised: Normalised) -> Executor:
+def _opened(normalised: Normalised, *, views: bool) -> Executor:
     device = devices.select("cpu")
-    lowered = lower_module(frontend.import_relax(normalised), device.profile)
+    lowered = lower_module(frontend.import_relax(normalised), device.profile, views=views)
     source = Source(
         sha256="0" * 64, filename="bench", producer="", opset=17, precision=normalised.precision, notes=()
     )

@@ -42,7 +42,7 @@ def after(model: onnx.ModelProto, passes: Sequence[Pass], tolerance: float = 1e-
     onnx.checker.check_model(done.model, full_check=True)
     rng = np.random.default_rng(1)
     given = {i.name: rng.standard_normal(i.shape).astype(i.numpy) for i in plain.inputs}
-    for expected, found in zip(_run(plain.model, given), _run(done.model, given), strict=True):
+    for expected, found in zip(answers(plain.model, given), answers(done.model, given), strict=True):
         np.testing.assert_allclose(found, expected, atol=tolerance * max(1.0, float(np.abs(expected).max())))
     return done.model
 
@@ -52,7 +52,8 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.node)
 
 
-def _run(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+def answers(model: onnx.ModelProto, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What ONNX Runtime answers."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(

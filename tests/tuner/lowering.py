@@ -13,7 +13,6 @@ from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.opencl import Lowered
-from honed.tuner.lower.target import target_for
 
 Make = Callable[[relax.BlockBuilder, Mapping[str, relax.Var]], relax.Expr]
 
@@ -36,9 +35,7 @@ def relax_module(make: Make, inputs: Mapping[str, np.ndarray]) -> IRModule:
 
 def only_function(module: IRModule, profile: DeviceProfile) -> tirx.PrimFunc:
     """The one PrimFunc that a Relax module becomes."""
-    (found,) = (
-        f for f in legalize(module, target_for(profile)).functions.values() if isinstance(f, tirx.PrimFunc)
-    )
+    (found,) = (f for f in legalize(module, profile).functions.values() if isinstance(f, tirx.PrimFunc))
     return found
 
 

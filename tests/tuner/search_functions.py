@@ -31,6 +31,17 @@ GRAPHS = {
         y = MatMul(x, w) }""",
     "batched matmul of heads": """(float[2, 16, 12, 16] x, float[2, 16, 16, 8] w) => (float[2, 16, 12, 8] y) {
         y = MatMul(x, w) }""",
+    "products of heads where they lie": """(float[2, 12, 64] x, float[2, 2, 12, 12] w)
+        => (float[2, 2, 12, 16] y) <int64[4] heads = {2, 12, 4, 16}, int64[2] from = {-1, 2},
+        int64[2] to = {-9, 4}, int64[2] axes = {0, 2}, int64[2] steps = {-1, 1}> {
+        h = Reshape(x, heads) s = Slice(h, from, to, axes, steps) v = Transpose <perm = [0, 2, 1, 3]> (s)
+        y = MatMul(w, v) }""",
+    "product of heads that writes rows": """(float[2, 4, 12, 8] w, float[2, 4, 8, 16] v)
+        => (float[2, 12, 64] y) <int64[3] rows = {2, 12, 64}> {
+        m = MatMul(w, v) t = Transpose <perm = [0, 2, 1, 3]> (m) y = Reshape(t, rows) }""",
+    "product and columns of another": """(float[2, 12, 80] x, float[2, 12, 24] z, float[24, 32] w)
+        => (float[2, 12, 32] y) <int64[1] from = {48}, int64[1] to = {80}, int64[1] axis = {2}> {
+        m = MatMul(z, w) s = Slice(x, from, to, axis) y = Add(m, s) }""",
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",

@@ -20,7 +20,6 @@ from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.plan import Plan
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall
-from honed.tuner.lower.target import target_for
 from tests.runtime.builder import PROFILE
 
 from .lowering import Make, normal, relax_module
@@ -104,11 +103,11 @@ def test_every_operator_without_a_kernel_is_named() -> None:
         return relax.op.tanh(shown)
 
     values = relax_module(make, {"x": normal(4, 8)})
-    read = read_program(legalize(values, target_for(PROFILE)))
+    read = read_program(legalize(values, PROFILE))
     assert [type(call) for call in read.calls] == [HostFunctionCall, FunctionCall]
     opaque = relax_module(lambda _, v: relax.op.unique(v["x"], sorted=True), {"x": normal(4)})
     with pytest.raises(ModelRefused):
-        read_program(legalize(opaque, target_for(PROFILE)))
+        read_program(legalize(opaque, PROFILE))
 
 
 def test_values_of_one_name_are_not_confused() -> None:
@@ -120,7 +119,7 @@ def test_values_of_one_name_are_not_confused() -> None:
         builder.emit_normalized(relax.VarBinding(one, builder.normalize(relax.op.sort(x))))
         builder.emit_normalized(relax.VarBinding(two, builder.normalize(relax.op.sort(one, descending=True))))
         builder.emit_func_output(relax.Tuple([one, two]))
-    read = read_program(legalize(builder.get(), target_for(PROFILE)))
+    read = read_program(legalize(builder.get(), PROFILE))
     assert len(set(read.outputs)) == 2
 
 

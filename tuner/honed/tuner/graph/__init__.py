@@ -16,6 +16,7 @@ from .columns import permute_columns, slice_first
 from .factors import fold_factors
 from .graph import Graph
 from .moves import join_moves
+from .parts import split_parts
 from .siblings import combine_siblings
 from .twins import merge_twins
 
@@ -44,9 +45,10 @@ PASSES = (  # in the order in which they run
     Pass("twins", merge_twins),
     Pass("factors", fold_factors),
     Pass("chains", fold_chains),
-    Pass("siblings", combine_siblings),
     Pass("slices", slice_first),
     Pass("columns", permute_columns),
+    Pass("parts", split_parts),
+    Pass("siblings", combine_siblings),
 )
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import tvm
 from tvm import relax, te, tirx, topi
 from tvm.ir import IRModule
-from tvm.target import Target
+
+from honed.runtime.profile import DeviceProfile
 
 from .reductions import assign_single_elements
+from .target import target_for
 from .tracing import Traced, trace
+from .views import annotate_views, read_by_strides
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
@@ -27,27 +30,35 @@ _DENOMINATOR = (
 )  # fmt: skip
 
 
-def legalize(module: IRModule, target: Target) -> IRModule:
+def legalize(module: IRModule, profile: DeviceProfile, *, views: bool = True) -> IRModule:
     """`main` as calls of fused functions; see `legalize_traced`."""
-    return legalize_traced(module, target)[0]
+    return legalize_traced(module, profile, views=views)[0]
 
 
-def legalize_traced(module: IRModule, target: Target) -> tuple[IRModule, Traced]:
+def legalize_traced(
+    module: IRModule, profile: DeviceProfile, *, views: bool = True
+) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
-    Constants are not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has
-    folded them before. The variables of what each call computes are those of the module given.
+    Without `views` all operands are copied. Constants are not folded here: TVM's FoldConstant compiles every
+    operator it folds, the frontend has folded them before. The variables of what each call computes are those
+    of the module given.
     """
-    with target, tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
-        plain = tvm.transform.Sequential(
+    with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
+        simple = tvm.transform.Sequential(
             [
                 relax.transform.DecomposeOpsForInference(),
                 relax.transform.CanonicalizeBindings(),
                 relax.transform.EliminateCommonSubexpr(),
+            ]
+        )(module)
+        annotated = tvm.transform.Sequential(
+            [
                 relax.transform.LegalizeOps({"relax.erf": _erf}, skip_ops=list(HOST_OPERATORS)),
                 relax.transform.AnnotateTIROpPattern(),
             ]
-        )(module)
+        )(read_by_strides(simple) if views else simple)
+        plain = annotate_views(annotated)
         grouped = relax.transform.FuseOps()(plain)
         traced = trace(plain["main"], grouped)
         fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(

@@ -77,16 +77,19 @@ def lower_module(
     first: First = default_kernels,
     names: Mapping[relax.Var, str] | None = None,
     processes: int = 0,
+    *,
+    views: bool = True,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
     `names` are those of the operators that variables of the module hold the results of. `progress` is called
     with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
-    process does it. Raises ModelRefused with every function that cannot be lowered.
+    process does it. `views` is as in `legalize`. Raises ModelRefused with every function that cannot be
+    lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal, traced = legalize_traced(module, target)
+    legal, traced = legalize_traced(module, profile, views=views)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
     program = read_program(legal, operators)

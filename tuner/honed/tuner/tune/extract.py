@@ -26,7 +26,6 @@ from honed.tuner.lower.operands import constant_parameters, packable
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
-from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 
@@ -65,7 +64,7 @@ def extract(
     if precision == "auto":
         choice = choose.decide(model, normalised, profile, calibration=calibration, like=like)
         normalised = choose.applied(choice, normalised)
-    legal = legalize(frontend.import_relax(normalised), target_for(profile))
+    legal = legalize(frontend.import_relax(normalised), profile)
     program = read_program(legal)
     weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))
     outputs = {call.function: len(call.outputs) for call in program.calls if isinstance(call, FunctionCall)}

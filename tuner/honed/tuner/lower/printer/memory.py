@@ -139,19 +139,29 @@ class Memory:
         return f"{buffer.name} + {self._index(base)}"
 
     def _index(self, index: Linear) -> str:
-        """An index into an array of the kernel's own; the parts that loops do not change are named."""
+        """An index into an array of the kernel's own; the parts that loops do not change are named.
+
+        Signed where a part may be negative: PoCL 3.1 crashes on some unsigned ones that wrap between.
+        """
         if not index.terms:
             return str(index.constant)
+        products = list(index.products())
+        bounded = sum(max(-low, high) for low, high in products) < 1 << 31
+        of = types.INT if bounded and any(low < 0 for low, _ in products) else types.UINT
         found: Term | None = None
         for home in sorted({term.home for term, _ in index.terms.values()}):
             parts = [part for part in index.terms.values() if part[0].home == home]
-            text = total(parts, types.UINT)
+            text = total(parts, of)
             pure = all(term.pure for term, _ in parts)
             if found is not None:
                 text, pure = f"{found.text} + {text}", pure and found.pure
-            found = self.blocks.kept(Term(text, types.UINT, ADD, home, pure), "at", always=True)
+            found = self.blocks.kept(Term(text, of, ADD, home, pure), "at", always=True)
         assert found is not None
-        return f"{found.text} + {index.constant % (1 << 32)}u" if index.constant else found.text
+        if not index.constant:
+            return found.text
+        if of == types.INT:
+            return f"{found.text} {'-' if index.constant < 0 else '+'} {abs(index.constant)}"
+        return f"{found.text} + {index.constant % (1 << 32)}u"
 
 
 def _only(indices: Any) -> Any:
