@@ -20,6 +20,7 @@ from .shapes import parse_shapes
 from .tune import command as tuning
 
 Emit = Callable[[dict[str, Any]], None]
+MOST_PROCESSES = 4  # that lower a model's functions: each has a share of TVM's memory of its own
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -126,6 +127,7 @@ def _compile(arguments: argparse.Namespace, emit: Emit) -> None:
         records=arguments.records,
         calibration=arguments.calibration,
         like=arguments.like,
+        processes=min(MOST_PROCESSES, len(os.sched_getaffinity(0))),
     )
     started = time.monotonic()
 

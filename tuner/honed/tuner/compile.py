@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -35,7 +34,6 @@ STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 _PROBES = 3
-MOST_PROCESSES = 4  # each has a share of TVM's memory of its own
 # The file carries its probes; where they are larger than this, it carries one only.
 _PROBE_BYTES = 64 << 20
 
@@ -60,6 +58,7 @@ class Request:
     records: Path | None = None  # recorded schedules to compile with
     calibration: Path | None = None  # a folder of inputs that errors in fp16 are measured on
     like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
+    processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +101,7 @@ def _compile(
     normalised = choose.applied(choice, own) if choice is not None else own
     imported = _import(normalised, stage)
     schedules = best_schedules(request.records, request.profile.identity) if request.records else _default
-    lowered = _lower(imported, request.profile, stage, schedules, first_kernels)
+    lowered = _lower(imported, request.profile, stage, schedules, first_kernels, request.processes)
     stage("prove", 0.0, "evaluate the reference")
     bound = bind_shapes(original, {i.name: i.shape for i in normalised.inputs})
     expected, notes = _expect(bound, normalised)
@@ -127,7 +126,7 @@ def _compile(
         stage("prove", 0.5, f"compare with {expected.evaluator} on {name}")
         results = _probed(request.device, model, constants)
         wrong, first = [result for result in results if not result.right], first_kernels
-        if wrong and (by_rules := _by_rules(lowered, imported, request.profile, stage)) is not None:
+        if wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
             fell_back = f"better schedules gave wrong answers on {name} ({wrong[0]})"
             model, constants = assembled(by_rules, f"compiled with default rules, because {fell_back}")
             stage("prove", 0.8, f"compare with {expected.evaluator} on {name}")
@@ -223,21 +222,21 @@ def _import(normalised: Normalised, stage: _Stages) -> Imported:
 
 
 def _lower(
-    given: Imported, profile: DeviceProfile, stage: _Stages, choose: Choose, first: First
+    given: Imported,
+    profile: DeviceProfile,
+    stage: _Stages,
+    choose: Choose,
+    first: First,
+    processes: int = 0,
 ) -> LoweredModel:
     def progress(done: float, text: str) -> None:
         stage("lower", done, text)
 
-    return lower_module(given.module, profile, progress, choose, first, given.names, _processes())
-
-
-def _processes() -> int:
-    """That lower functions: one for each core, as far as memory should go for it."""
-    return min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    return lower_module(given.module, profile, progress, choose, first, given.names, processes)
 
 
 def _by_rules(
-    lowered: LoweredModel, given: Imported, profile: DeviceProfile, stage: _Stages
+    lowered: LoweredModel, given: Imported, request: Request, stage: _Stages
 ) -> LoweredModel | None:
     """The model with default rules alone; None where it has no other kernels already."""
 
@@ -246,11 +245,11 @@ def _by_rules(
 
     plain = lower_module(
         given.module,
-        profile,
+        request.profile,
         progress,
         first=default_kernels,
         names=given.names,
-        processes=_processes(),
+        processes=request.processes,
     )
     same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
     return None if same else plain

@@ -24,9 +24,10 @@ _inherited: list[Any] = []  # of a forked process: what its work is done with
 class Forked(Generic[With]):
     """So many processes with the same tools; with none, this one does the work. A context manager.
 
-    They are forked here and now: nothing may have run before that does not live through it, as OpenMP's
-    threads do not. Each may take OWN_MIB of memory. They end with the thread that made this object; where one
-    ends before, all are of no use, and what waits raises BrokenProcessPool.
+    They are forked here and now: nothing may have run before that does not live through it. OpenMP does not,
+    so that xgboost hangs in them where it was used in this process. Each may take OWN_MIB of memory. They end
+    with the thread that made this object; where one ends before, all are of no use, and what waits raises
+    BrokenProcessPool.
     """
 
     def __init__(self, processes: int, tools: With) -> None:
