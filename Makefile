@@ -12,7 +12,7 @@ test: setup ## run the tests: some five minutes on two quiet cores
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 PART ?= 1/1
-test-slow: setup ## run the slow ones: real searches, large models, packages; PART=2/4 a quarter of them
+test-slow: setup ## run the slow ones: real searches, large models, packages; PART=2/6 a sixth of them
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m slow --part $(PART)
 
 test-all: test test-slow ## run all tests
