@@ -15,7 +15,7 @@ import pytest
 from honed.runtime import modelfile
 from honed.runtime.origin import Origin, Source
 from honed.tuner.valhall.benches import DRIVER
-from honed.tuner.valhall.compiler import ROOT
+from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 from tests.tuner.running import write_model
 
 pytestmark = [
@@ -24,6 +24,16 @@ pytestmark = [
     pytest.mark.skipif(not (ROOT / "root/server").exists(), reason="benchmarks/valhall/build was not run"),
     pytest.mark.skipif(os.geteuid() != 0, reason="the offline compiler needs root"),
 ]
+
+
+def test_logarithms_are_built_though_tables_are_not() -> None:
+    kernel = (
+        "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n"
+        "__kernel void f(__global float4* a, __global half* b)\n"
+        "{ a[0] = log(a[0]) + log2(a[1]); b[0] = log10(b[0]); }"
+    )
+    with OfflineCompiler(ROOT, jobs=1) as compiler:
+        assert "fma" in compiler.build(kernel).result().stats
 
 
 def test_a_file_is_tuned_for_a_device_that_is_not_here(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pathlib, signal, sys
 print("ready", flush=True)
 for line in sys.stdin:
     path = pathlib.Path(sys.argv[1]) / line.strip().lstrip("/")
-    said = path.read_text()
+    said = path.read_text().splitlines()[-1]
     if said == "wait":
         signal.pause()
     if said == "end":

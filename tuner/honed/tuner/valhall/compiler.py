@@ -33,6 +33,17 @@ _ENVIRONMENT = {
     "SECONDS": str(SECONDS),
 }
 
+# Mesa takes a logarithm from a table in constant memory, and dies where the shim should upload one. The
+# device's own instruction stands for it: some ten instructions fewer.
+_LOGARITHMS = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n" + "\n".join(
+    f"static {type_} __attribute__((overloadable)) honed_{name}({type_} x) "
+    f"{{ return convert_{type_}(native_{name}(convert_float{lanes}(x))); }}"
+    for name in ("log", "log2", "log10")
+    for lanes in ("", "2", "3", "4", "8", "16")
+    for type_ in (f"float{lanes}", f"half{lanes}")
+)
+_LOGARITHMS += "".join(f"\n#define {name} honed_{name}" for name in ("log", "log2", "log10"))
+
 
 @dataclass(frozen=True, slots=True)
 class Dump:
@@ -97,7 +108,7 @@ class OfflineCompiler:
             if server is None:
                 server = _Server(self._root)
                 self._servers.append(server)
-            path.write_text(source)
+            path.write_text(f"{_LOGARITHMS}\n{source}")
             status = server.build(f"/{path.relative_to(self._root)}")
         except (OSError, DeviceError, NotBuilt):
             server = None
