@@ -54,3 +54,13 @@ def test_parts_know_the_passes_that_made_their_operators() -> None:
     assert all("twins" in one.passes for one in products)
     plain = _compiled(parsed("(float[4] x) => (float[4] y) { y = Relu(x) }"))
     assert [one.passes for part in plain.parts for one in part.operators] == [()]
+
+
+def test_a_product_that_writes_its_transpose_is_named_with_it() -> None:
+    compiled = _compiled(
+        parsed(
+            "(float[2,4,8,8] x, float[2,4,8,16] v) => (float[2,8,4,16] y)"
+            " { a = MatMul(x, v) y = Transpose<perm=[0,2,1,3]>(a) }"
+        )
+    )
+    assert [[one.op for one in part.operators] for part in compiled.parts] == [["MatMul", "Transpose"]]

@@ -18,19 +18,24 @@ _LETTER, _ROW, _PAD = 6.7, 16.0, 8.0  # of a letter of 11 px and a row of text, 
 _LEAST, _MOST = 18, 46  # letters in a row of a box
 _CHIP = 15.0  # the height of the row of passes
 _SIDE, _MARGIN = 110.0, 24.0  # for the names of groups, and around everything
-_STYLE = """
-svg{--ground:#fff;--ink:#1d2430;--soft:#5c6675;--box:#f6f8fb;--rim:#9aa5b5;--line:#8793a5;--band:#eef2f7;
---heat:#e4572e;--port:#dcebfa;--once:#7a5ea8;background:var(--ground)}
-@media (prefers-color-scheme:dark){svg{--ground:#14181f;--ink:#e6eaf0;--soft:#9aa6b6;--box:#1f2630;
---rim:#5a6675;--line:#66758a;--band:#191f28;--heat:#ff7a4d;--port:#1c3550;--once:#b79be6}}
-text{font:11px monospace;fill:var(--ink);white-space:pre}
-.title{font-weight:bold}.head{font-size:15px;font-weight:bold}.soft{fill:var(--soft)}.once{fill:var(--once)}
-.ground{fill:var(--ground)}.band{fill:var(--band)}.box{fill:var(--box);stroke:var(--rim)}
-.port{fill:var(--port)}.copy{stroke-dasharray:4 3}.heat{fill:var(--heat)}
-.edge{fill:none;stroke:var(--line);stroke-width:1.2}.chip{fill:none;stroke:var(--soft)}
-.chips{font-size:9px;fill:var(--soft)}
-g.node:hover .box{stroke:var(--heat);stroke-width:2}
+# Colours by class, literal: librsvg, and with it many viewers, knows no variables of CSS.
+_SHAPE = """
+text{font:11px monospace;white-space:pre}
+.title{font-weight:bold}.head{font-size:15px;font-weight:bold}.copy{stroke-dasharray:4 3}
+.edge{fill:none;stroke-width:1.2}.chip{fill:none}.chips{font-size:9px}
+g.node:hover .box{stroke-width:2}
 """
+_LIGHT = """
+text{fill:#1d2430}.soft,.chips{fill:#5c6675}.once{fill:#7a5ea8}.ground{fill:#fff}.band{fill:#eef2f7}
+.box{fill:#f6f8fb;stroke:#9aa5b5}.port{fill:#dcebfa}.heat{fill:#e4572e}
+.edge{stroke:#8793a5}.chip{stroke:#5c6675}g.node:hover .box{stroke:#e4572e}
+"""
+_DARK = """
+text{fill:#e6eaf0}.soft,.chips{fill:#9aa6b6}.once{fill:#b79be6}.ground{fill:#14181f}.band{fill:#191f28}
+.box{fill:#1f2630;stroke:#5a6675}.port{fill:#1c3550}.heat{fill:#ff7a4d}
+.edge{stroke:#66758a}.chip{stroke:#9aa6b6}g.node:hover .box{stroke:#ff7a4d}
+"""
+_STYLE = f"{_SHAPE}{_LIGHT}@media (prefers-color-scheme:dark){{{_DARK}}}"
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="color-scheme" content="light dark">

@@ -52,15 +52,19 @@ def legalize_traced(
                 relax.transform.EliminateCommonSubexpr(),
             ]
         )(module)
+        strided, written = read_by_strides(simple) if views else (simple, {})
         annotated = tvm.transform.Sequential(
             [
                 relax.transform.LegalizeOps({"relax.erf": _erf}, skip_ops=list(HOST_OPERATORS)),
                 relax.transform.AnnotateTIROpPattern(),
             ]
-        )(read_by_strides(simple) if views else simple)
+        )(strided)
         plain = annotate_views(annotated)
         grouped = relax.transform.FuseOps()(plain)
-        traced = trace(plain["main"], grouped)
+        traced = {
+            var: tuple(one for o in made for one in (written.get(o), o) if one is not None)
+            for var, made in trace(plain["main"], grouped).items()
+        }
         fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(
             grouped
         )

@@ -19,12 +19,15 @@ _KIND = "honed.pattern"
 _ELEMENTWISE, _PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 4}, {_KIND: 8}
 
 
-def read_by_strides(module: IRModule) -> IRModule:
-    """A Relax module whose products are of views, where their operands are moved values."""
+def read_by_strides(module: IRModule) -> tuple[IRModule, dict[relax.Var, relax.Var]]:
+    """A Relax module whose products are of views, where their operands are moved values.
+
+    Besides, by the variables of transposes that products write, those of the products, which are gone.
+    """
     main = module.get_global_var("main")
     views = _Views(module)
     views.builder_.update_func(main, views.visit_expr(module[main]))
-    return relax.transform.DeadCodeElimination()(views.builder_.get())
+    return relax.transform.DeadCodeElimination()(views.builder_.get()), views.written
 
 
 def annotate_views(module: IRModule) -> IRModule:
@@ -41,8 +44,12 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         super().__init__(module)
         self.products: dict[relax.Var, relax.Call] = {}
         self.readers: Counter[relax.Var] = Counter()
+        self.written: dict[relax.Var, relax.Var] = {}  # products by the transposes that they write
+        self.variables: dict[relax.Call, relax.Var] = {}
         main = module["main"]
         for binding in (one for block in main.body.blocks for one in block.bindings):
+            if isinstance(binding.value, relax.Call):
+                self.variables[binding.value] = binding.var
             if _is_product(binding.value):
                 self.products[binding.var] = binding.value
             relax.analysis.post_order_visit(binding.value, self._count)
@@ -78,6 +85,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         if self.readers[call.args[0]] > 1 or axes[-1] != rank - 1:
             return None
         made = self.products[call.args[0]]
+        self.written[self.variables[call]] = call.args[0]
         return self.product([self.operand(self.visit_expr(expr)) for expr in made.args], made, axes)
 
     def added(self, call: relax.Call) -> relax.Expr | None:
