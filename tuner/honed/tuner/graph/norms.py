@@ -61,12 +61,11 @@ def _norm(graph: Graph, node: onnx.NodeProto, made: dict[str, onnx.NodeProto], u
 
 
 def _meant(graph: Graph, node: onnx.NodeProto | None) -> str:
-    """The value whose mean along rows a node is; empty where it is something else."""
-    if node is None or node.op_type != "ReduceMean" or len(node.input) != 2:
+    """The value whose mean along rows a node is, as its shape tells; empty where it is something else."""
+    if node is None or node.op_type != "ReduceMean":
         return ""
-    shape = graph.shape(node.input[0])
-    kept = graph.shape(node.output[0]) == (*shape[:-1], 1)
-    return str(node.input[0]) if kept and graph.numbers(node.input[1]) in ([-1], [len(shape) - 1]) else ""
+    along = graph.shape(node.output[0]) == (*graph.shape(node.input[0])[:-1], 1)
+    return str(node.input[0]) if along else ""
 
 
 def _constant_last(graph: Graph, node: onnx.NodeProto) -> tuple[str, str]:
