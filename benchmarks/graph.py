@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,9 +26,11 @@ from honed.tuner.compile import opened
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.lower.module import lower_module
+from honed.tuner.shapes import parse_shapes
 from honed.tuner.valhall.benches import predicted
 
 _TURNS = 15
+Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,15 +47,19 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.graph", description=__doc__)
     parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="INPUT=1,3,48,320", help="of each model"
+    )
     parser.add_argument("--times", action="store_true", help="run on PoCL, with all passes and with none")
     options = parser.parse_args()
+    shapes = parse_shapes(options.shape)
     if options.times:
         for path in options.models:
-            _times(path)
+            _times(path, shapes)
         return 0
     print("| model | passes | device | launches | kernels | arena, MiB | tensors, MiB |\n|" + "---|" * 7)
     for path in options.models:
-        for label, normalised, views in _variants(path):
+        for label, normalised, views in _variants(path, shapes):
             for name, profile in _profiles().items():
                 found = _footprint(normalised, profile, views=views)
                 sizes = f"{found.arena / 2**20:.2f} | {found.tensors / 2**20:.2f}"
@@ -72,20 +78,20 @@ def _profiles() -> dict[str, DeviceProfile]:
     return {"PoCL": pocl, "Mali-G610": predicted("mali-g610"), "GPU": gpu}
 
 
-def _variants(path: Path) -> Iterator[tuple[str, Normalised, bool]]:
+def _variants(path: Path, shapes: Shapes) -> Iterator[tuple[str, Normalised, bool]]:
     """The model in float32, and whether by views: with all passes, without each that applies, with none."""
-    whole = _normalised(path, PASSES)
+    whole = _normalised(path, shapes, PASSES)
     applied = {one.name: one.times for one in whole.applied}
     yield "all", whole, True
     for one in PASSES:
         if applied[one.name]:
-            yield f"all but {one.name}", _normalised(path, [p for p in PASSES if p is not one]), True
+            yield f"all but {one.name}", _normalised(path, shapes, [p for p in PASSES if p is not one]), True
     yield "all but views", whole, False
-    yield "none", _normalised(path, ()), False
+    yield "none", _normalised(path, shapes, ()), False
 
 
-def _normalised(path: Path, passes: Sequence[Pass]) -> Normalised:
-    return frontend.normalise(frontend.load(path), precision="fp32", passes=passes)
+def _normalised(path: Path, shapes: Shapes, passes: Sequence[Pass]) -> Normalised:
+    return frontend.normalise(frontend.load(path), shapes=shapes, precision="fp32", passes=passes)
 
 
 def _footprint(normalised: Normalised, profile: DeviceProfile, *, views: bool) -> Footprint:
@@ -98,10 +104,10 @@ def _footprint(normalised: Normalised, profile: DeviceProfile, *, views: bool) -
     )
 
 
-def _times(path: Path) -> None:
+def _times(path: Path, shapes: Shapes) -> None:
     """Print the least time of each of two variants, run in turns."""
     made = {
-        label: _opened(_normalised(path, passes), views=bool(passes))
+        label: _opened(_normalised(path, shapes, passes), views=bool(passes))
         for label, passes in (("all", PASSES), ("none", ()))
     }
     rng = np.random.default_rng(0)

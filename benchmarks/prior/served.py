@@ -27,6 +27,7 @@ from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import First, lower_module
 from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.shapes import parse_shapes
 
 _ROUNDS = 15
 Feeds = dict[str, np.ndarray]
@@ -36,12 +37,17 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prior.served", description=__doc__)
     parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="INPUT=1,3,48,320", help="of each model"
+    )
     parser.add_argument("--device", help="an OpenCL device's spec (the best there is)")
     options = parser.parse_args()
-    device = devices.select(options.device)
+    device, shapes = devices.select(options.device), parse_shapes(options.shape)
     limits, name = device.profile.limits, device.profile.identity.name
     for path in options.models:
-        normalised = frontend.normalise(frontend.load(path), fp16=limits.fp16, fp64=limits.fp64)
+        normalised = frontend.normalise(
+            frontend.load(path), shapes=shapes, fp16=limits.fp16, fp64=limits.fp64
+        )
         rules, rules_seconds = _compiled(normalised, device, default_kernels)
         first, first_seconds = _compiled(normalised, device, first_kernels)
         rng = np.random.default_rng(0)

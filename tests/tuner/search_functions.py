@@ -71,6 +71,8 @@ GRAPHS = {
         c = Conv <group = 16, pads = [1, 1, 1, 1]> (x, w, b) s = Sigmoid(c) y = Mul(c, s) }""",
     "convolution 1x1 of rows of vectors": """(float[1, 12, 4, 16] x, float[16, 12, 1, 1] w)
         => (float[1, 16, 4, 16] y) { y = Conv(x, w) }""",
+    "convolution 1x1 of a single row": """(float[1, 12, 1, 20] x, float[32, 12, 1, 1] w)
+        => (float[1, 32, 1, 20] y) { y = Conv(x, w) }""",
     "pooling": """(float[1, 8, 13, 13] x) => (float[1, 8, 6, 6] y) {
         y = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (x) }""",
     "softmax": "(float[3, 7, 20] x) => (float[3, 7, 20] y) { y = Softmax <axis = -1> (x) }",

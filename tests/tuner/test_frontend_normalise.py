@@ -76,6 +76,12 @@ def test_given_shapes_are_bound_wherever_the_dimension_stands() -> None:
     assert done.notes == ()
 
 
+def test_question_marks_name_no_dimension() -> None:
+    """Paddle's exporter writes one for each dimension it has no name for."""
+    proto = model([node("Relu", ["x"], ["y"])], [info("x", [1, "?", "?"])], [info("y", None)])
+    assert normalise(proto, shapes={"x": (1, 4, 7)}).inputs[0].shape == (1, 4, 7)
+
+
 def test_an_inner_name_is_never_taken_for_a_batch() -> None:
     proto = model(
         [node("Add", ["a", "b"], ["y"])], [info("a", [1, "n"]), info("b", ["n", 1])], [info("y", None)]

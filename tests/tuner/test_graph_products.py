@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
+from benchmarks import bert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
@@ -217,8 +218,19 @@ def test_lightglue_takes_fewer_launches_and_answers_as_before() -> None:
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 166  # of 519
     for left_out in PASSES:
-        if left_out.name not in ("moves", "factors"):  # no such nodes; launches do less
+        if left_out.name not in ("moves", "norms", "factors"):  # no such nodes; launches do less
             assert _launches(model, tuple(p for p in PASSES if p is not left_out), profile) > 166
+
+
+@pytest.mark.slow
+@pytest.mark.tvm
+def test_a_bert_takes_fewer_launches_and_answers_as_before() -> None:
+    """Ten of a layer, and the embeddings."""
+    model, profile = bert.build(layers=2, tokens=16), imagined("gpu")
+    after(model, PASSES, 1e-4)
+    assert _launches(model, PASSES, profile) == 25
+    for name, launches in (("norms", 35), ("siblings", 29)):
+        assert _launches(model, tuple(p for p in PASSES if p.name != name), profile) == launches
 
 
 def test_constants_that_a_type_does_not_hold_are_not_computed() -> None:

@@ -18,6 +18,7 @@ from honed.tuner.search.decisions import Drawn, Tile, read
 from honed.tuner.search.draw import Drawing
 from honed.tuner.search.heldtiles import loads_of
 from honed.tuner.search.starts import groups_of, starts
+from honed.tuner.search.windowtiles import window_tile
 from honed.tuner.tune.extract import extract
 
 from .search_functions import dense, imagined, tasks
@@ -140,6 +141,11 @@ def test_processors_begin_with_the_best_rectangle(name: str, expected: list[int]
     (first, *_) = starts(sketched(task.func, "cpu"))
     inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
     assert inner == expected
+
+
+def test_processors_cut_no_single_row_as_malis_do(tmp_path: Path) -> None:
+    (task, *_) = tasks("convolution 1x1 of a single row", tmp_path, imagined("cpu"))
+    assert not any(window_tile(one) for one in sketched(task.func, "cpu"))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from .reasons import Reasons
 from .values import Refuse, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
+_UNNAMED = "?"  # also what Paddle's exporter writes for each dimension that it has no name for
 _CARRIED = frozenset(d.name for d in DTYPES)
 
 
@@ -50,7 +51,7 @@ def bind_inputs(
         known = ", ".join(i.name for i in inputs) or "none"
         raise InvalidArgument(f"--shape names {unknown[0]!r}, but the model's inputs are: {known}")
     named = _named_dimensions(inputs, shapes)
-    inner = {d.dim_param for i in inputs for d in i.type.tensor_type.shape.dim[1:] if d.dim_param}
+    inner = {_name(d) for i in inputs for d in i.type.tensor_type.shape.dim[1:]} - {""}
     specs: list[TensorSpec] = []
     notes: list[str] = []
     refused: set[str] = set()
@@ -102,12 +103,17 @@ def _named_dimensions(
                 f"--shape {info.name}: {len(given)} dimensions are given, but the input has {len(dims)}"
             )
         for dim, number in zip(dims, given, strict=True):
-            if dim.dim_param and named.setdefault(dim.dim_param, number) != number:
+            if _name(dim) and named.setdefault(dim.dim_param, number) != number:
                 raise InvalidArgument(
                     f"--shape {info.name}: dimension {dim.dim_param!r} is {named[dim.dim_param]} elsewhere "
                     f"and {number} here; give one value"
                 )
     return named
+
+
+def _name(dim: onnx.TensorShapeProto.Dimension) -> str:
+    """The name that stands for one number wherever it is used; empty where there is none."""
+    return "" if dim.dim_param == _UNNAMED else str(dim.dim_param)
 
 
 def _bind(
@@ -128,7 +134,7 @@ def _bind(
     dims = info.type.tensor_type.shape.dim
     for index, dim in enumerate(dims):
         static = dim.HasField("dim_value") and dim.dim_value >= 0
-        label = dim.dim_param or "?"
+        label = dim.dim_param or _UNNAMED
         if static and given is not None and given[index] != dim.dim_value:
             raise InvalidArgument(
                 f"--shape {info.name}: dimension {index} is {dim.dim_value} in the model, not {given[index]}"
@@ -149,7 +155,7 @@ def _bind(
             open_dims.append(label)
     if open_dims:
         template = ",".join(
-            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or "?")
+            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or _UNNAMED)
             for d in dims
         )
         raise Refuse(

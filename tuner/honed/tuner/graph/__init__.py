@@ -16,6 +16,7 @@ from .columns import permute_columns, slice_first
 from .factors import fold_factors
 from .graph import Graph
 from .moves import join_moves
+from .norms import join_norms
 from .parts import split_parts
 from .siblings import combine_siblings
 from .twins import merge_twins
@@ -42,6 +43,7 @@ class Applied:
 
 PASSES = (  # in the order in which they run
     Pass("moves", join_moves),
+    Pass("norms", join_norms),
     Pass("twins", merge_twins),
     Pass("factors", fold_factors),
     Pass("chains", fold_chains),

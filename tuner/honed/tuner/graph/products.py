@@ -61,13 +61,13 @@ def product(graph: Graph, node: onnx.NodeProto, uses: Uses) -> Product | None:
     if graph.types[weight].elem not in WIDE or len(graph.shape(weight)) != 2 or len(graph.shape(given)) < 2:
         return None
     addition = uses.only(node.output[0])
-    bias = _bias(graph, addition, node.output[0]) if addition is not None else None
+    bias = by_rows(graph, addition, "Add", node.output[0]) if addition is not None else None
     return Product(node, addition if bias else None, given, weight, bias)
 
 
-def _bias(graph: Graph, node: onnx.NodeProto, value: str) -> str | None:
-    """The constant that an Add adds to each row of a value."""
-    if node.op_type != "Add" or node.input[0] == node.input[1]:
+def by_rows(graph: Graph, node: onnx.NodeProto, op: str, value: str) -> str | None:
+    """The constant that an Add or Mul adds to each row of a value, or multiplies it by."""
+    if node.op_type != op or node.input[0] == node.input[1]:
         return None
     other = node.input[1] if node.input[0] == value else node.input[0]
     columns = graph.shape(value)[-1]

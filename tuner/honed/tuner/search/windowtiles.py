@@ -22,7 +22,9 @@ def window_tile(sketch: Drawn) -> Drawn | None:
     """The sketch with its best rectangle; None where it is of another kind."""
     tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
     names = [str(step[0]) for step in sketch.steps]
-    if "ComputeAt" not in names or len(tiles) != 3 or tiles[1][1].most != ROWS:
+    if "threadIdx" not in str(sketch.steps) or "ComputeAt" not in names:
+        return None
+    if len(tiles) != 3 or tiles[1][1].most != ROWS:
         return None
     (at_pixels, pixels), (at_rows, rows), (at_threads, threads) = tiles
     splits = (step[1][1:] for step in sketch.steps if step[0] == "Split")
