@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,13 @@ class GraphBuilder:
         return self.constant(f"const/at{value}", np.array(value, np.int64))
 
     def model(
-        self, name: str, inputs: dict[str, Shape], outputs: dict[str, Shape], *, opset: int, ir_version: int
+        self,
+        name: str,
+        inputs: Mapping[str, Shape],
+        outputs: Mapping[str, Shape],
+        *,
+        opset: int,
+        ir_version: int,
     ) -> onnx.ModelProto:
         """The model so far; inputs and outputs are float32 of the shapes given."""
         graph = helper.make_graph(
