@@ -131,8 +131,7 @@ def _split(schedule: Schedule, main: Part, limits: SketchLimits, lanes: int) -> 
 
 def _element_bytes(schedule: Schedule, main: Part) -> int:
     """Of the operand with the widest elements."""
-    types = (str(read.source.dtype) for read in schedule.get(main.block).reads)
-    return max(int(dtype.lstrip("abcdefghijklmnopqrstuvwxyz") or 8) for dtype in types) // 8
+    return max(int(read.source.dtype.bits) for read in schedule.get(main.block).reads) // 8
 
 
 def _tile(schedule: Schedule, loop: LoopRV, most: int) -> tuple[LoopRV, _Tile]:
