@@ -8,11 +8,11 @@ run: setup ## show the main job: daemon, LightGlue, inference, check, profile
 
 # Tests wait for processes now and then: one more than there are processors keeps them busy.
 JOBS ?= $(shell expr $$(nproc) + 1)
-test: setup ## run the tests: some five minutes on two quiet cores
+test: setup ## run the tests: five to eight minutes on two quiet cores
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 PART ?= 1/1
-test-slow: setup ## run the slow ones: real searches, large models, packages; PART=2/6 a sixth of them
+test-slow: setup ## run the slow ones: real searches, large models, packages; PART=2/8 an eighth of them
 	@.venv/bin/python -m pytest -n $(JOBS) --dist worksteal -m slow --part $(PART)
 
 test-all: test test-slow ## run all tests

@@ -1,8 +1,9 @@
 """What the passes over the graph bring: `python -m benchmarks.graph MODEL.onnx...`.
 
-Compiles each model with default rules for PoCL, a Mali-G610 and an imagined GPU: with all passes, with each
-one left out that applies, and with none. Prints a table of launches, kernels, the arena and the sum of what
-lies in it. `--times` runs the models on PoCL instead, with all passes and with none, in turns.
+Compiles each model with default rules, and attentions in one kernel as they are first served, for PoCL, a
+Mali-G610 and an imagined GPU: with all passes, with each one left out that applies, and with none. Prints a
+table of launches, kernels, the arena and the sum of what lies in it. `--times` runs the models on PoCL
+instead, with all passes and with none, in turns.
 """
 
 from __future__ import annotations
@@ -13,24 +14,39 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
+from tvm import tirx
+from tvm.target import Target
 
+from benchmarks.running import made_up, ready
+from honed.jobs.commands import parse_shapes
 from honed.runtime import devices
 from honed.runtime.devices import rules_for
-from honed.runtime.executor import Executor
-from honed.runtime.model import Launch, Source
+from honed.runtime.model import Launch
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.assemble import assemble
-from honed.tuner.compile import opened
+from honed.tuner.attend import attentions
+from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.lower.module import lower_module
-from honed.tuner.shapes import parse_shapes
+from honed.tuner.lower.joining import never
+from honed.tuner.lower.module import LoweredModel, lower_module
+from honed.tuner.lower.opencl import Lowered
+from honed.tuner.lower.schedule import default_kernels
+from honed.tuner.search.attention import attention_of
 from honed.tuner.valhall.benches import predicted
 
 _TURNS = 15
 Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A model after some of the passes."""
+
+    label: str
+    normalised: Normalised
+    views: bool = True
+    attended: bool = True  # attentions that pay are one kernel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +75,12 @@ def main() -> int:
         return 0
     print("| model | passes | device | launches | kernels | arena, MiB | tensors, MiB |\n|" + "---|" * 7)
     for path in options.models:
-        for label, normalised, views in _variants(path, shapes):
+        for variant in _variants(path, shapes):
             for name, profile in _profiles().items():
-                found = _footprint(normalised, profile, views=views)
+                found = _footprint(variant, profile)
+                counts = f"{found.launches} | {found.kernels}"
                 sizes = f"{found.arena / 2**20:.2f} | {found.tensors / 2**20:.2f}"
-                print(
-                    f"| {path.stem} | {label} | {name} | {found.launches} | {found.kernels} | {sizes} |",
-                    flush=True,
-                )
+                print(f"| {path.stem} | {variant.label} | {name} | {counts} | {sizes} |", flush=True)
     return 0
 
 
@@ -78,24 +92,36 @@ def _profiles() -> dict[str, DeviceProfile]:
     return {"PoCL": pocl, "Mali-G610": predicted("mali-g610"), "GPU": gpu}
 
 
-def _variants(path: Path, shapes: Shapes) -> Iterator[tuple[str, Normalised, bool]]:
-    """The model in float32, and whether by views: with all passes, without each that applies, with none."""
+def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
+    """The model in float32 with all passes, without each that applies, with none."""
     whole = _normalised(path, shapes, PASSES)
     applied = {one.name: one.times for one in whole.applied}
-    yield "all", whole, True
+    yield Variant("all", whole)
     for one in PASSES:
         if applied[one.name]:
-            yield f"all but {one.name}", _normalised(path, shapes, [p for p in PASSES if p is not one]), True
-    yield "all but views", whole, False
-    yield "none", _normalised(path, shapes, ()), False
+            left = _normalised(path, shapes, [p for p in PASSES if p is not one])
+            yield Variant(f"all but {one.name}", left)
+    yield Variant("all but views", whole, views=False)
+    yield Variant("all but attentions", whole, attended=False)
+    yield Variant("none", _normalised(path, shapes, ()), views=False, attended=False)
 
 
 def _normalised(path: Path, shapes: Shapes, passes: Sequence[Pass]) -> Normalised:
     return frontend.normalise(frontend.load(path), shapes=shapes, precision="fp32", passes=passes)
 
 
-def _footprint(normalised: Normalised, profile: DeviceProfile, *, views: bool) -> Footprint:
-    plan = lower_module(frontend.import_relax(normalised), profile, views=views).plan(profile)
+def _lowered(variant: Variant, profile: DeviceProfile) -> LoweredModel:
+    return lower_module(
+        frontend.import_relax(variant.normalised),
+        profile,
+        first=_first,
+        joins=attentions(profile) if variant.attended else never,
+        views=variant.views,
+    )
+
+
+def _footprint(variant: Variant, profile: DeviceProfile) -> Footprint:
+    plan = _lowered(variant, profile).plan(profile)
     return Footprint(
         launches=sum(isinstance(step, Launch) for step in plan.steps),
         kernels=len(plan.kernels),
@@ -104,17 +130,26 @@ def _footprint(normalised: Normalised, profile: DeviceProfile, *, views: bool) -
     )
 
 
+def _first(
+    func: tirx.PrimFunc, name: str, target: Target, profile: DeviceProfile
+) -> tuple[str, Lowered, list[str]]:
+    """Default rules, but of attentions, of which they make a kernel for each part."""
+    kernels = default_kernels if attention_of(func) is None else first_kernels
+    return kernels(func, name, target, profile)
+
+
 def _times(path: Path, shapes: Shapes) -> None:
     """Print the least time of each of two variants, run in turns."""
+    variants = (
+        Variant("all", _normalised(path, shapes, PASSES)),
+        Variant("none", _normalised(path, shapes, ()), views=False, attended=False),
+    )
+    device = devices.select("cpu")
     made = {
-        label: _opened(_normalised(path, shapes, passes), views=bool(passes))
-        for label, passes in (("all", PASSES), ("none", ()))
+        variant.label: ready(variant.normalised, _lowered(variant, device.profile), device)
+        for variant in variants
     }
-    rng = np.random.default_rng(0)
-    given = {
-        t.name: rng.standard_normal(t.shape).astype(t.dtype)
-        for t in next(iter(made.values())).file.model.inputs
-    }
+    given = made_up(variants[0].normalised)
     least = dict.fromkeys(made, float("inf"))
     for _ in range(_TURNS):
         for label, executor in made.items():
@@ -125,15 +160,6 @@ def _times(path: Path, shapes: Shapes) -> None:
     print(f"{path.stem}: {shown} (least of {_TURNS}, in turns)", flush=True)
     for executor in made.values():
         executor.close()
-
-
-def _opened(normalised: Normalised, *, views: bool) -> Executor:
-    device = devices.select("cpu")
-    lowered = lower_module(frontend.import_relax(normalised), device.profile, views=views)
-    source = Source(
-        sha256="0" * 64, filename="bench", producer="", opset=17, precision=normalised.precision, notes=()
-    )
-    return opened(*assemble(source, device.profile, normalised, lowered, None), device)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from honed.runtime import strict
+from honed.protocol import strict
 
 ROOT = Path(__file__).parents[1]
 _LOSSES = 5  # children that may be lost before the rest is left out
@@ -44,7 +44,8 @@ def work_off(
     while len(found) < count and time.monotonic() < end and len(lost) < _LOSSES:
         with _Child([*command, str(len(found))], each_seconds) as child:
             while len(found) < count and time.monotonic() < end:
-                begun, answer = child.line(), child.line()
+                begun = child.line()
+                answer = begun and child.line()
                 if answer:
                     found.append(strict.from_plain(kind, json.loads(answer), where="a child's answer"))
                     continue

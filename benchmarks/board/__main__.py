@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks import supervising
+from honed.protocol.errors import HonedError
 from honed.runtime import kernellog, mali, profilefile
-from honed.runtime.errors import HonedError
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.surveying import survey
 
@@ -29,9 +29,9 @@ from . import kernels, measuring, models, report
 from .anonymous import anonymous, secrets
 from .hone import Failed, Service, hone
 
-_KERNELS_SHARE = 0.3  # of the time; the models get the rest
+_PEAKS_SHARE, _KERNELS_SHARE = 0.2, 0.3  # of the time; the models get the rest
 _DOCTOR_SECONDS = 120.0
-_KERNEL_SECONDS = 30.0
+_KERNEL_SHARE = 0.05  # of the time, for one of them
 
 
 def main() -> int:
@@ -45,6 +45,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the service ends, too
     with tempfile.TemporaryDirectory(prefix="honed-board-") as cache:
+        os.environ["XDG_CACHE_HOME"] = cache  # what drivers keep is to be gone afterwards, too
         hidden = secrets(
             getpass.getuser(),
             (platform.node(),),
@@ -68,26 +69,30 @@ def _parts(device: str | None, cache: Path, seconds: float) -> Iterator[str]:
     yield f"honed on a board, {time.strftime('%Y-%m-%d', time.gmtime())}, report 1\n"
     yield f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores\n"
     yield from _doctor()
+    yield from _device(device, cache, began, seconds)
+    yield report.heading("Faults in the kernel log meanwhile") + log.told()
+    yield f"\nTook {time.monotonic() - began:.0f} s.\n"
+
+
+def _device(device: str | None, cache: Path, began: float, seconds: float) -> Iterator[str]:
     try:
-        found = survey(device, cache)
+        found = survey(device, cache, seconds=_PEAKS_SHARE * seconds)
     except HonedError as error:
         yield f"{report.heading('Device')}There is none to measure: {error}\n"
         return
     yield _described(found.profile, found.no_peaks)
-    programs = kernels.load()
+    programs = kernels.in_turns(kernels.load())
     yield report.heading("Kernels, predicted and measured") + _comparable(found.profile.identity.name)
     measured = supervising.work_off(
         measuring.Measured,
         [*measuring.COMMAND, found.spec],
         len(programs),
         _KERNELS_SHARE * seconds,
-        each_seconds=_KERNEL_SECONDS,
+        each_seconds=_KERNEL_SHARE * seconds,
     )
     yield report.kernel_tables(programs, measured)
     yield report.heading("Models, first served and tuned for a short time")
-    yield from _models(found.spec, began + seconds - time.monotonic())
-    yield report.heading("Faults in the kernel log meanwhile") + log.told()
-    yield f"\nTook {time.monotonic() - began:.0f} s.\n"
+    yield from _models(found.spec, cache, began + seconds)
 
 
 def _doctor() -> Iterator[str]:
@@ -128,10 +133,10 @@ def _comparable(name: str) -> str:
     )
 
 
-def _models(spec: str, seconds: float) -> Iterator[str]:
+def _models(spec: str, cache: Path, end: float) -> Iterator[str]:
     try:
-        with Service(spec) as service:
-            yield report.model_table(models.measure(service, seconds))
+        with Service(spec, cache) as service:  # on a slow machine this takes its time, too
+            yield report.model_table(models.measure(service, end - time.monotonic()))
     except Failed as failed:
         yield f"{failed}\n"
 

@@ -26,7 +26,8 @@ def hone(
 ) -> dict[str, Any]:
     """What `hone ARGUMENTS --json` says; raises Failed where it fails or takes longer.
 
-    After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with what it has found.
+    After `enough` seconds it is interrupted, as by Ctrl-C: tuning then ends with what it has found, for
+    which it has `seconds`.
     """
     command = [sys.executable, "-m", "honed.daemon.tool", *arguments, "--json"]
     command += [] if socket is None else [f"--socket={socket}"]
@@ -34,7 +35,7 @@ def hone(
         try:
             out, words = _heard(process, seconds, enough)
         except subprocess.TimeoutExpired as error:
-            raise Failed(f"`hone {arguments[0]}` took more than {seconds:.0f} s") from error
+            raise Failed(f"`hone {arguments[0]}` took more than {(enough or 0.0) + seconds:.0f} s") from error
         finally:
             process.kill()
     try:
@@ -60,17 +61,17 @@ def _heard(process: subprocess.Popen[str], seconds: float, enough: float | None)
 class Service:
     """`honed` with a state of its own that is removed afterwards; a context manager.
 
-    Raises Failed where it does not start.
+    Peaks that are in `cache` already are not measured again. Raises Failed where it does not start.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, cache: Path) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="honed-board-")
         self.folder = Path(self._folder.name)
         self.socket = self.folder / "s"
         config = self.folder / "honed.toml"
         config.write_text(_CONFIG)
         command = [sys.executable, "-m", "honed.daemon.service", f"--socket={self.socket}"]
-        command += [f"--{name}-dir={self.folder / name}" for name in ("state", "cache")]
+        command += [f"--state-dir={self.folder / 'state'}", f"--cache-dir={cache}"]
         with (self.folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [*command, f"--config={config}", f"--device={device}"], stdin=subprocess.DEVNULL, stderr=log

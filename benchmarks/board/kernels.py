@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.runtime import strict
+from honed.protocol import strict
 
 FILE = Path(__file__).with_name("kernels.jsonl")
 FAMILIES = ("products", "convolutions", "depthwise", "rows", "moves")
@@ -67,6 +67,18 @@ def load(file: Path = FILE) -> list[Program]:
     """All of them, in the order of the file."""
     with file.open() as lines:
         return [strict.from_plain(Program, json.loads(line), where="kernel") for line in lines]
+
+
+def in_turns(programs: Iterable[Program]) -> list[Program]:
+    """The first task of each family, then the second: where time is short, each family has some."""
+    tasks: dict[str, list[str]] = {}
+    turns: list[tuple[int, Program]] = []
+    for program in programs:
+        mine = tasks.setdefault(program.family, [])
+        if program.task not in mine:
+            mine.append(program.task)
+        turns.append((mine.index(program.task), program))
+    return [program for _, program in sorted(turns, key=lambda turn: turn[0])]
 
 
 def save(programs: Iterable[Program], file: Path = FILE) -> None:

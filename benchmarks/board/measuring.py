@@ -16,14 +16,15 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from honed.runtime import devices, strict
+from honed.protocol import strict
+from honed.protocol.errors import DeviceError
+from honed.runtime import devices
 from honed.runtime.devices import Device
-from honed.runtime.errors import DeviceError
 from honed.runtime.opencl import cl, context, driver_call
 from honed.runtime.programs import OPTIONS
 from honed.runtime.timing import event_seconds
 
-from .kernels import Program, load
+from .kernels import Program, in_turns, load
 
 COMMAND = (sys.executable, "-m", "benchmarks.board.measuring")
 _SECONDS = 0.4  # of runs, for one kernel
@@ -57,7 +58,7 @@ def _measure_all(spec: str, first: int, told: TextIO) -> None:
     device = devices.select(spec)
     queue = cl.CommandQueue(context(device.cl), properties=cl.command_queue_properties.PROFILING_ENABLE)
     answers: dict[str, list[np.ndarray]] = {}
-    for number, program in enumerate(load()):
+    for number, program in enumerate(in_turns(load())):
         if number < first:
             continue
         told.write(f"{number}\n")

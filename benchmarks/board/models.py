@@ -20,7 +20,7 @@ _RUNS = 10
 # Seconds of tuning that are worth beginning: it makes and times every default schedule first, which takes
 # up to twice as long as adding the model did (MobileNet on PoCL, on two busy cores).
 _LEAST, _BASELINE = 40.0, 2.0
-_LONGEST = 300.0  # seconds one command may take
+_FEW = 60.0  # seconds for what is short, and for ending what was begun
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,10 +41,10 @@ class Served:
 def measure(service: Service, seconds: float) -> list[Served]:
     """All are served first, then tuned as far as the time goes, those first that need least of it.
 
-    What was begun is ended.
+    One model may take half of the time to be added, so that on a slow machine another has its turn.
     """
     end = time.monotonic() + seconds
-    found = [_served(service, *model, end) for model in _MODELS]
+    found = [_served(service, *model, end, seconds / 2) for model in _MODELS]
     waiting = sorted((one.added_s or 0.0, one.name, one) for one in found if one.first_ms is not None)
     for n, (added, _, one) in enumerate(waiting):
         # What tuning finds is compiled and compared after it, which takes about as long as adding did.
@@ -54,35 +54,42 @@ def measure(service: Service, seconds: float) -> list[Served]:
             one.text = "no time was left to tune it"
             continue
         try:
-            _tune(service, one, max(least, left / (len(waiting) - n)))
+            _tune(service, one, max(least, left / (len(waiting) - n)), end)
         except Failed as failed:
             one.text = str(failed)
     return found
 
 
-def _served(service: Service, name: str, file: str, shape: str, end: float) -> Served:
+def _served(service: Service, name: str, file: str, shape: str, end: float, longest: float) -> Served:
     found = Served(name=name)
-    if time.monotonic() > end:
+    left = min(longest, end - time.monotonic())
+    if left <= 0:
         found.text = "no time was left for it"
         return found
     path = _FOLDER / file if file else service.folder / f"{name}.onnx"
     try:
         if not file:
-            hone("demo", name, f"--output={path}", seconds=_LONGEST)
+            hone("demo", name, f"--output={path}", seconds=left)
         began = time.monotonic()
-        service("add", str(path), f"--name={name}", *filter(None, [shape]), seconds=_LONGEST)
+        service("add", str(path), f"--name={name}", *filter(None, [shape]), seconds=left)
         found.added_s = time.monotonic() - began
-        found.first_ms = _bench(service, name)
+        found.first_ms = _bench(service, name, end)
     except Failed as failed:
         found.text = str(failed)
     return found
 
 
-def _tune(service: Service, found: Served, seconds: float) -> None:
-    tuned = service("tune", found.name, seconds=_LONGEST, enough=seconds)
+def _tune(service: Service, found: Served, enough: float, end: float) -> None:
+    closing = _at_least_few(end - time.monotonic() - enough)
+    tuned = service("tune", found.name, seconds=closing, enough=enough)
     found.trials, found.text = int(tuned["trials"]), str(tuned["sentence"])
-    found.tuned_ms = _bench(service, found.name)
+    found.tuned_ms = _bench(service, found.name, end)
 
 
-def _bench(service: Service, name: str) -> float:
-    return float(service("bench", name, f"--runs={_RUNS}", seconds=_LONGEST)["median_ms"])
+def _bench(service: Service, name: str, end: float) -> float:
+    left = _at_least_few(end - time.monotonic())
+    return float(service("bench", name, f"--runs={_RUNS}", seconds=left)["median_ms"])
+
+
+def _at_least_few(seconds: float) -> float:
+    return max(_FEW, seconds)

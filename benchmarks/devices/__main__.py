@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.supervising import work_off
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
 from honed.tuner.frontend import Precision
 
 from . import beds, kernels, models

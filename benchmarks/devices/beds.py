@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from honed.protocol.errors import DeviceError
 from honed.runtime import devices
-from honed.runtime.errors import DeviceError
 
 ROOT = Path("/var/cache/honed-rusticl")
 CLONE = Path(__file__).parents[2]

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from honed.runtime import devices, modelfile, proof, strict
+from honed.protocol import strict
+from honed.protocol.errors import DeviceError
+from honed.runtime import devices, modelfile, proof
 from honed.runtime.devices import Device
-from honed.runtime.errors import DeviceError
 from honed.runtime.executor import Executor
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 import honed.tuner
-from honed.daemon.cli.picture import png
+from honed.daemon.cli.picture import draw
 from honed.daemon.cli.plot import Curve, Mark, microseconds
 
 from .models import MODELS, Model
@@ -40,7 +40,8 @@ def main() -> int:
             runs = _runs(model, options.seconds, options.device)
             _print(model, runs)
             path = options.out / f"gains-{model.network}.png"
-            path.write_bytes(png(*_curves(model, runs)))
+            with path.open("wb") as file:
+                draw(file, "png", *_curves(model, runs))
             print(f"{path} is drawn.", flush=True)
     return 0
 

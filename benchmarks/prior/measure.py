@@ -17,9 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from honed.runtime.surveying import survey
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.outcome import Outcome
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
 from honed.tuner.tune.extract import extract, workload

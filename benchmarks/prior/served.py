@@ -9,28 +9,20 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import numpy as np
-
+from benchmarks.running import Arrays, apart, first_served, in_turns, made_up, normalised, ready
+from honed.jobs.commands import parse_shapes
 from honed.runtime import devices
-from honed.runtime.devices import Device
-from honed.runtime.executor import Executor
-from honed.runtime.model import Source
+from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.assemble import assemble
-from honed.tuner.compile import opened
-from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
-from honed.tuner.lower.module import First, lower_module
-from honed.tuner.lower.schedule import default_kernels
-from honed.tuner.shapes import parse_shapes
+from honed.tuner.lower.module import LoweredModel, lower_module
 
 _ROUNDS = 15
-Feeds = dict[str, np.ndarray]
 
 
 def main() -> int:
@@ -43,70 +35,47 @@ def main() -> int:
     parser.add_argument("--device", help="an OpenCL device's spec (the best there is)")
     options = parser.parse_args()
     device, shapes = devices.select(options.device), parse_shapes(options.shape)
-    limits, name = device.profile.limits, device.profile.identity.name
+    name = device.profile.identity.name
     for path in options.models:
-        normalised = frontend.normalise(
-            frontend.load(path), shapes=shapes, fp16=limits.fp16, fp64=limits.fp64
-        )
-        rules, rules_seconds = _compiled(normalised, device, default_kernels)
-        first, first_seconds = _compiled(normalised, device, first_kernels)
-        rng = np.random.default_rng(0)
-        given = {i.name: (0.1 * rng.standard_normal(i.shape)).astype(i.numpy) for i in normalised.inputs}
-        runs: dict[str, Callable[[Feeds], object]] = {"rules": rules.run, "first": first.run}
+        model = normalised(path, device.profile, shapes)
+        lowered, seconds = {}, {}
+        for label, lower in (("rules", _by_rules), ("first", first_served)):
+            began = time.monotonic()
+            lowered[label] = lower(model, device.profile)
+            seconds[label] = time.monotonic() - began
+        made = {label: ready(model, each, device) for label, each in lowered.items()}
+        given = made_up(model)
+        runs: dict[str, Callable[[], object]] = {
+            label: partial(executor.run, given) for label, executor in made.items()
+        }
         if importlib.util.find_spec("onnxruntime") is not None:
-            runs["onnxruntime"] = _onnxruntime(path)
-        apart = _apart(rules.run(given), first.run(given))
-        times = _in_turns(runs, given)
-        shown = ", ".join(f"{each} {1e3 * seconds:.2f} ms" for each, seconds in times.items())
+            runs["onnxruntime"] = _onnxruntime(path, given)
+        rules, first = (executor.run(given) for executor in made.values())
+        differs = max(apart(rules[each], first[each]) for each in rules)
+        times = in_turns(runs, _ROUNDS)
+        shown = ", ".join(f"{each} {1e3 * taken:.2f} ms" for each, taken in times.items())
         print(
             f"{path.stem} on {name}: {shown}; first is "
             f"{times['rules'] / times['first']:.2f} times as fast as by rules; lowered in "
-            f"{rules_seconds:.1f} and {first_seconds:.1f} s; answers {apart:.1e} apart",
+            f"{seconds['rules']:.1f} and {seconds['first']:.1f} s; answers {differs:.1e} apart",
             flush=True,
         )
-        rules.close()
-        first.close()
+        for executor in made.values():
+            executor.close()
     return 0
 
 
-def _compiled(normalised: Normalised, device: Device, first: First) -> tuple[Executor, float]:
-    began = time.monotonic()
-    lowered = lower_module(frontend.import_relax(normalised), device.profile, first=first)
-    seconds = time.monotonic() - began
-    source = Source(
-        sha256="0" * 64, filename="bench", producer="", opset=17, precision=normalised.precision, notes=()
-    )
-    model, constants = assemble(source, device.profile, normalised, lowered, None)
-    return opened(model, constants, device), seconds
+def _by_rules(model: Normalised, profile: DeviceProfile) -> LoweredModel:
+    return lower_module(frontend.import_relax(model), profile)
 
 
-def _onnxruntime(path: Path) -> Callable[[Feeds], object]:
+def _onnxruntime(path: Path, given: Arrays) -> Callable[[], object]:
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = len(os.sched_getaffinity(0))
     session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-    return lambda given: session.run(None, given)
-
-
-def _in_turns(runs: dict[str, Callable[[Feeds], object]], given: Feeds) -> dict[str, float]:
-    """Median seconds of each."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(_ROUNDS):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run(given)
-            times[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in times.items()}
-
-
-def _apart(one: Feeds, other: Feeds) -> float:
-    """The largest difference, of the largest value of its output."""
-    return max(
-        float(np.abs(one[k].astype(np.float64) - other[k]).max() / max(1e-30, np.abs(one[k]).max()))
-        for k in one
-        if one[k].size
-    )
+    return lambda: session.run(None, given)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Kernels for a Mali-G610 judged by their machine code: `python -m benchmarks.valhall`.
 
 Without arguments: the bench's tasks, with the default schedule, the one that is first served, and the best of
-many draws beside the hand-written kernel. Nothing runs on a GPU: times are bounds of the busiest pipe
+many draws; for matrix products also the one first served and the one written by hand, neither with what the
+task computes of it. Nothing runs on a GPU: times are bounds of the busiest pipe
 (tuner.valhall.machine), of the launches in each inference: weights are packed before. With `check`: the bench
-beside what others measured on the chip.
+beside what others measured on the chip. With `winograd`: what Winograd's convolutions could take at least.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, Judged, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
 
-from . import check
+from . import check, winograd
 from .draws import default, draws
 from .hand import product
-from .tasks import BenchTask, profile, tasks
+from .tasks import BenchTask, alone, profile, tasks
 
 _HEADS = ("kernel", "us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "spills", "half")
 
@@ -35,7 +36,7 @@ _HEADS = ("kernel", "us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.valhall", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("tasks", "check"), default="tasks")
+    parser.add_argument("what", nargs="?", choices=("tasks", "check", "winograd"), default="tasks")
     parser.add_argument("--root", type=Path, default=ROOT, help=f"of the offline compiler ({ROOT})")
     parser.add_argument("--draws", type=int, default=32, help="schedules drawn from each sketch (32)")
     parser.add_argument("--only", default="", help="tasks whose names contain this")
@@ -45,6 +46,9 @@ def main() -> int:
         judge = Judge(compiler)
         if options.what == "check":
             check.report(judge)
+            return 0
+        if options.what == "winograd":
+            winograd.report(judge, options.draws)
             return 0
         for task in tasks():
             if options.only in task.name:
@@ -60,8 +64,10 @@ def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
     origin, lowered, _ = first_kernels(task.func, "main", target_for(device), device)
     _row(table, f"first served: {origin}", task, judge.judge(lowered.source, _launches(task, lowered)))
     if task.product is not None:
-        source, launch = product(*task.product)
-        _row(table, "by hand", task, judge.judge(source, [launch]))
+        origin, lowered, _ = first_kernels(alone(task.product), "main", target_for(device), device)
+        _row(table, f"the product alone: {origin}", task, judge.judge(lowered.source, lowered.launches))
+        source, launch = product(task.product)
+        _row(table, "the product alone: by hand", task, judge.judge(source, [launch]))
     drawn = list(draws(task.func, device, count))
     built = [judge.begin(one.lowered.source) for one in drawn]
     found = []
@@ -73,7 +79,7 @@ def _report(task: BenchTask, judge: Judge, count: int, *, show: bool) -> None:
     for sketch in sorted({one.draw.sketch for one, _ in found}):
         mine = sorted((j for one, j in found if one.draw.sketch == sketch), key=seconds)
         _row(table, f"best of {len(mine)}, sketch {sketch}", task, mine[0])
-    Console().print(table)
+    Console(width=140).print(table)
     if show and found:
         best = min(found, key=lambda pair: seconds(pair[1]))
         print(best[0].lowered.source, *(_launched(launch) for launch in best[0].lowered.launches), sep="\n")

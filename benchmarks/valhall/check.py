@@ -30,7 +30,7 @@ from honed.tuner.valhall.compiler import NotBuilt
 from honed.tuner.valhall.judge import Judge, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
 
-from .hand import product
+from .hand import Product, product
 from .peaks import arithmetic, loads
 from .tasks import profile
 
@@ -92,7 +92,7 @@ def _peaks(judge: Judge) -> Iterator[Row]:
 
 
 def _arm(judge: Judge) -> Iterator[Row]:
-    source, launch = product(192, 512, 512)
+    source, launch = product(Product(1, 192, 512, 512, shared=True))
     share = 100 * launch.flops / seconds(judge.judge(source, [launch])) / FP16_FLOPS
     yield Row("Arm's library, 192x512x512", "% of peak", _ARM_SHARE, share, "its tile (4x8x4), by hand")
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,18 @@ import numpy as np
 import onnx
 import onnx.numpy_helper
 import onnx.parser
-from tvm import tirx
+from tvm import ir, te, tirx
+from tvm.s_tir import Schedule
 
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.demo import lightglue
 from honed.tuner.frontend import Precision
 from honed.tuner.measure.candidate import Workload
+from honed.tuner.search.blocks import blocks, info, reads_along
 from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.benches import predicted
+
+from .hand import Product
 
 # By name: the graph, and the shape of its weights.
 _CONVOLUTIONS = {
@@ -47,7 +52,7 @@ _PRODUCTS = 6
 class BenchTask:
     """A function to schedule; `workload` has no inputs.
 
-    `product` holds m, n, k of a plain matrix product of two matrices.
+    `product` is the matrix product that a function begins with, to compare it with one by hand.
     """
 
     name: str
@@ -55,7 +60,7 @@ class BenchTask:
     flops: int
     weight: int
     workload: Workload
-    product: tuple[int, int, int] | None = None
+    product: Product | None = None
 
 
 def profile() -> DeviceProfile:
@@ -69,9 +74,8 @@ def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
         file = lightglue.write(Path(folder) / "lightglue.onnx", 192)
         found, _ = extract(file, {}, precision, profile())
         by_flops = sorted(found, key=lambda one: -one.task.flops * one.task.weight)
-        products = [one for one in by_flops if "matmul" in one.task.name][:_PRODUCTS]
-        for one in products:
-            yield _task(one, one.task.name, _shape(one.func))
+        for one, product in _products(by_flops):
+            yield _task(one, f"matmul {product}", product)
         for prefix, name in (("layer_norm", "layer norm"), ("softmax", "softmax")):
             one = next(one for one in by_flops if one.task.name.removeprefix("fused_").startswith(prefix))
             yield _task(one, name, None)
@@ -79,6 +83,18 @@ def tasks(precision: Precision = "fp16") -> Iterator[BenchTask]:
             onnx.save(_convolution(text, weights), Path(folder) / "conv.onnx")
             found, _ = extract(Path(folder) / "conv.onnx", {}, precision, profile())
             yield _task(max(found, key=lambda one: one.task.flops), name, None)
+
+
+def alone(what: Product) -> tirx.PrimFunc:
+    """A product of matrices in halves, without what a task computes of it."""
+    x = te.placeholder((what.batch, what.m, what.k), "float16", "x")
+    y = te.placeholder((1 if what.shared else what.batch, what.k, what.n), "float16", "y")
+    k = te.reduce_axis((0, what.k), "k")
+
+    def summed(b: tirx.Var, i: tirx.Var, j: tirx.Var) -> ir.Expr:
+        return te.sum(x[b, i, k] * y[0 if what.shared else b, k, j], axis=k)
+
+    return te.create_prim_func([x, y, te.compute((what.batch, what.m, what.n), summed, "matmul")])
 
 
 def _convolution(text: str, weights: tuple[int, ...]) -> onnx.ModelProto:
@@ -90,17 +106,30 @@ def _convolution(text: str, weights: tuple[int, ...]) -> onnx.ModelProto:
     return model
 
 
-def _task(one: Extracted, name: str, product: tuple[int, int, int] | None) -> BenchTask:
+def _task(one: Extracted, name: str, product: Product | None) -> BenchTask:
     task = one.task
     made = workload(task.key, one.func, one.outputs, Path(), None, task.constants)
     return BenchTask(name, one.func, task.flops, task.weight, made, product)
 
 
-def _shape(func: tirx.PrimFunc) -> tuple[int, int, int] | None:
-    """m, n and k, where the function multiplies two matrices (a batch of one counts)."""
-    first, second, *_ = [[int(e) for e in p.shape if int(e) != 1] for p in func.params]
-    if len(first) == 2 and len(second) == 2:
-        rows, inner = first
-        if inner == second[0]:
-            return rows, second[1], inner
-    return None
+def _products(found: Sequence[Extracted]) -> Iterator[tuple[Extracted, Product]]:
+    """The first matrix products, one of each shape."""
+    shapes = set[Product]()
+    for one in found:
+        if "matmul" not in one.task.name:
+            continue
+        product = _product(one.func)
+        if product not in shapes:
+            shapes.add(product)
+            yield one, product
+        if len(shapes) == _PRODUCTS:
+            return
+
+
+def _product(func: tirx.PrimFunc) -> Product:
+    """Of the function's reduction, whose last two axes of the output are rows and columns."""
+    schedule = Schedule(func)
+    (block,) = (one for one in blocks(schedule) if (found := info(schedule, one)) and found.is_reduction)
+    *batch, rows, columns, inner = (int(axis.dom.extent) for axis in schedule.get(block).iter_vars)
+    shared = all(1 not in reads_along(schedule, block, n) for n in range(len(batch)))
+    return Product(math.prod(batch), rows, columns, inner, shared)

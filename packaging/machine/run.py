@@ -21,7 +21,7 @@ SOURCE = HERE.parents[1]
 VENV = SOURCE / ".venv/bin"
 _SECONDS = 5400  # of one test
 _BUILDS_ON = {"install": [], "compiled": ["install"], "faults": ["compiled"], "boot": ["compiled"],
-              "compiler": ["compiled"], "limits": ["compiler"]}  # fmt: skip
+              "compiler": ["compiled"], "limits": ["compiler"], "board": ["install"]}  # fmt: skip
 _RESULT = re.compile(r"^RESULT (.+): (.+?)\r?$", re.MULTILINE)
 _ANSWER = re.compile(r"first answer at ([0-9.]+), asked at ([0-9.]+)")
 
@@ -43,7 +43,7 @@ def compile_here(machine: Machine, models: list[Path], run: Path) -> None:
     machine.put([(model, model.name) for model in models], "/root/models")
 
 
-def carry_in(machine: Machine, archives: Path, driver: Path) -> None:
+def carry_in(machine: Machine, archives: Path, driver: Path, run: Path) -> None:
     """What the tests need."""
     debs = [
         path for path in sorted((SOURCE / "dist").glob("*.deb")) if path.stem.endswith(("_all", "_arm64"))
@@ -52,6 +52,9 @@ def carry_in(machine: Machine, archives: Path, driver: Path) -> None:
     machine.put([(path, f"debs/{path.name}") for path in debs], "/root")
     machine.put([(HERE / "tests", "tests"), (driver, "mali.ko")], "/root")
     machine.put(source, "/root/source")
+    clone = run / "clone.tar"
+    subprocess.run(["git", "-C", SOURCE, "archive", f"--output={clone}", "HEAD"], check=True)
+    machine.put([(clone, clone.name)], "/root")
     machine.put([(path, path.name) for path in sorted(archives.glob("*.deb"))], "/var/cache/apt/archives")
 
 
@@ -161,7 +164,7 @@ def main() -> int:
         models = models_of(options.models, options.run)
         print(f"the machine runs after {machine.boot(600):.0f} s", flush=True)
         print(machine.run("uname -a; cat /etc/debian_version; free -m; grep -m 1 part /proc/cpuinfo", 60))
-        carry_in(machine, options.archives, options.driver)
+        carry_in(machine, options.archives, options.driver, options.run)
         machine.put([(model, model.name) for model in models], "/root/models")
         failed = run_tests(machine, with_needs(options.tests), models, options)
         if failed:

@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from honed.runtime.protocol import METHODS
+from honed.protocol.methods import METHODS
 from tests.daemon.raw import packed
 
 from .attack import Attack

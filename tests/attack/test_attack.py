@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from honed.protocol.errors import ModelFileError
 from honed.runtime import modelfile
-from honed.runtime.errors import ModelFileError
 from honed.runtime.kernellog import parse
 
 from . import headers, texts
@@ -41,7 +41,7 @@ def test_a_round_is_repeated_by_its_seed() -> None:
 
 
 def test_every_method_is_attacked() -> None:
-    from honed.runtime.protocol import METHODS
+    from honed.protocol.methods import METHODS
 
     assert {*HARMLESS, *CHANGING, "ModelInfer", "ConfigReload"} == METHODS.keys()
 

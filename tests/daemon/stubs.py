@@ -24,17 +24,18 @@ def option(name):
         if argument.startswith(name + "="): return argument.partition("=")[2]
     return None
 
-if sys.argv[1] == "compile":
-    source = pathlib.Path(sys.argv[2]).read_bytes()
+if sys.argv[1] in ("check", "compile"):
+    source = pathlib.Path(sys.argv[-1]).read_bytes()
     key = hashlib.sha256(source).hexdigest()
-    checking = "--check" in sys.argv
+    checking = sys.argv[1] == "check"
     first = pathlib.Path(__file__).with_name(key + ".py")
     if first.exists(): exec(first.read_text())
     if checking:
         say(event="done")
         sys.exit(0)
-    shutil.copy(pathlib.Path(__file__).with_name(key), option("-o"))
-    say(event="done")
+    shutil.copy(pathlib.Path(__file__).with_name(key), option("--output"))
+    say(event="done", output=option("--output"), sha256=key, precision="fp32", why="", notes=[], kernels=1,
+        launches=1, seconds=0.1, proof=dict(reference="none", probes=0, device=None, error={}, tolerance={}))
     sys.exit(0)
 """
 

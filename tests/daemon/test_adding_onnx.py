@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from honed.daemon import compiler
+from honed.jobs.commands import Compile
 from honed.runtime.errors import HonedError, ModelRefused, ResourceExhausted
 
 from .running import DEADLINE, Service, wait_for
@@ -138,20 +139,16 @@ def test_the_compilers_memory_is_bounded(service: Service, tmp_path: Path) -> No
         profile = Path(status["places"]["cache_dir"]) / "device.toml"
         if not profile.exists():
             client.add(path, name="writes_the_profile")
-    task = compiler.Task(
-        model=path,
+    job = Compile(
+        file=path,
         output=tmp_path / "m.honed",
-        shown_name="m.onnx",
-        shapes={},
-        precision="auto",
         profile=profile,
         device=status["device_spec"],
-        seconds=280.0,
         memory_mib=100,
     )
     with pytest.raises(HonedError, match="MiB"):
-        asyncio.run(compiler.compile_model(task, lambda _: None))
-    assert not task.output.exists()
+        asyncio.run(compiler.compile_model(job, 280.0, lambda _: None))
+    assert not job.output.exists()
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -181,15 +180,15 @@ def test_what_is_refused_does_not_wait_for_what_is_compiled(start_service: Start
 def test_a_reader_that_somebody_kills_is_not_the_files_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspection.command
+    path, real = chain(1, SIZE).write(tmp_path / "m.honed"), inspection.python
     kills = 0
 
-    def command(program: list[str], **options: Any) -> list[str]:
+    def python(module: str, *paths: str) -> tuple[str, ...]:
         nonlocal kills
         kills -= 1
-        return ["/bin/sh", "-c", "kill -9 $$"] if kills >= 0 else real(program, **options)
+        return ("/bin/sh", "-c", "kill -9 $$") if kills >= 0 else real(module, *paths)
 
-    monkeypatch.setattr(inspection, "command", command)
+    monkeypatch.setattr(inspection, "python", python)
     kills = 2
     assert asyncio.run(inspection.Inspector().inspect(path)).launches == 1
     kills = 99
@@ -202,15 +201,15 @@ def test_a_reader_that_a_file_kills_is_told_of_that_file_alone(
 ) -> None:
     good, bad = chain(1, SIZE).write(tmp_path / "good.honed"), tmp_path / "bad.honed"
     bad.write_bytes(b"whatever")
-    real = inspection.command
+    real = inspection.python
 
-    def command(program: list[str], **options: Any) -> list[str]:
-        return ["/bin/sh", "-c", "kill -BUS $$"] if program[3] == str(bad) else real(program, **options)
+    def python(module: str, *paths: str) -> tuple[str, ...]:
+        return ("/bin/sh", "-c", "kill -BUS $$") if paths[0] == str(bad) else real(module, *paths)
 
     async def go() -> list[object]:
         return [found async for _, found in inspection.inspect_all([good, bad, good])]
 
-    monkeypatch.setattr(inspection, "command", command)
+    monkeypatch.setattr(inspection, "python", python)
     first, second, third = asyncio.run(go())
     assert isinstance(first, Compiled)
     assert isinstance(second, ModelFileError)

@@ -12,6 +12,8 @@ import pytest
 
 from honed.daemon.culprits import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
 from honed.daemon.tool import main
+from honed.protocol.methods import METRICS, SERVER_STATUS
+from honed.protocol.params import MetricsParams, Nothing
 from honed.runtime import Client
 from honed.runtime.kernellog import Record
 
@@ -97,4 +99,5 @@ def test_faults_of_others_are_shown_and_not_blamed(
     text = run("status")
     assert "2 in the kernel log since the machine started, 1 of a worker of this service" in text
     assert client.status()["worker"]["restarts"] == 0
-    assert ours(client.metrics(), client.status()).workers == {worker}
+    metrics, status = client.ask(METRICS, MetricsParams()), client.ask(SERVER_STATUS, Nothing())
+    assert ours(metrics, status).workers == {worker}

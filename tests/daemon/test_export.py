@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from honed.protocol.arrivals import Arrivals
+from honed.protocol.errors import DeadlineExceeded, Internal, NotFound
 from honed.runtime import AsyncClient, Client
-from honed.runtime.arrivals import Arrivals
-from honed.runtime.errors import DeadlineExceeded, Internal, NotFound
 from honed.runtime.exported import exported
 from tests.runtime.builder import add_constant, chain
 

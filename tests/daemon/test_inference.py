@@ -9,9 +9,10 @@ import pytest
 
 from honed.daemon.inference import Plan, check
 from honed.daemon.regions import RegionTable
-from honed.runtime.errors import HonedError, InvalidArgument
+from honed.protocol.errors import HonedError, InvalidArgument
+from honed.protocol.methods import parse
+from honed.protocol.params import InferParams, RegionParams
 from honed.runtime.model import Tensor
-from honed.runtime.protocol import InferParams, RegionParams, parse
 from honed.runtime.regions import Region
 
 INPUTS = (

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from honed.daemon.tool import main
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.methods import METHODS, Right
 from honed.runtime import Client
-from honed.runtime.errors import InvalidArgument
 from honed.runtime.leaseclient import LeaseHolder
-from honed.runtime.protocol import METHODS, Right
 
 from .conftest import SIZE
 from .lease_holder import Tuner

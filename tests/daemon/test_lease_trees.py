@@ -20,7 +20,11 @@ from honed.daemon.limits import Limits
 from honed.daemon.peers import identify
 from honed.daemon.turns import Turns
 from honed.daemon.usage import Usage
-from honed.runtime import wire
+from honed.protocol import wire
+from honed.protocol.decoder import Decoder
+from honed.protocol.peer import Asked
+from honed.protocol.results import Done
+from honed.protocol.service import LeaseAsked
 
 from . import idle_trees as trees
 
@@ -34,13 +38,12 @@ class Service:
     def __init__(self, leasing: Leasing) -> None:
         self._leasing = leasing
 
-    def start(
-        self, connection: Connection, request: wire.Request, descriptors: list[int]
-    ) -> Coroutine[Any, Any, Any]:
-        async def answer() -> dict[str, Any]:
+    def start(self, connection: Connection, request: Asked) -> Coroutine[Any, Any, Any]:
+        async def answer() -> LeaseAsked | Done:
             if request.method == "LeaseAsk":
                 return self._leasing.ask(connection, request.params["candidate_seconds"])
-            return self._leasing.release(connection, request.params["lease"])
+            self._leasing.release(connection, request.params["lease"])
+            return Done()
 
         return answer()
 
@@ -54,7 +57,7 @@ class Tuner:
     def __init__(self, leasing: Leasing) -> None:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
-        self._decoder = wire.Decoder()
+        self._decoder = Decoder()
         turns = Turns(asyncio.get_running_loop())
         Connection(1, ours, identify(ours), Limits(), Usage(1 << 20), turns, Service(leasing))
 
@@ -116,7 +119,7 @@ def test_a_signal_that_turns_busy_ends_the_lease(
         async def tuning() -> None:
             tuner = Tuner(leasing)
             await tuner.send("LeaseAsk", candidate_seconds=1.0)
-            while leasing.lease()["state"] != "granted":
+            while leasing.lease().state != "granted":
                 assert await tuner.hear() == GRANTED
             # The tuner's own use of the GPU is no reason to leave.
             gpu = "sys/devices/platform/fb000000.gpu/devfreq/fb000000.gpu/load"
@@ -128,7 +131,7 @@ def test_a_signal_that_turns_busy_ends_the_lease(
             assert revoked.params["why"].startswith(signal)
             trees.write(tmp_path, {gpu: "0@300000000Hz"})
             await tuner.send("LeaseRelease", lease=1)
-            assert leasing.lease()["release"]["count"] == 0, "no request was kept waiting"
+            assert leasing.lease().release.count == 0, "no request was kept waiting"
             tuner.close()
 
         await watched(leasing, tuning())
@@ -145,7 +148,7 @@ def test_a_driver_that_hangs_ends_the_lease(tmp_path: Path) -> None:
         async def tuning() -> None:
             tuner = Tuner(leasing)
             await tuner.send("LeaseAsk", candidate_seconds=1.0)
-            while leasing.lease()["state"] != "granted":
+            while leasing.lease().state != "granted":
                 assert await tuner.hear() == GRANTED
             hanging = tmp_path / "proc/pressure/io"
             hanging.unlink()

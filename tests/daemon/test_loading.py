@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import dataclass
 from typing import Any, cast
 
 from honed.daemon.limits import Limits
 from honed.daemon.loading import Loader
-from honed.daemon.models import Registry
-from honed.daemon.store import Store
+from honed.daemon.requests import Queue
+from honed.daemon.serving.states import Engine
 from honed.daemon.supervisor import Supervisor
 
 RUN_SECONDS = 0.005
@@ -33,19 +34,32 @@ class RunsInTurn:
         return {"ns": 1, "wrong": "", "sets": 1}
 
 
-def loader(device: RunsInTurn) -> Loader:
+@dataclass(slots=True, kw_only=True)
+class Observed(Engine):
+    """An engine that says how long it was idle, and counts who wants to know."""
+
+    idle: float = 0.0
+    asked: int = 0
+
+    def idle_seconds(self, now: float) -> float:
+        self.asked += 1
+        return self.idle
+
+
+def loader(device: RunsInTurn, engine: Engine) -> Loader:
     """Of nothing but the device."""
     nothing = cast(Any, None)
-    return Loader(
-        "", Limits(), cast(Supervisor, device), cast(Registry, nothing), cast(Store, nothing), nothing
-    )
+    return Loader(engine, Limits(), cast(Supervisor, device), nothing, nothing)
+
+
+def engine(idle: float) -> Observed:
+    return Observed(name="", queue=Queue(1), idle=idle)
 
 
 def test_requests_run_between_the_turns_of_a_duel() -> None:
     async def go() -> list[str]:
         device = RunsInTurn()
-        made = loader(device)
-        made.idle_seconds = lambda: 0.0
+        made = loader(device, engine(idle=0.0))
 
         async def client() -> None:
             while True:
@@ -68,17 +82,9 @@ def test_requests_run_between_the_turns_of_a_duel() -> None:
 def test_a_duel_does_not_pause_for_nobody() -> None:
     async def go() -> tuple[int, float]:
         device = RunsInTurn()
-        made = loader(device)
-        asked = 0
-
-        def idle_seconds() -> float:
-            nonlocal asked
-            asked += 1
-            return float("inf")
-
-        made.idle_seconds = idle_seconds
-        await made.duel("old", "new", ROUNDS)
-        return asked, len(device.ran)
+        idle = engine(idle=float("inf"))
+        await loader(device, idle).duel("old", "new", ROUNDS)
+        return idle.asked, len(device.ran)
 
     asked, runs = asyncio.run(go())
     assert runs == 2 * ROUNDS
@@ -90,7 +96,7 @@ def test_duels_do_not_mix() -> None:
 
     async def go() -> list[tuple[str, str]]:
         device = RunsInTurn()
-        made = loader(device)
+        made = loader(device, engine(idle=float("inf")))
         await asyncio.gather(made.duel("a1", "a2", ROUNDS), made.duel("b1", "b2", ROUNDS))
         return device.pairs
 

@@ -22,6 +22,8 @@ from honed.daemon.gains import Gains, read
 from honed.daemon.idle.thermal import temperatures
 from honed.daemon.openmetrics import FAMILIES, Family, Sample, _lines
 from honed.daemon.tool import main
+from honed.protocol.methods import METRICS
+from honed.protocol.params import MetricsParams
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import InvalidArgument, NotFound
 from tests.runtime.builder import chain
@@ -110,7 +112,7 @@ def test_plain_data_says_the_same(client: Client) -> None:
     assert model["spent"]["tasks"]
     assert document["device_time"] == "wall time of inferences in the worker"
     with pytest.raises(InvalidArgument, match="openmetrics"):
-        client._call("Metrics", {"format": "xml"})
+        client.ask(METRICS, MetricsParams(format="xml"))
 
 
 @pytest.mark.service

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.peers import Peer, Policy, current_policy, identify
-from honed.runtime.errors import PermissionDenied
-from honed.runtime.protocol import METHODS, Right
+from honed.daemon.peers import Credentials, Policy, current_policy, identify
+from honed.protocol.errors import PermissionDenied
+from honed.protocol.methods import METHODS, Right
 
 from .running import Service
 
@@ -22,8 +22,8 @@ INFER = {Right.ANYONE, Right.INFER}
 ALL = set(Right)
 
 
-def peer(uid: int, *gids: int) -> Peer:
-    return Peer(pid=1, uid=uid, gids=frozenset(gids))
+def peer(uid: int, *gids: int) -> Credentials:
+    return Credentials(pid=1, uid=uid, gids=frozenset(gids))
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def peer(uid: int, *gids: int) -> Peer:
         (peer(65534, 65534), NONE),
     ],
 )
-def test_rights(who: Peer, rights: set[Right]) -> None:
+def test_rights(who: Credentials, rights: set[Right]) -> None:
     assert POLICY.rights(who) == rights
 
 
@@ -82,7 +82,7 @@ def test_a_peer_is_known_by_its_socket() -> None:
 STRANGER = """
 import sys
 from honed.runtime import Client
-from honed.runtime.errors import PermissionDenied
+from honed.protocol.errors import PermissionDenied
 client = Client(sys.argv[1])
 assert client.live()
 assert client.metadata()["name"] == "honed"

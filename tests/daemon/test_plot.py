@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import itertools
-import string
+import sys
+from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.cli import lettering, plot
-from honed.daemon.cli.picture import HEIGHT, WIDTH, label_places, png
+from honed.daemon.cli import picture, plot
+from honed.daemon.cli.picture import draw
 from honed.daemon.cli.plot import Curve, Mark
 from honed.daemon.cli.tasks import milliseconds, short
+from honed.runtime.errors import NotFound
 
 POINTS = st.lists(st.tuples(st.integers(0, 10**6), st.floats(0, 1e9)), min_size=1, max_size=40).map(sorted)
 
@@ -53,36 +56,47 @@ def test_ticks_are_round_and_reach_the_end(largest: float, count: int, whole: bo
     assert not whole or all(tick == int(tick) for tick in found)
 
 
-@settings(max_examples=15)
-@given(POINTS, st.text(max_size=60))
+def drawn(kind: Literal["png", "svg"], *curves: Curve) -> bytes:
+    pytest.importorskip("matplotlib")
+    file = io.BytesIO()
+    draw(file, kind, *curves)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("title", ["lightglue", "a $ b $ c", "x^{", ""])
+@pytest.mark.parametrize("points", [[(0, 0.0)], [(0, 1e9), (10**6, 1.0)], [(3, 5.0), (3, 4.0), (7, 1e-3)]])
 def test_any_curve_is_drawn(points: list[tuple[float, float]], title: str) -> None:
-    marks = tuple(Mark(x=x, y=y, label=title[:20]) for x, y in points[:3])
-    drawn = Curve(title=title, x_name="trials", y_name="ms", points=points, marks=marks)
-    assert png(drawn).startswith(b"\x89PNG")
+    marks = tuple(Mark(x=x, y=y, label=title) for x, y in points)
+    one = Curve(title=title, x_name="trials", y_name="ms", points=points, marks=marks)
+    assert drawn("png", one).startswith(b"\x89PNG")
 
 
 def test_several_curves_are_drawn_on_one_sheet() -> None:
     low, high = (Curve(title="t", x_name="x", y_name="y", points=[(0, y), (9, y)]) for y in (1.0, 4.0))
-    assert len({png(low, high), png(high), png(low, low, high)}) == 3
+    assert len({drawn("png", low, high), drawn("png", high), drawn("png", low, low, high)}) == 3
 
 
-@given(st.lists(st.tuples(st.floats(96, 928), st.floats(72, 468)), max_size=30), st.floats(1, 300))
-def test_no_label_lies_over_another(dots: list[tuple[float, float]], width: float) -> None:
-    places = [place for place in label_places(dots, [width] * len(dots)) if place is not None]
-    assert places or not dots
-    assert all(x >= 0 and x + width <= WIDTH and 0 <= y <= HEIGHT for x, y in places)
-    for (x, y), (other_x, other_y) in itertools.combinations(places, 2):
-        assert abs(y - other_y) >= 10 or abs(x - other_x) > width
+def test_a_drawing_for_documents() -> None:
+    assert b"<svg" in drawn("svg", curve([(0, 2.0), (9, 1.0)]))
 
 
-def test_every_letter_a_model_name_may_hold_can_be_drawn() -> None:
-    unknown = list(lettering.strokes("?"))
-    for letter in string.ascii_letters + string.digits + "._-":
-        strokes = list(lettering.strokes(letter))
-        assert strokes != unknown, letter
-        assert all(len(stroke) > 1 for stroke in strokes), letter
-    assert lettering.width("") == 0
-    assert lettering.width("ab") > lettering.width("a") > 0
+@pytest.mark.parametrize("at", [(0.0, 5.0), (50.0, 0.0), (100.0, 10.0)])
+def test_no_label_lies_over_another(at: tuple[float, float]) -> None:
+    figures = pytest.importorskip("matplotlib.figure")
+    axes = figures.Figure((9.6, 5.4)).subplots()
+    axes.set_xlim(0, 100)
+    axes.set_ylim(0, 10)
+    marks = [(Mark(x=at[0], y=at[1], label=f"version {n}: 4.03 ms"), "red") for n in range(30)]
+    boxes = picture.write_labels(axes, marks)
+    assert boxes
+    assert all(one.x0 >= 0 and one.x1 <= 960 and one.y1 <= 540 for one in boxes)
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(NotFound, match="apt install python3-matplotlib"):
+        draw(io.BytesIO(), "png", curve([(0, 1.0)]))
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def device_of(file: Path) -> DeviceProfile:
 def test_the_example_compiles_and_what_comes_of_it_runs_where_it_fits(
     example: Path, compile_for: Compile, tmp_path: Path, start_service: Callable[..., Service]
 ) -> None:
-    status, error = compile_for(example)
+    status, error = compile_for(example, "--precision", "fp32")
     assert status == 0, error
     assert device_of(tmp_path / "out.honed").identity == profilefile.load(example).identity
     read = modelfile.read(tmp_path / "out.honed")

@@ -12,8 +12,12 @@ import pytest
 from honed.daemon.building import BuilderLost
 from honed.daemon.limits import Limits
 from honed.daemon.loading import Loader
-from honed.daemon.models import Entry, Registry, State
 from honed.daemon.proven import Proven
+from honed.daemon.serving.actions import GiveUp, Load, Prove, Unload
+from honed.daemon.serving.events import Added, Event, WorkerReady
+from honed.daemon.serving.machine import Machine
+from honed.daemon.serving.registry import Registry
+from honed.daemon.serving.states import ServedModel, State
 from honed.daemon.store import Manifest, Store, StoredFile, begin
 from honed.daemon.supervisor import Supervisor, WorkerLost
 from honed.runtime.errors import HonedError, ModelRefused
@@ -34,13 +38,13 @@ class Worker:
         self.asked: list[str] = []
         self.failing: dict[int, HonedError] = {}  # by probe
         self.states: list[State] = []
-        self.entry: Entry | None = None
+        self.model: ServedModel | None = None
 
     async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
         probe = params.get("probe")
         self.asked.append(method if probe is None else f"{method} {probe}")
-        if self.entry is not None:
-            self.states.append(self.entry.state)
+        if self.model is not None:
+            self.states.append(self.model.state)
         if probe in self.failing:
             raise self.failing[probe]
         return {"device": "d", "probes": PROBES, "outputs": [{"error": 0.1 * (probe or 0)}]}
@@ -52,9 +56,9 @@ class Worker:
         raise AssertionError(reason)
 
 
-def entry() -> Entry:
+def manifest() -> Manifest:
     file = StoredFile(name="m.honed", sha256=KEY, nbytes=1)
-    manifest = Manifest(
+    return Manifest(
         name="m",
         added=0.0,
         compiled=file,
@@ -63,7 +67,6 @@ def entry() -> Entry:
         shapes={},
         precision="auto",
     )
-    return Entry(manifest=manifest, compiled=None)
 
 
 class Builder:
@@ -79,23 +82,34 @@ class Builder:
             raise self._failing
 
 
-def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[Entry, list[str]]:
+def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[ServedModel, list[str]]:
     """A service's start with one model, to the end of all its work; why it was given up."""
     given_up: list[str] = []
+    machine = Machine(Registry(), ("",), "", 1)
+    machine.handle(Added(manifest=manifest(), compiled=cast(Any, None), home="", proof=None), 0.0, 0.0)
+    worker.model = model = machine.models.get("m")
 
-    async def go() -> Entry:
-        registry = Registry()
-        worker.entry = model = entry()
-        registry.put(model)
-        loader = Loader("", Limits(), cast(Supervisor, worker), registry, Store(cache / "state"), cache)
+    async def go() -> None:
+        loader = Loader(
+            machine.engines[""], Limits(), cast(Supervisor, worker), Store(cache / "state"), cache
+        )
         loader.builder = cast(Any, builder or Builder())
-        loader.on_given_up = lambda given, why: (given.fail(why), given_up.append(why))[1]
-        await loader.load_all()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(cast(set[asyncio.Task[Any]], others))
-        return model
+        news: list[Event | None] = [WorkerReady(engine="", worker=1, spec="d", family="cpu")]
+        while news:
+            event = news.pop(0)
+            for action in machine.handle(event, 0.0, 0.0) if event is not None else []:
+                match action:
+                    case Load():
+                        news.append(await loader.restore(action))
+                    case Prove():
+                        news.append(await loader.prove(action))
+                    case Unload():
+                        await loader.tell("Unload", {"key": action.key})
+                    case GiveUp():
+                        given_up.append(action.why)
 
-    return asyncio.run(go()), given_up
+    asyncio.run(go())
+    return model, given_up
 
 
 def test_all_probes_are_proven_apart_once_and_one_before_serving(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Publications that meet something else in the middle. A real store; fleet and worker are stand-ins."""
+"""Publications that meet something else in the middle. A real store; pool and worker are stand-ins."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from typing import Any, cast
 
 import pytest
 
+from honed.daemon.commits import Commits
 from honed.daemon.compiled import Compiled, summarise
 from honed.daemon.inspection import Inspector
 from honed.daemon.latencies import Latencies
 from honed.daemon.limits import Limits
-from honed.daemon.models import Entry, Registry
-from honed.daemon.publishing import Publisher, Trial
+from honed.daemon.publishing import Publisher
+from honed.daemon.serving.actions import Persist
+from honed.daemon.serving.events import Added, Event, Judged, Proof, WorkerReady
+from honed.daemon.serving.machine import Machine
+from honed.daemon.serving.registry import Registry
+from honed.daemon.serving.states import ServedModel, Trial
 from honed.daemon.store import Manifest, Store, StoredFile, describe, new_version
 from honed.daemon.versions import Duel, first, succeed
+from honed.protocol.params import PublishParams
 from honed.runtime import modelfile
-from honed.runtime.protocol import PublishParams
 
 from . import spin
 
@@ -39,34 +44,45 @@ class Interrupted(Store):
 class Loader:
     """Whatever is loaded is twice as fast."""
 
-    async def load(self, key: str, path: str, **_: object) -> object:
-        return object()
+    async def load(self, key: str, path: str, **_: object) -> Proof:
+        return Proof(engine="", worker=1, checked={})
 
     async def duel(self, old: str, new: str, rounds: int) -> Duel:
         return Duel(old=(200,) * rounds, new=(100,) * rounds, wrong="")
 
-    @contextmanager
-    def keeping(self, key: str) -> Iterator[None]:
-        yield
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
+class Pool:
+    """The machine with one worker, which is ready; of what it wants done only the store sees anything."""
+
+    def __init__(self, models: Registry, commits: Commits) -> None:
+        self.machine = Machine(models, ("",), "", 1)
+        self.persisting: list[asyncio.Task[None]] = []
+        self._commits = commits
+        self._server = SimpleNamespace(loader=Loader(), name="")
+        self.handle(WorkerReady(engine="", worker=1, spec="d", family="cpu"))
+
+    def handle(self, event: Event) -> None:
+        for action in self.machine.handle(event, 0.0, 0.0):
+            if isinstance(action, Persist):
+                self.persisting.append(asyncio.ensure_future(self._commits.persist(action.model)))
+
+    def of(self, _: ServedModel) -> SimpleNamespace:
+        return self._server
+
+    def check_at_home(self, _: ServedModel) -> None:
+        """It is."""
+
+    @contextmanager
+    def keeping(self, *_: object) -> Iterator[None]:
+        yield
 
 
 class Jobs:
     """One change at a time."""
 
-    def __init__(self, registry: Registry) -> None:
-        self.committing = asyncio.Lock()
-        self.inspector = Inspector()
-        self._registry = registry
-
     @contextmanager
     def job(self, *_: object) -> Iterator[None]:
         yield
-
-    def manifests(self) -> list[Manifest]:
-        return [entry.manifest for entry in self._registry.all()]
 
 
 def read(path: Path) -> Compiled:
@@ -74,17 +90,16 @@ def read(path: Path) -> Compiled:
         return summarise(file.model)
 
 
-def stored(store: Store, folder: Path) -> tuple[Entry, Entry]:
+def stored(store: Store, folder: Path) -> tuple[Manifest, Manifest]:
     """Model m at version 2, and as it was at version 1; no source, so anything of its shape succeeds it."""
     manifest: Manifest | None = None
-    before: Entry | None = None
+    before: Manifest | None = None
     for number, turns in ((1, 400), (2, 200)):
         file = describe(spin.write(folder / f"v{number}.honed", turns), "m.honed")
         path = folder / f"v{number}.honed"
         schedules = read(path).schedules
         version = new_version(file, number, schedules=schedules, why="", now=number, settled=number == 1)
-        if manifest is not None:
-            before = Entry(manifest=manifest, compiled=read(store.object(manifest.compiled)))
+        before = manifest
         history = succeed(manifest.history, version, 2, keep=True) if manifest else first(version, 1)
         manifest = Manifest(
             name="m",
@@ -98,24 +113,30 @@ def stored(store: Store, folder: Path) -> tuple[Entry, Entry]:
         store.commit(manifest, [(file, path)])
     assert manifest is not None
     assert before is not None
-    return before, Entry(manifest=manifest, compiled=read(store.object(manifest.compiled)))
+    return before, manifest
 
 
 @pytest.mark.parametrize("at", ["before it is stored", "while it is stored"])
 def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
     store = Interrupted(tmp_path / "state")
     store.open()
-    before, entry = stored(store, tmp_path)
+    before, present = stored(store, tmp_path)
     offered = spin.write(tmp_path / "v3.honed", 100)
 
     async def go() -> dict[str, Any]:
-        loop, registry, loader = asyncio.get_running_loop(), Registry(), Loader()
-        registry.put(entry)
-        jobs = Jobs(registry)
-        fleet = SimpleNamespace(loader=lambda _: loader, check_at_home=lambda _: None)
-        fleet.admit = fleet.unload = lambda *_: None
-        publisher = Publisher(Limits(), store, registry, cast(Any, fleet), cast(Any, jobs), Latencies())
-        publisher._trials["m"] = Trial(before=before, since=0.0)
+        loop, models, inspector = asyncio.get_running_loop(), Registry(), Inspector()
+        commits = Commits(store, models)
+        pool = Pool(models, commits)
+        for manifest in (before, present):
+            compiled = read(store.object(manifest.compiled))
+            pool.handle(Added(manifest=manifest, compiled=compiled, home="", proof=None))
+            if manifest is before:
+                earlier = models.get("m")
+        model = models.get("m")
+        model.trial = Trial(before=earlier, since=0.0)
+        publisher = Publisher(
+            Limits(), store, models, cast(Any, pool), cast(Any, Jobs()), commits, inspector, Latencies()
+        )
 
         def crashes() -> None:
             store.meanwhile = lambda: None
@@ -123,27 +144,26 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
             done.result(30)
 
         async def crash() -> None:
-            publisher._faulted(entry, "it crashed")
+            pool.handle(Judged(model.number, "it crashed"))
 
         if at == "while it is stored":
             store.meanwhile = crashes
         else:
-            await jobs.committing.acquire()
+            await commits.turn.acquire()
         descriptor = os.open(offered, os.O_RDONLY)
         try:
-            params = PublishParams(name="m", expected=entry.key, why="tuned")
+            params = PublishParams(name="m", expected=model.key, why="tuned")
             publishing = asyncio.ensure_future(publisher.publish(params, [descriptor]))
             if at == "before it is stored":
-                while not jobs.committing._waiters:  # type: ignore[attr-defined]
+                while not commits.turn._waiters:  # type: ignore[attr-defined]
                     await asyncio.sleep(0.01)
                 await crash()
-                jobs.committing.release()
+                commits.turn.release()
             told = await publishing
         finally:
             os.close(descriptor)
-        while publisher._tasks:
-            await asyncio.wait(publisher._tasks)
-        assert registry.get("m").key == before.key
+        await asyncio.gather(*pool.persisting)
+        assert models.get("m").key == before.compiled.sha256
         return told
 
     told = asyncio.run(go())

@@ -189,24 +189,29 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from types import SimpleNamespace
     from typing import Any, cast
 
+    from honed.daemon.commits import Commits
     from honed.daemon.jobs import Jobs
     from honed.daemon.limits import Limits
-    from honed.daemon.models import Registry
+    from honed.daemon.serving.events import Added
+    from honed.daemon.serving.machine import Machine
+    from honed.daemon.serving.registry import Registry
     from honed.runtime.errors import PermissionDenied
 
-    from .test_proven import entry
+    from .test_proven import manifest
 
     def refused(*_: object) -> None:
         raise PermissionDenied("the disk is read-only")
 
     async def go() -> None:
-        registry = Registry()
-        registry.put(entry())
-        fleet = cast(Any, SimpleNamespace(drop_model=None, unload=None))
-        jobs = Jobs(Limits(), cast(Any, SimpleNamespace(remove=refused)), registry, fleet, tmp_path)
+        models, nothing = Registry(), cast(Any, None)
+        added = Added(manifest=manifest(), compiled=nothing, home="", proof=None)
+        Machine(models, ("",), "", 1).handle(added, 0.0, 0.0)
+        store = cast(Any, SimpleNamespace(remove=refused))
+        commits = Commits(store, models)
+        jobs = Jobs(Limits(), store, models, nothing, commits, nothing, nothing, tmp_path)
         with pytest.raises(PermissionDenied):
             await jobs.remove("m")
-        assert registry.find("m") is not None
+        assert models.find("m") is not None
 
     asyncio.run(go())
 

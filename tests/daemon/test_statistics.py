@@ -124,9 +124,10 @@ def test_what_a_model_counts_is_counted_for_all() -> None:
     }
     assert one.plain(5.0, 10.0)["failures"] == {}
     triton = one.triton("m")
-    assert (triton["name"], triton["inference_count"], triton["last_inference"]) == ("m", 1, 123)
-    assert triton["inference_stats"]["success"] == {"count": 1, "ns": 200_000_000}
-    assert other.triton("m")["inference_stats"]["fail"]["count"] == 1
+    assert (triton.name, triton.inference_count, triton.last_inference) == ("m", 1, 123)
+    success = triton.inference_stats.success
+    assert (success.count, success.ns) == (1, 200_000_000)
+    assert other.triton("m").inference_stats.fail.count == 1
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from honed.daemon.store import (
     describe,
     new_version,
     receive,
+    version_file,
 )
 from honed.daemon.versions import succeed
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
@@ -84,7 +85,7 @@ def test_versions_that_are_kept_keep_their_files(store: Store, tmp_path: Path) -
     found, damaged = store.open()
     assert found["a"] == manifest
     assert damaged == []
-    kept = {v.number: store.object(store.version_file(manifest, v)).exists() for v in history.versions}
+    kept = {v.number: store.object(version_file(manifest, v)).exists() for v in history.versions}
     assert kept == {1: False, 2: True, 3: True, 4: True}
 
 

@@ -53,9 +53,8 @@ def test_arguments_reach_the_compiler(child: Any, capsys: pytest.CaptureFixture[
     )
     assert status == 0
     assert json.loads(err.partition("50% ")[2]) == [
-        "compile", "--precision", "auto", "--calibration=sets", "--shape=a=b=1,2", "--profile=-p.toml",
-        "--device=-d",
-        "--output=y.honed", "--", "x.onnx",
+        "compile", "--shape=a=b=1,2", "--calibration=sets", "--device=-d", "--output=y.honed",
+        "--profile=-p.toml", "--", "x.onnx",
     ]  # fmt: skip
     document = json.loads(out)
     assert "event" not in document
@@ -101,11 +100,11 @@ def test_an_error_keeps_its_code(child: Any, capsys: pytest.CaptureFixture[str])
             "print('first', file=sys.stderr); raise ValueError('last words')",
             ["status 1", "ValueError: last words"],
         ),
-        ("os.kill(os.getpid(), 11)", ["died of SIGSEGV"]),
+        ("os.kill(os.getpid(), 11)", ["ended by signal SIGSEGV"]),
         ("os.kill(os.getpid(), 9)", ["was killed", "memory"]),
         ("print('not json', flush=True); time.sleep(600)", ["said something that is no event"]),
         ("print('[]', flush=True); time.sleep(600)", ["said something that is no event"]),
-        ('say(event="done", output="y"); sys.exit(3)', ["status 3"]),
+        (f"{DONE}; sys.exit(3)", ["status 3"]),
         ("sys.exit(0)", ["status 0"]),
     ],
 )

@@ -194,7 +194,7 @@ def test_the_child_is_given_what_it_needs(hone: Any, stub: StubTuner, tuning_ser
     document = json.loads(out)
     (command, *given), (text, size) = json.loads(document["sentence"])
     assert command == "tune"
-    options = dict(argument.split("=", 1) for argument in given[:-1] if argument != "--shape")
+    options = dict(argument.split("=", 1) for argument in given[:-1] if argument != "--")
     with tuning_service.client() as client:
         described, shown = client.status(), client.show("m")
     assert options["--shape"] == f"x={SIZE}"

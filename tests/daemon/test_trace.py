@@ -3,40 +3,56 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from honed.daemon.cli.trace import trace
+from honed.protocol.results import (
+    Device,
+    ModelPlacement,
+    ModelProfile,
+    ModelShown,
+    ModelSource,
+    ProfiledRow,
+    ShownKernel,
+)
 
-KERNEL = {
-    "name": "add", "grid": [4, 1, 1], "block": [64, 1, 1], "flops": 256, "bytes": 3072, "task": "t1",
-    "schedule": "prior:cpu-1", "launches": 2, "prepared": 0,
-}  # fmt: skip
-SHOWN = {"sha256": "ab", "kernels": [KERNEL]}
+KERNEL = ShownKernel(
+    name="add", grid=(4, 1, 1), block=(64, 1, 1), flops=256, bytes=3072, task="t1", schedule="prior:cpu-1",
+    launches=2, prepared=0,
+)  # fmt: skip
+DEVICE = Device(platform="", vendor="", name="a device", driver_version="1.2", kernel_driver="")
+SOURCE = ModelSource(sha256="", filename="", producer="", opset=None, precision="fp32", choice=None)
+SHOWN = ModelShown(
+    name="small", state="READY", reason="", sha256="ab", bytes=1, added=0.0, source=SOURCE, shapes={},
+    precision="auto", notes=(), compiler={}, device=DEVICE, inputs=(), outputs=(), proof=None,
+    placement=ModelPlacement(device="", served_by="", why="", away=""), checked=None, kernels=(KERNEL,),
+    launches=2, copies=1, host_calls=1, constant_bytes=0, arena_bytes=0, prepared_bytes=0,
+)  # fmt: skip
 
 
-def _row(name: str, kind: str) -> dict[str, Any]:
+def _row(name: str, kind: str) -> ProfiledRow:
     known = kind == "kernel"
-    return {
-        "name": name, "kind": kind, "task": "t1" if known else "", "schedule": "prior:cpu-1" if known else "",
-        "count": 1, "us": 10.0, "share": 0.3, "gflops": 1.0, "gbs": 1.0, "peak_share": 0.5 if known else None,
-    }  # fmt: skip
+    return ProfiledRow(
+        name=name, kind=kind, task="t1" if known else "", schedule="prior:cpu-1" if known else "",
+        count=1, us=10.0, share=0.3, gflops=1.0, gbs=1.0, peak_share=0.5 if known else None,
+    )  # fmt: skip
 
 
-PROFILE = {
-    "name": "small</script>",
-    "runs": 1,
-    "launches": 2,
-    "whole_us": 120.0,
-    "sum_us": 30.0,
-    "device": {"name": "a device", "driver_version": "1.2"},
-    "rows": [_row("add", "kernel"), _row("(copy)", "copy"), _row("(topk)", "host")],
-    "timeline": [
-        ["add", 1.0, 3.0, 5.0, 15.0],
-        ["(topk)", 20.0, 30.0, None, None],
-        ["add", 31.0, 32.0, 40.0, 50.0],
-        ["(copy)", 33.0, 34.0, 50.0, 60.0],
-    ],
-}
+PROFILE = ModelProfile(
+    name="small</script>",
+    runs=1,
+    launches=2,
+    whole_us=120.0,
+    sum_us=30.0,
+    device=DEVICE,
+    peaks=None,
+    rows=(_row("add", "kernel"), _row("(copy)", "copy"), _row("(topk)", "host")),
+    timeline=(
+        ("add", 1.0, 3.0, 5.0, 15.0),
+        ("(topk)", 20.0, 30.0, None, None),
+        ("add", 31.0, 32.0, 40.0, 50.0),
+        ("(copy)", 33.0, 34.0, 50.0, 60.0),
+    ),
+)
 
 
 def test_every_event_keeps_the_rules_of_the_format() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -31,12 +31,14 @@ def connection(number: int) -> tuple[Connection, Peer]:
     return cast(Connection, peer), peer
 
 
+def said(tuner: TunerChild) -> tuple[int, str]:
+    status = tuner.status()
+    return status.pid, status.text
+
+
 def test_nothing_is_claimed_of_a_tuner_that_others_start(tmp_path: Path) -> None:
     tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
-    assert tuner.plain() == {
-        "pid": 0,
-        "text": "none is started here (tuner.spawn is false), and none has reported yet",
-    }
+    assert said(tuner) == (0, "none is started here (tuner.spawn is false), and none has reported yet")
 
 
 def test_a_report_counts_while_its_connection_lasts_and_is_dated_afterwards(
@@ -48,27 +50,28 @@ def test_a_report_counts_while_its_connection_lasts_and_is_dated_afterwards(
     first, peer = connection(1)
     tuner.report(first, "tuning m")
     tuner.report(first, "nothing is left to tune")
-    assert tuner.plain() == {"pid": 7, "text": "nothing is left to tune"}
+    assert said(tuner) == (7, "nothing is left to tune")
     peer.close()
     now += 12
-    assert tuner.plain() == {"pid": 0, "text": "said 12 s ago: nothing is left to tune"}
+    assert said(tuner) == (0, "said 12 s ago: nothing is left to tune")
     tuner.report(connection(2)[0], "tuning m again")
-    assert tuner.plain()["text"] == "tuning m again"
+    assert said(tuner)[1] == "tuning m again"
 
 
 @pytest.mark.service
 def test_a_process_that_has_not_reported_is_not_called_running(tmp_path: Path) -> None:
-    async def go() -> dict[str, Any]:
+    async def go() -> tuple[int, str]:
         tuner = TunerChild(TunerSettings(memory_mib=0), tmp_path / "nobody-listens")
         running = asyncio.ensure_future(tuner.run())
         try:
-            while not tuner.plain()["pid"] and not running.done():
+            while not tuner.status().pid and not running.done():
                 await asyncio.sleep(0.01)
-            return tuner.plain()
+            return said(tuner)
         finally:
             running.cancel()
             await asyncio.wait([running])
 
     told = asyncio.run(go())
-    assert told["pid"] > 0
-    assert told["text"] == "started, has not reported yet"
+    pid, text = told
+    assert pid > 0
+    assert text == "started, has not reported yet"

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import socket
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,20 @@ from honed.daemon.limits import Limits
 from honed.daemon.supervisor import Supervisor, WorkerLost
 from honed.daemon.worker import Worker
 from honed.runtime.errors import DeviceError, NotFound
+from honed.runtime.profilefile import from_dict
 from tests.runtime.builder import add_constant
 
 from .vendors import Vendors
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 SECONDS = 60.0  # that an answer may take
+
+
+async def live(worker: Supervisor, order: list[str]) -> None:
+    """Keep a worker, and note what is told of it."""
+    async with aclosing(worker.lives()) as lives:
+        async for life in lives:
+            order += [life.value]
 
 
 def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir: Path) -> None:
@@ -35,7 +43,7 @@ def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir
             answer = await worker.call("Duel", {"old": "old", "new": "new", "turn": turn}, seconds=SECONDS)
             return str(answer["wrong"])
 
-        running = asyncio.ensure_future(worker.run())
+        running = asyncio.ensure_future(live(worker, []))
         try:
             await worker.wait_ready(SECONDS)
             await worker.open()
@@ -60,14 +68,13 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
 
     async def go() -> None:
         worker = Supervisor(Limits(), cache_dir, "")
-        worker.on_lost = lambda: order.append("lost")
 
         async def ask() -> None:
             with suppress(WorkerLost):
                 await worker.call("Ping", {}, seconds=SECONDS)
             order.append("told")
 
-        running = asyncio.ensure_future(worker.run())
+        running = asyncio.ensure_future(live(worker, order))
         try:
             await worker.wait_ready(SECONDS)
             os.kill(worker.pid, signal.SIGSTOP)
@@ -83,7 +90,7 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
             await asyncio.wait([running])
 
     asyncio.run(go())
-    assert order == ["told", "lost"]
+    assert order == ["begun", "told", "ended", "begun"]
 
 
 @pytest.mark.slow
@@ -102,7 +109,7 @@ def test_the_driver_is_loaded_for_the_first_model(
         def driver_is_loaded() -> bool:
             return str(tmp_path) in Path(f"/proc/{worker.pid}/maps").read_text()
 
-        running = asyncio.ensure_future(worker.run())
+        running = asyncio.ensure_future(live(worker, []))
         try:
             await worker.wait_ready(SECONDS)
             assert not driver_is_loaded()
@@ -115,7 +122,7 @@ def test_the_driver_is_loaded_for_the_first_model(
             assert driver_is_loaded()
             await worker.open()
             assert worker.starts == 2
-            worker.expects_models = lambda: True
+            worker.expects_models = True
             worker.kill("for the test")
             await worker.wait_ready(SECONDS)
             assert driver_is_loaded()
@@ -126,11 +133,19 @@ def test_the_driver_is_loaded_for_the_first_model(
     asyncio.run(go())
 
 
+def test_what_only_builds_measures_no_peaks(tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        found = Worker(theirs, tmp_path, "")._hello(models=True, measure_seconds=None)
+    assert from_dict(found["profile"]).peaks is None
+    assert not list(tmp_path.iterdir())
+
+
 def test_another_version_of_the_driver_is_not_taken_for_the_one_that_was_found(cache_dir: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         worker = Worker(theirs, cache_dir, "")
-        worker._hello(models=False)
+        worker._hello(models=False, measure_seconds=60.0)
         found = worker._found
         assert found is not None
         worker._found = replace(found, identity=replace(found.identity, driver_version="updated"))

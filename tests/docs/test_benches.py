@@ -16,6 +16,8 @@ BENCHES = sorted(
     if path.name.startswith("bench_") or path.parent.name == "nvidia" or ROOT / "benchmarks" in path.parents
 )
 
+_WITH_PYTORCH = ("sidebyside", "cudagraph")  # which is only where the GPU is
+
 pytestmark = pytest.mark.tvm
 
 
@@ -26,8 +28,8 @@ def test_what_a_benchmark_imports_from_this_project_is_there(path: Path) -> None
         if not isinstance(node, ast.ImportFrom):
             continue
         name = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-        if name.split(".")[0] not in ("honed", "tests", "benchmarks") or name.endswith("sidebyside"):
-            continue  # sidebyside is PyTorch's
+        if name.split(".")[0] not in ("honed", "tests", "benchmarks") or name.endswith(_WITH_PYTORCH):
+            continue
         module = importlib.import_module(name)
         for alias in node.names:
             found = hasattr(module, alias.name) or importlib.util.find_spec(f"{name}.{alias.name}")

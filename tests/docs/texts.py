@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from honed.daemon.supervisor import WorkerLost
-from honed.runtime import errors, protocol
+from honed.protocol import errors
 
 ROOT = Path(__file__).parents[2]
 _GAP = "\0"  # what an f-string fills in
@@ -73,6 +73,6 @@ def _texts(node: ast.AST, code: str) -> Iterator[Text]:
 
 def _code(called: ast.expr) -> str:
     name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
-    kinds = {"WorkerLost": WorkerLost, "MissingFiles": protocol.MissingFiles}
+    kinds = {"WorkerLost": WorkerLost, "MissingFiles": errors.MissingFiles}
     kind = kinds.get(name) or getattr(errors, name, None)
     return kind.code if isinstance(kind, type) and issubclass(kind, errors.HonedError) else ""

@@ -168,6 +168,7 @@ def test_a_test_that_fails_keeps_no_other_from_running(
 def test_what_a_test_builds_on_runs_before_it(modules: Callable[[str], ModuleType]) -> None:
     runner = modules("run")
     assert runner.with_needs(["limits"]) == ["install", "compiled", "compiler", "limits"]
-    assert runner.with_needs([]) == ["install", "compiled", "faults", "boot", "compiler", "limits"]
+    assert runner.with_needs(["board"]) == ["install", "board"]
+    assert runner.with_needs([]) == ["install", "compiled", "faults", "boot", "compiler", "limits", "board"]
     for name in runner.with_needs([]):
         assert name == "boot" or len(list((MACHINE / "tests").glob(f"[1-9]-{name}"))) == 1

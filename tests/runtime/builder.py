@@ -63,6 +63,11 @@ INCREMENT = """__kernel void increment(__global const float* a, __global float* 
   int i = get_global_id(0); out[i] = a[i] + 1.0f; }"""
 
 
+def only_in_groups_of_two(source: str) -> str:
+    """The kernel of `source`, which a driver refuses to launch in work-groups of another size."""
+    return source.replace("__kernel", "__kernel __attribute__((reqd_work_group_size(2, 1, 1)))")
+
+
 @dataclass
 class Builder:
     """Collects the parts of a model; each method gives the index of what it added."""

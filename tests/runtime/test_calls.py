@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from honed.protocol import strict
+from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
+from honed.protocol.methods import NAME
+from honed.protocol.params import InferParams
 from honed.runtime import calls, endpoint
-from honed.runtime.errors import Internal, InvalidArgument, NotFound
-from honed.runtime.protocol import NAME, MissingFiles
 from honed.runtime.regions import Region
 
 
@@ -54,11 +56,12 @@ def test_arrays_in_a_region_are_named_and_others_sent() -> None:
             priority=2,
             finite=False,
         )
+    plain = strict.to_plain(call.params, omit_defaults=True)
     place = {"shared_memory_region": "r1", "shared_memory_offset": 0, "shared_memory_byte_size": 16}
-    assert call.params["inputs"][0]["parameters"] == place
-    assert call.params["inputs"][1] == {"name": "b", "datatype": "INT64", "shape": [3]}
-    assert [bytes(c) for c in call.params["raw_input_contents"]] == [np.arange(3).tobytes()]
-    assert call.params["outputs"] == [{"name": "y", "parameters": place}]
+    assert plain["inputs"][0]["parameters"] == place
+    assert plain["inputs"][1] == {"name": "b", "datatype": "INT64", "shape": [3]}
+    assert [bytes(c) for c in plain["raw_input_contents"]] == [np.arange(3).tobytes()]
+    assert plain["outputs"] == [{"name": "y", "parameters": place}]
     assert call.shared == {"y"}
 
 
@@ -72,8 +75,8 @@ def test_scalars_empty_and_boolean_arrays() -> None:
         priority=2,
         finite=False,
     )
-    assert [entry["shape"] for entry in call.params["inputs"]] == [[], [0, 3], [2]]
-    assert [bytes(c) for c in call.params["raw_input_contents"]] == [b"\0\0\0\x40", b"", b"\x01\x00"]
+    assert [tensor.shape for tensor in call.params.inputs] == [(), (0, 3), (2,)]
+    assert [bytes(c) for c in call.params.raw_input_contents or ()] == [b"\0\0\0\x40", b"", b"\x01\x00"]
 
 
 def test_types_that_are_not_carried_are_refused() -> None:
@@ -82,19 +85,37 @@ def test_types_that_are_not_carried_are_refused() -> None:
             calls.infer_call("m", {"x": value}, None, [], timeout=1, priority=2, finite=False)
 
 
+OUTPUT = {"name": "y", "datatype": "FP32", "shape": [2], "parameters": {}}
+RESULT = {
+    "model_name": "m",
+    "model_version": "1",
+    "id": "",
+    "parameters": {"queue_us": 1, "compute_us": 1, "of a later service": 1},
+    "outputs": [OUTPUT],
+    "raw_output_contents": [b"12345678"],
+}
+CALL = calls.InferCall(InferParams(model_name="m", inputs=()), {}, frozenset())
+
+
+def test_a_result_becomes_arrays() -> None:
+    out = calls.infer_result(CALL, {**RESULT, "of a later service": {}})
+    assert out["y"].tobytes() == b"12345678"
+
+
 @pytest.mark.parametrize(
     "result",
     [
         {},
-        {"outputs": [{"name": "y", "datatype": "FP32", "shape": [2]}], "raw_output_contents": []},
-        {"outputs": [{"name": "y", "datatype": "FP32", "shape": [2]}], "raw_output_contents": [b"123"]},
-        {"outputs": [{"name": "y", "datatype": "FP99", "shape": [2]}], "raw_output_contents": [b""]},
-        {"outputs": 3, "raw_output_contents": []},
+        {**RESULT, "raw_output_contents": []},
+        {**RESULT, "raw_output_contents": [b"123"]},
+        {**RESULT, "outputs": [{**OUTPUT, "datatype": "FP99"}]},
+        {**RESULT, "outputs": [{**OUTPUT, "shape": [-1, 3]}]},
+        {**RESULT, "outputs": 3},
     ],
 )
 def test_results_that_make_no_sense(result: dict[str, object]) -> None:
     with pytest.raises(Internal):
-        calls.infer_result(calls.InferCall({}, {}, frozenset()), result)
+        calls.infer_result(CALL, result)
 
 
 def missing(*names: str) -> MissingFiles:

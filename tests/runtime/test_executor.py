@@ -15,8 +15,9 @@ from honed.runtime import load, modelfile
 from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError, InvalidArgument, NotFound
 from honed.runtime.executor import Executor
+from honed.runtime.plan import allocations
 
-from .builder import ADD, Builder, add_constant, chain
+from .builder import ADD, Builder, add_constant, chain, only_in_groups_of_two
 
 X = np.arange(8, dtype=np.float32)
 
@@ -169,6 +170,30 @@ def test_scratch_may_be_shared_over_time(either: Device, tmp_path: Path) -> None
     np.testing.assert_array_equal(out["z"], X)
 
 
+def test_scratch_may_lie_across_other_scratch(either: Device, tmp_path: Path) -> None:
+    """As in files of planners that pack buffers at any offset: parts of one allocation."""
+    b = Builder()
+    kernel = b.kernel(ADD, "add", "rrw", 128, groups=4, block=8)
+    x, y = b.input("x", "float32", (32,)), b.output("y", "float32", (32,))
+    one, two = b.scratch("float32", (32,)), b.scratch("float32", (32,))
+    wide = b.scratch("float32", (64,))
+    b.buffers[two] = replace(b.buffers[two], offset=b.buffers[one].nbytes)
+    b.buffers[wide] = replace(b.buffers[wide], offset=0)  # over both
+    twice = b.kernel(ADD, "add", "rrw", 128, groups=4, block=8, name="twice")
+    b.launch(kernel, x, x, one)
+    b.launch(kernel, one, x, two)
+    b.launch(kernel, two, one, y)
+    b.launch(twice, x, y, wide)
+    third = b.output("z", "float32", (32,))
+    b.launch(twice, wide, x, third)
+    given = np.arange(32, dtype=np.float32)
+    with loaded(b, either, tmp_path) as executor:
+        assert {len(lies) for lies in allocations(executor.model.buffers, "scratch")} == {256}
+        out = executor.run({"x": given})
+    np.testing.assert_array_equal(out["y"], 5 * given)
+    np.testing.assert_array_equal(out["z"], 7 * given)
+
+
 def test_host_calls_between_launches(either: Device, tmp_path: Path) -> None:
     b = Builder()
     x = b.input("x", "float32", (8,))
@@ -275,6 +300,20 @@ def test_types_the_device_lacks(device: Device, tmp_path: Path, kind: str) -> No
     limits = replace(device.profile.limits, fp16=False, fp64=False)
     with pytest.raises(DeviceError, match="has no cl_khr_fp"):
         loaded(b, replace(device, profile=replace(device.profile, limits=limits)), tmp_path)
+
+
+def test_a_refused_launch_is_told_with_its_kernel_and_ends_the_executor(
+    either: Device, tmp_path: Path
+) -> None:
+    b = add_constant()
+    b.sources[1] = only_in_groups_of_two(b.sources[1])  # launched in groups of one
+    refused = r"could not launch kernel 'increment' \(clEnqueueNDRangeKernel: INVALID_WORK_GROUP_SIZE, -54\)"
+    for call in (Executor.run, Executor.profile):
+        with loaded(b, either, tmp_path) as executor:
+            with pytest.raises(DeviceError, match=f"^the OpenCL driver {refused}"):
+                call(executor, {"x": X})
+            with pytest.raises(DeviceError, match=f"failed before .*{refused}"):
+                executor.run({"x": X})
 
 
 def test_load_says_what_is_missing(device: Device, tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from honed.runtime import load
 from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError
 from honed.runtime.model import Copy, Launch
-from honed.runtime.opencl import cl
 
-from .builder import add_prepared
+from .builder import add_prepared, only_in_groups_of_two
 
 X = np.arange(8, dtype=np.float32)
 SPOIL = """__kernel void spoil(__global const float* a, __global float* out) {
@@ -85,14 +84,8 @@ def test_memory_is_counted_for_loading_and_for_running(device: Device, tmp_path:
         load(path, limited(6 * 4096 - 1))
 
 
-def test_a_preparation_that_fails_is_an_error_of_loading(
-    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = add_prepared().write(tmp_path / "m.honed", device.profile)
-
-    def fail(*_: object) -> None:
-        raise cl.RuntimeError("no resources")
-
-    monkeypatch.setattr(cl, "enqueue_nd_range_kernel", fail)
-    with pytest.raises(DeviceError, match="could not prepare the model"):
-        load(path, device)
+def test_a_preparation_that_fails_is_an_error_of_loading(device: Device, tmp_path: Path) -> None:
+    b = add_prepared()
+    b.sources[1] = only_in_groups_of_two(b.sources[1])  # prepared in groups of one
+    with pytest.raises(DeviceError, match=r"could not launch kernel 'increment'"):
+        load(b.write(tmp_path / "m.honed", device.profile), device)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime import profilefile, strict
-from honed.runtime.errors import NotFound, ProfileError
+from honed.protocol import strict
+from honed.protocol.errors import NotFound, ProfileError
+from honed.runtime import profilefile
 from honed.runtime.profile import DeviceIdentity, DevicePeaks, DeviceProfile
 
 from .builder import PROFILE

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.runtime import errors, protocol
-from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused, NotFound
-from honed.runtime.protocol import METHODS, InferParams, LoadParams, MissingFiles, parse
+from honed.protocol import errors
+from honed.protocol.errors import HonedError, InvalidArgument, MissingFiles, ModelRefused, NotFound
+from honed.protocol.methods import METHODS, check_name, parse
+from honed.protocol.params import InferParams, LoadParams
 
 TYPES = [
     kind
@@ -21,27 +22,25 @@ TYPES = [
 
 @pytest.mark.parametrize("kind", TYPES)
 def test_errors_come_back_as_they_were(kind: type[HonedError]) -> None:
-    back = protocol.error_from_map(protocol.error_to_map(kind("a sentence; do this")))
+    back = errors.error_from_map(errors.error_to_map(kind("a sentence; do this")))
     assert type(back) is kind
     assert str(back) == "a sentence; do this"
 
 
 def test_refusals_keep_their_reasons_and_files() -> None:
-    back = protocol.error_from_map(protocol.error_to_map(ModelRefused("no", ("a", "b"))))
+    back = errors.error_from_map(errors.error_to_map(ModelRefused("no", ("a", "b"))))
     assert isinstance(back, ModelRefused)
     assert back.reasons == ("a", "b")
-    missing = protocol.error_from_map(protocol.error_to_map(MissingFiles("no", ("r",), ("w.bin",))))
+    missing = errors.error_from_map(errors.error_to_map(MissingFiles("no", ("r",), ("w.bin",))))
     assert isinstance(missing, MissingFiles)
     assert (missing.reasons, missing.files) == (("r",), ("w.bin",))
 
 
 def test_a_client_that_knows_codes_only_gets_the_codes_class() -> None:
-    assert type(protocol.error_from_map({"code": "NOT_FOUND", "message": "m", "type": "Novel"})) is NotFound
-    assert type(protocol.error_from_map({"code": "INVALID_ARGUMENT", "message": "m"})) is InvalidArgument
+    assert type(errors.error_from_map({"code": "NOT_FOUND", "message": "m", "type": "Novel"})) is NotFound
+    assert type(errors.error_from_map({"code": "INVALID_ARGUMENT", "message": "m"})) is InvalidArgument
     # A type that contradicts its code does not count.
-    assert (
-        type(protocol.error_from_map({"code": "NOT_FOUND", "message": "m", "type": "Cancelled"})) is NotFound
-    )
+    assert type(errors.error_from_map({"code": "NOT_FOUND", "message": "m", "type": "Cancelled"})) is NotFound
 
 
 @given(
@@ -51,18 +50,18 @@ def test_a_client_that_knows_codes_only_gets_the_codes_class() -> None:
     )
 )
 def test_any_error_map_is_some_error(plain: dict[str, Any]) -> None:
-    assert isinstance(protocol.error_from_map(plain), HonedError)
+    assert isinstance(errors.error_from_map(plain), HonedError)
 
 
 @pytest.mark.parametrize("name", ["a", "A1", "x.y_z-0", "a" * 64])
 def test_names_that_are_allowed(name: str) -> None:
-    assert protocol.check_name(name) == name
+    assert check_name(name) == name
 
 
 @pytest.mark.parametrize("name", ["", ".", "-a", "_a", "a/b", "a b", "a\n", "ä", "a" * 65, "..", "a\0"])
 def test_names_that_are_not(name: str) -> None:
     with pytest.raises(InvalidArgument):
-        protocol.check_name(name)
+        check_name(name)
 
 
 INFER: dict[str, Any] = {"model_name": "m", "inputs": [{"name": "x", "datatype": "FP32", "shape": [2]}]}

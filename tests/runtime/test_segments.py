@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from honed.runtime.devices import Device
+from honed.runtime.enqueue import Command
 from honed.runtime.opencl import cl, context
-from honed.runtime.segments import CHUNK, Batch, Command
+from honed.runtime.segments import CHUNK, Batch
 
 LAUNCHES = 300
 
@@ -26,21 +28,22 @@ class Gate:
         self._buffer = cl.Buffer(context(device.cl), cl.mem_flags.READ_WRITE, 64)
         self._kernel = cl.Kernel(self._program, "none")
         self._kernel.set_args(self._buffer)
+        self._launch = Command.launch(0, "none", self._kernel, (1, 1, 1), (1, 1, 1))
         self._closed = True
         self.waiting = 0
         self.enqueued = 0
 
     def command(self) -> Command:
-        return Command(self._enqueue, (self._kernel, (1, 1, 1), (1, 1, 1)), 0)
+        return replace(self._launch, function=self._enqueue)
 
     def open(self) -> None:
         self._closed = False
         self._event.set_status(cl.command_execution_status.COMPLETE)
 
-    def _enqueue(self, queue: Any, kernel: Any, items: Any, block: Any) -> Any:
+    def _enqueue(self, *args: Any) -> Any:
         self.enqueued += 1
         self.waiting += self._closed
-        return cl.enqueue_nd_range_kernel(queue, kernel, items, block)
+        return self._launch.function(*args)
 
 
 @pytest.fixture
@@ -55,12 +58,12 @@ def gate(device: Device) -> Iterator[Gate]:
 
 @pytest.mark.parametrize("cap", [1, 2, 3, 7, 100, 128, 200])
 def test_no_more_than_the_cap_wait_in_the_queue(gate: Gate, cap: int) -> None:
-    Batch([gate.command() for _ in range(LAUNCHES)], cap).run(gate.queue, None)
+    Batch([gate.command() for _ in range(LAUNCHES)], cap, gate.queue).run()
     assert gate.enqueued == LAUNCHES
     assert max(1, cap // 2) <= gate.waiting <= cap
 
 
 def test_without_a_cap_the_host_never_waits(gate: Gate) -> None:
-    events = Batch([gate.command() for _ in range(LAUNCHES)], 0).run(gate.queue, None)
+    events = Batch([gate.command() for _ in range(LAUNCHES)], 0, gate.queue).run()
     assert gate.waiting == gate.enqueued == LAUNCHES
     assert len(events) == -(-LAUNCHES // CHUNK)

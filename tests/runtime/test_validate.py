@@ -184,7 +184,7 @@ BROKEN_PREPARATION: dict[str, tuple[Change, str]] = {
     "misaligned": (with_item("buffers", 2, offset=64), "offset 64, no multiple of 128"),
     "outside": (with_item("buffers", 2, offset=4096), "outside the prepared section of 4096 bytes"),
     "negative section": (with_fields(prepared_bytes=-1), "prepared section of -1 bytes"),
-    "endless section": (with_fields(prepared_bytes=1 << 40), "exceeds what the device can allocate at once"),
+    "endless section": (with_fields(prepared_bytes=1 << 60), "exceeds the device's memory"),
     "overlapping": (
         lambda m: replace(m, buffers=(*m.buffers, m.buffers[2])),
         "prepared values in buffers 2 and 5 overlap",

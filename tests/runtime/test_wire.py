@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from honed.runtime.errors import ResourceExhausted
-from honed.runtime.wire import (
-    Decoder,
+from honed.protocol.decoder import Decoder
+from honed.protocol.errors import ResourceExhausted
+from honed.protocol.wire import (
     FrameLimits,
     Message,
     Notification,

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.runtime import strict, wire
-from honed.runtime.errors import ResourceExhausted
+from honed.protocol import strict, wire
+from honed.protocol.decoder import Decoder
+from honed.protocol.errors import ResourceExhausted
 
 LARGE = 8  # bytes
 VALUES = st.recursive(
@@ -47,7 +48,7 @@ def test_data_apart_makes_the_same_messages_however_they_are_cut(
 ) -> None:
     requests = [wire.Request(msgid=i, method="m", params=params) for i, params in enumerate(sent)]
     frames = [wire.encode(request) for request in requests]
-    decoder, got, sizes, fed = wire.Decoder(large=LARGE), list[Any](), list[int](), 0
+    decoder, got, sizes, fed = Decoder(large=LARGE), list[Any](), list[int](), 0
     for piece in pieces(b"".join(frames), cuts):
         decoder.feed(piece)
         fed += len(piece)
@@ -63,7 +64,7 @@ def test_data_apart_makes_the_same_messages_however_they_are_cut(
 @given(st.binary(max_size=64))
 def test_any_bytes_are_a_fault_or_messages_also_apart(data: bytes) -> None:
     def outcome(large: int | None) -> list[Any]:
-        decoder, found = wire.Decoder(large=large), list[Any]()
+        decoder, found = Decoder(large=large), list[Any]()
         decoder.feed(data)
         try:
             while (message := decoder.next_message()) is not None:
@@ -102,7 +103,7 @@ def test_parts_are_bounded_together() -> None:
 def test_texts_are_bounded_all_together() -> None:
     limits = wire.FrameLimits(max_text=100)
     for params, fits in (({"a" * 99: 1}, True), ({"a" * 99: "b" * 40}, False), ({"a": "b" * 101}, False)):
-        decoder = wire.Decoder(limits)
+        decoder = Decoder(limits)
         decoder.feed(wire.encode(wire.Request(msgid=1, method="m", params=params)))
         if fits:
             assert decoder.next_message() is not None
@@ -112,7 +113,7 @@ def test_texts_are_bounded_all_together() -> None:
 
 
 def test_a_text_is_refused_when_it_is_announced() -> None:
-    decoder = wire.Decoder(wire.FrameLimits(max_text=100))
+    decoder = Decoder(wire.FrameLimits(max_text=100))
     decoder.feed(b"\x94\x00\x05\xa1m\x91\x81\xa1a\xdb\x00\xff\xff\xff")
     with pytest.raises(wire.PeerFault, match="text"):
         decoder.next_message()

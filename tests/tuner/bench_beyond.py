@@ -16,7 +16,8 @@ from pathlib import Path
 from honed.runtime import bounds
 from honed.runtime.surveying import survey
 from honed.tuner.measure.checks import INTEGER_GAIN
-from honed.tuner.records import Outcome, Records
+from honed.tuner.outcome import Stored
+from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
 
@@ -37,7 +38,7 @@ def main() -> int:
     with Records.open(options.records) as records:
         for candidate in records.finished(setup_for(profile.identity)):
             task = records.task(candidate.workload)
-            if candidate.outcome is not Outcome.RIGHT or candidate.timing is None or task is None:
+            if candidate.outcome is not Stored.RIGHT or candidate.timing is None or task is None:
                 continue
             counted += 1
             # Of its types the records say nothing: the larger of the two peaks is the bound.

@@ -22,8 +22,9 @@ from pathlib import Path
 from honed.runtime import devices, kernellog, peaks
 from honed.runtime.errors import HonedError
 from honed.runtime.profile import DeviceProfile
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.outcome import Outcome
 
 from .liars import family
 

@@ -17,6 +17,7 @@ import onnx
 import psutil
 from onnx import helper
 
+from honed.jobs.events import News, to_map
 from honed.runtime.kernellog import Reader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.measure.measurer import Measurer
@@ -140,4 +141,8 @@ def session(
         )
         again = peaks_again or (lambda: profile)
         proposals = Proposals(search, opened, trials.setup, ahead=ahead)
-        yield Session("m", profile, trials, proposals, emit, peaks_again=again, trust_defaults=trust_defaults)
+
+        def tell(news: News) -> None:
+            emit(to_map(news))
+
+        yield Session("m", profile, trials, proposals, tell, peaks_again=again, trust_defaults=trust_defaults)

@@ -42,6 +42,13 @@ GRAPHS = {
     "product and columns of another": """(float[2, 12, 80] x, float[2, 12, 24] z, float[24, 32] w)
         => (float[2, 12, 32] y) <int64[1] from = {48}, int64[1] to = {80}, int64[1] axis = {2}> {
         m = MatMul(z, w) s = Slice(x, from, to, axis) y = Add(m, s) }""",
+    "attention with a mask": """(float[2, 2, 16, 8] q, float[2, 2, 8, 32] k, float[2, 2, 32, 32] v,
+        float[2, 1, 1, 32] mask) => (float[2, 2, 16, 32] y) <float root = {0.35}> {
+        p = MatMul(q, k) s = Mul(p, root) m = Add(s, mask) w = Softmax <axis = -1> (m) y = MatMul(w, v) }""",
+    "attention that writes rows": """(float[2, 4, 12, 8] q, float[2, 4, 8, 20] k, float[2, 4, 20, 16] v)
+        => (float[2, 12, 64] y) <int64[3] rows = {2, 12, 64}> {
+        p = MatMul(q, k) w = Softmax <axis = -1> (p) m = MatMul(w, v)
+        t = Transpose <perm = [0, 2, 1, 3]> (m) y = Reshape(t, rows) }""",
     "convolution 3x3": """(float[1, 6, 13, 13] x, float[16, 6, 3, 3] w, float[16] b)
         => (float[1, 16, 13, 13] y) {
         c = Conv <pads = [1, 1, 1, 1]> (x, w, b) y = Relu(c) }""",
@@ -64,6 +71,13 @@ GRAPHS = {
     "convolution 1x1": """(float[1, 12, 12, 12] x, float[20, 12, 1, 1] w, float[20] b)
         => (float[1, 20, 12, 12] y) {
         c = Conv(x, w, b) s = Sigmoid(c) y = Mul(c, s) }""",
+    "convolution 1x1 of odd images, with a shortcut": """(float[1, 12, 6, 7] x, float[20, 12, 1, 1] w,
+        float[20] b, float[1, 20, 6, 7] z) => (float[1, 20, 6, 7] y) {
+        c = Conv(x, w, b) a = Add(c, z) y = Relu(a) }""",
+    "convolution 1x1 of two odd images": """(float[2, 8, 3, 14] x, float[16, 8, 1, 1] w)
+        => (float[2, 16, 3, 14] y) { y = Conv (x, w) }""",
+    "convolution, strided, of rows that end with a vector": """(float[1, 3, 16, 16] x, float[8, 3, 3, 3] w)
+        => (float[1, 8, 7, 7] y) { y = Conv <strides = [2, 2]> (x, w) }""",
     "depthwise convolution": """(float[1, 16, 13, 13] x, float[16, 1, 3, 3] w) => (float[1, 16, 7, 7] y) {
         y = Conv <group = 16, pads = [1, 1, 1, 1], strides = [2, 2]> (x, w) }""",
     "depthwise convolution with a sigmoid": """(float[1, 16, 7, 13] x, float[16, 1, 3, 3] w, float[16] b)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +12,7 @@ from typing import cast
 
 import numpy as np
 import pytest
+from benchmarks import supervising
 from benchmarks.board import __main__ as board
 from benchmarks.board import kernels, measuring, models, report
 from benchmarks.board.anonymous import anonymous, secrets
@@ -20,6 +23,7 @@ from benchmarks.board.models import Served
 from benchmarks.supervising import work_off
 
 from honed.runtime.devices import Device
+from honed.runtime.errors import DeviceError
 from honed.runtime.opencl import cl, context
 from honed.tuner.valhall.benches import predicted
 
@@ -58,6 +62,17 @@ def test_every_kernel_fits_a_mali(programs: list[Program]) -> None:
 def test_what_is_kept_is_what_was_drawn(programs: list[Program], tmp_path: Path) -> None:
     kernels.save(programs, tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_bytes() == kernels.FILE.read_bytes()
+
+
+def test_each_family_has_its_turn_before_one_has_a_second(programs: list[Program]) -> None:
+    """So that a device that is too slow for all of them says something of each family."""
+    ordered = kernels.in_turns(programs)
+    assert sorted(map(id, ordered)) == sorted(map(id, programs))
+    tasks = list(dict.fromkeys((program.family, program.task) for program in ordered))
+    assert [family for family, _ in tasks] == [*FAMILIES] * 5
+    assert [program.task for program in ordered if program.family == "rows"] == [
+        program.task for program in programs if program.family == "rows"
+    ]
 
 
 @pytest.mark.opencl
@@ -100,6 +115,29 @@ def test_a_device_that_loses_every_process_is_given_up() -> None:
     found = work_off(Measured, command, 9, 60.0, each_seconds=30.0)
     assert {one.failed for one in found} == {"left out: its process ended with status 1: no device"}
     assert len(found) == 9
+
+
+def test_a_child_that_begins_too_late_is_not_taken_at_its_next_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it says after its time is the number that it begins with, and no answer."""
+
+    class Late:
+        said = iter(["", "0\n"])
+
+        def __init__(self, *_: object) -> None: ...
+        def __enter__(self) -> Late:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def line(self) -> str:
+            return next(self.said, "")
+
+        def end(self) -> str:
+            Late.said = iter([""])
+            return "it took more than 30 s"
+
+    monkeypatch.setattr(supervising, "_Child", Late)
+    (found,) = work_off(Measured, ["python"], 1, 60.0, each_seconds=30.0)
+    assert found.failed == "left out: it took more than 30 s"
 
 
 def test_without_time_nothing_is_begun() -> None:
@@ -195,6 +233,54 @@ def test_models_are_all_served_before_the_first_is_tuned(monkeypatch: pytest.Mon
     ]
     clock[0] = 0.0
     assert {one.text for one in models.measure(cast("Service", told), -1.0)} == {"no time was left for it"}
+
+
+def test_a_machine_that_is_far_too_slow_keeps_to_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(models, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    class Slow(Told):
+        def __call__(self, *words: str, seconds: float, enough: float | None = None) -> dict[str, object]:
+            self.clock[0] += seconds
+            raise Failed(f"it took more than {seconds:.0f} s")
+
+    found = models.measure(cast("Service", Slow(clock, {})), 400.0)
+    assert clock[0] <= 400.0
+    assert [one.text for one in found] == ["it took more than 200 s"] * 2 + ["no time was left for it"] * 3
+
+
+def test_a_device_that_is_lost_leaves_the_faults_and_the_time_to_be_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lost(*_: object, seconds: float) -> None:
+        raise DeviceError(f"no answer within {seconds:g} s")
+
+    monkeypatch.setattr(board, "survey", lost)
+    monkeypatch.setattr(board, "hone", lambda *_, seconds: {"findings": []})
+    text = "".join(board._parts(None, tmp_path, 600.0))
+    assert "There is none to measure: no answer within 120 s" in text
+    assert text.index("== Faults in the kernel log meanwhile ==") < text.index("Took ")
+
+
+def test_the_start_of_the_service_is_part_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock, given = [0.0], list[float]()
+    monkeypatch.setattr(board, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    @contextmanager
+    def slowly(*_: object) -> Iterator[None]:
+        clock[0] += 60.0
+        yield
+
+    def measure(_: object, seconds: float) -> list[Served]:
+        given.append(seconds)
+        return []
+
+    monkeypatch.setattr(board, "Service", slowly)
+    monkeypatch.setattr(models, "measure", measure)
+    assert list(board._models("0:0", tmp_path, 400.0))
+    assert given == [340.0]
 
 
 def test_predictions_are_not_taken_for_those_of_another_device() -> None:

@@ -250,9 +250,9 @@ def test_a_fault_of_the_compiler_is_told_as_ours(device: Device, monkeypatch: py
 
 LIMITED = """
 import resource
-from honed.tuner.__main__ import limit_memory
+from honed.machine.limits import limit_data
 {before}
-limit_memory(512)
+limit_data(512 << 20)
 print(resource.getrlimit(resource.RLIMIT_DATA)[0] >> 20, resource.getrlimit(resource.RLIMIT_AS)[0])
 """
 

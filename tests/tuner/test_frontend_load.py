@@ -172,7 +172,7 @@ def test_external_data_is_read_from_beside_the_model(tmp_path: Path) -> None:
 def test_missing_external_data_is_listed(tmp_path: Path) -> None:
     with pytest.raises(MissingExternalData, match=r"other\.bin") as error:
         load(external(tmp_path, location="other.bin"))
-    assert error.value.locations == ("other.bin",)
+    assert error.value.files == ("other.bin",)
     assert error.value.reasons
 
 

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
+from honed.tuner.attend import attentions
 from honed.tuner.demo import lightglue
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.chains import fold_chains
@@ -20,6 +21,7 @@ from honed.tuner.graph.factors import fold_factors
 from honed.tuner.graph.parts import split_parts
 from honed.tuner.graph.siblings import combine_siblings
 from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.joining import Joins, never
 from honed.tuner.lower.legalize import legalize
 
 from .graphs import after, operators, parsed, weights
@@ -206,9 +208,11 @@ def test_a_transpose_that_others_read_too_stays() -> None:
     assert operators(after(parsed(text, **ends), COLUMNS))["Transpose"] == 1
 
 
-def _launches(model: onnx.ModelProto, passes: tuple[Pass, ...], profile: DeviceProfile) -> int:
+def _launches(
+    model: onnx.ModelProto, passes: tuple[Pass, ...], profile: DeviceProfile, joins: Joins = never
+) -> int:
     normalised = frontend.normalise(model, passes=passes)
-    return len(read_program(legalize(frontend.import_relax(normalised), profile)).calls)
+    return len(read_program(legalize(frontend.import_relax(normalised), profile, joins)).calls)
 
 
 @pytest.mark.slow
@@ -216,10 +220,11 @@ def _launches(model: onnx.ModelProto, passes: tuple[Pass, ...], profile: DeviceP
 def test_lightglue_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = lightglue.build(16), imagined("gpu")
     after(model, PASSES, 1e-4)
-    assert _launches(model, PASSES, profile) == 166  # of 519
+    assert _launches(model, PASSES, profile) == 157  # of 519
+    assert _launches(model, PASSES, profile, attentions(profile)) == 121  # two less for each of 18
     for left_out in PASSES:
         if left_out.name not in ("moves", "norms", "factors"):  # no such nodes; launches do less
-            assert _launches(model, tuple(p for p in PASSES if p is not left_out), profile) > 166
+            assert _launches(model, tuple(p for p in PASSES if p is not left_out), profile) > 157
 
 
 @pytest.mark.slow
@@ -229,6 +234,7 @@ def test_a_bert_takes_fewer_launches_and_answers_as_before() -> None:
     model, profile = bert.build(layers=2, tokens=16), imagined("gpu")
     after(model, PASSES, 1e-4)
     assert _launches(model, PASSES, profile) == 25
+    assert _launches(model, PASSES, profile, attentions(profile)) == 21
     for name, launches in (("norms", 35), ("siblings", 29)):
         assert _launches(model, tuple(p for p in PASSES if p.name != name), profile) == launches
 

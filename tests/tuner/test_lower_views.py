@@ -98,6 +98,13 @@ _PRODUCTS = {
         "2,6,24",
         1,
     ),
+    "columns on the left": ("t = Transpose <perm = [0, 2, 1]> (a) y = MatMul(t, x)", "2,6,48", 1),
+    "both of one transpose": (
+        "t = Transpose <perm = [0, 2, 1]> (a) s = Slice(t, i0, i3, i1) r = Transpose <perm = [0, 2, 1]> (s) "
+        "o = Slice(t, i3, i6, i1) y = MatMul(r, o)",
+        "2,6,6",
+        2,
+    ),
     "every second row": ("s = Slice(x, i0, i6, i1, i2) y = MatMul(s, u)", "2,3,5", 1),
     "one for all of a batch": ("s = Slice(x, i0, i1, i0) y = MatMul(a, s)", "2,6,48", 1),
     "rows of heads": (

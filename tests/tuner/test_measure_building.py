@@ -11,9 +11,10 @@ import pytest
 from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.measure.building import Builders
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.outcome import Outcome
 
 from .liars import honest
 

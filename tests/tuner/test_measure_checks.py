@@ -15,8 +15,9 @@ from honed.runtime.mali import model_of
 from honed.runtime.profile import DeviceLimits, DevicePeaks
 from honed.tuner.lower.program import Value
 from honed.tuner.measure import checks, codec, median
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import Expected, Finished, Launched, Refusal
+from honed.tuner.outcome import Outcome
 
 from .liars import honest
 

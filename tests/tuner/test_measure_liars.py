@@ -19,10 +19,11 @@ from honed.runtime.kernellog import Record
 from honed.runtime.kernellog.kmsg import KmsgReader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import Value
-from honed.tuner.measure.candidate import Outcome, Verdict, Workload
+from honed.tuner.measure.candidate import Verdict, Workload
 from honed.tuner.measure.limits import Checks, Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
+from honed.tuner.outcome import Outcome
 
 from .liars import compiler_abort, honest, kinds
 

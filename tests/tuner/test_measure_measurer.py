@@ -20,9 +20,10 @@ from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import Value
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.outcome import Outcome
 
 from .liars import compiler_abort, honest, kinds, leaky
 

@@ -14,10 +14,11 @@ from honed.runtime.opencl import cl, context
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure import bound, codec
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.prepared import inference_launches, prepared_launches
+from honed.tuner.outcome import Outcome
 
 from .liars import honest
 

@@ -145,6 +145,16 @@ def test_what_is_never_packed_keeps_its_key(text: str, tmp_path: Path) -> None:
     assert len(one.task.key) == 16
 
 
+def test_weights_are_packed_for_images_that_no_vector_divides(tmp_path: Path) -> None:
+    text = "(float[1,16,13,13] x) => (float[1,16,13,13] y) { y = Conv (x, w) }"
+    made = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')
+    made.graph.initializer.append(onnx.numpy_helper.from_array(np.ones((16, 16, 1, 1), np.float32), "w"))
+    onnx.save(made, tmp_path / "m.onnx")
+    ((one,), _) = extract(tmp_path / "m.onnx", {}, "fp32", imagined("mali"))
+    assert one.task.constants == (1,)
+    assert one.task.key.endswith("_c1")
+
+
 def test_packing_is_no_part_of_a_candidates_time(tmp_path: Path) -> None:
     one = tasks(CONSTANT, tmp_path, imagined("mali"))[0]
     _, made = lowered(CONSTANT, imagined("mali"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -32,6 +34,16 @@ def test_buffers_alive_together_never_share_memory(spans: list[Lifetime], alignm
             together = mine.first <= other.last and other.first <= mine.last
             apart = offsets[i] + mine.nbytes <= offsets[j] or offsets[j] + other.nbytes <= offsets[i]
             assert apart or not together or 0 in (mine.nbytes, other.nbytes)
+
+
+@given(st.lists(lifetimes, max_size=40))
+def test_buffers_that_share_memory_begin_together(spans: list[Lifetime]) -> None:
+    offsets, _ = place(spans, 64)
+    ends: dict[int, int] = {}
+    for offset, span in zip(offsets, spans, strict=True):
+        ends[offset] = max(ends.get(offset, 0), offset + span.nbytes)
+    starts = sorted(ends)
+    assert all(ends[one] <= other for one, other in itertools.pairwise(starts))
 
 
 @given(st.lists(lifetimes, max_size=40))

@@ -19,13 +19,16 @@ from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
+from honed.tuner.outcome import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
 from honed.tuner.search.channels import channels
+from honed.tuner.search.held import held
 from honed.tuner.search.packed import packed
+from honed.tuner.search.pointwise import pointwise
 from honed.tuner.search.sketches import Sketch
 from honed.tuner.search.windowed import windowed
 from honed.tuner.tune import extract
@@ -98,6 +101,7 @@ def test_draws_are_right_and_replay(
     "name",
     [
         "convolution, strided, with a shortcut",
+        "convolution, strided, of rows that end with a vector",
         pytest.param("convolution 3x3", marks=pytest.mark.slow),
         pytest.param("convolution 5x5 of odd images", marks=pytest.mark.slow),
         pytest.param("convolution, dilated, of wide images", marks=pytest.mark.slow),
@@ -113,6 +117,35 @@ def test_packed_convolutions_are_right(
 ) -> None:
     one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
     _draws_are_right(one, _made(one, profile, packed), profile, measurer, workload)
+
+
+@pytest.mark.parametrize("profile", ["mali"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "sketch"),
+    [
+        ("convolution 1x1 of odd images, with a shortcut", pointwise),
+        ("convolution 1x1 of two odd images", pointwise),
+        ("convolution 1x1", held),
+    ],
+)
+def test_convolutions_of_flat_images_are_right(
+    name: str,
+    sketch: Sketch,
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+    tmp_path: Path,
+) -> None:
+    one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
+    _draws_are_right(one, _made(one, profile, sketch), profile, measurer, workload)
+
+
+@pytest.mark.parametrize(
+    "name", ["convolution 1x1", "convolution 3x3", "convolution, grouped", "convolution, padded after"]
+)
+def test_pointwise_is_for_odd_images_without_a_window(name: str, device: Device, tmp_path: Path) -> None:
+    profile = profile_of("mali", device.profile)
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, pointwise)]
 
 
 @pytest.mark.parametrize("profile", ["mali"], indirect=True)

@@ -61,6 +61,16 @@ def test_an_images_columns_take_from_its_rows_what_they_are_too_few_for(tmp_path
     assert rows[1] * columns[1] > columns[1]
 
 
+def test_windows_of_several_rows_share_what_is_copied(tmp_path: Path) -> None:
+    (task, *_) = tasks("convolution, padded after 3x3", tmp_path, imagined("gpu"))
+    (first, *_) = starts(sketched(task.func))
+    tiles = [d for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    _, rows, columns = (tiles[n : n + 3] for n in range(0, 9, 3))
+    assert rows[1].factors[-1] > 1
+    assert columns[1].factors[-1] > 1
+    assert tiles[-1].most * 9 <= 64, "few channels at once: each brings nine terms"
+
+
 def test_processors_have_none_for_products() -> None:
     assert starts(sketched(dense(192, 512, 512), "cpu")) == []
 
@@ -181,5 +191,47 @@ def test_malis_cut_images_of_single_channels_into_rectangles(
 
 
 def test_malis_have_none_for_convolutions_that_add_channels_up(tmp_path: Path) -> None:
-    (task, *_) = tasks("convolution 1x1", tmp_path, imagined("mali"))
+    (task, *_) = tasks("convolution 3x3", tmp_path, imagined("mali"))
     assert starts(sketched(task.func, "mali")) == []
+
+
+@pytest.mark.parametrize("family", ["cpu", "gpu"])
+def test_attentions_begin_with_tiles_that_fit(family: str, tmp_path: Path) -> None:
+    one = imagined(family)
+    (task,) = tasks("attention with a mask", tmp_path, one)
+    found = starts(sketched(task.func, family))
+    assert len(found) == 2
+    for start in found:
+        played = traces.apply(start.text(), task.func)
+        assert read(traces.to_text(played.trace)).decisions == start.decisions
+        assert rules.budget(one).apply(played)
+
+
+def test_sums_of_one_turn_take_the_place_of_the_last_ones(tmp_path: Path) -> None:
+    """A row of 32 scores in two turns holds 16 sums at once."""
+    (task,) = tasks("attention with a mask", tmp_path, imagined("cpu"))
+    first, *_ = starts(sketched(task.func, "cpu"))
+    tiles = [(place, d) for place, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    (_, rows), columns, _, keys, _ = tiles
+    one_by_one = {place: Tile((2, 1), tile.most) for place, tile in (columns, keys)}
+    played = traces.apply(first.with_decisions(one_by_one).text(), task.func)
+    assert size_of(played.mod["main"]).registers == rows.factors[1] * 16
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("convolution 1x1", [4, 5, 1, 9, 2]),  # rows of channels and vectors of pixels, as of a product
+        ("convolution 1x1 of two odd images", [2, 5, 8]),  # work-items along both, steps of the sum
+    ],
+)
+def test_malis_begin_with_a_table_for_images_that_are_flat(
+    name: str, expected: list[int], tmp_path: Path
+) -> None:
+    one = imagined("mali")
+    (task, *_) = tasks(name, tmp_path, one)
+    first = starts(sketched(task.func, "mali"))[0]
+    assert [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)] == expected
+    scheduled = traces.apply(first.text(), task.func).mod["main"]
+    assert rules.budget(one).allows(size_of(scheduled, 32), launches_of(scheduled))
+    lower_function(scheduled, "main", target_for(one), one)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.jobs.events import Estimate
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks
 from honed.tuner.tune.task import (
@@ -158,7 +159,7 @@ def test_finishing_gives_every_task_a_stage_and_a_reason() -> None:
 def test_latency_is_weighted() -> None:
     one, two = timed("one", 1e-3, weight=2), timed("two", 1e-3)
     one.found(5e-4, "trace")
-    assert latency([one, two]) == pytest.approx({"before_us": 3000.0, "now_us": 2000.0})
+    assert latency([one, two]) == Estimate(before_us=pytest.approx(3000.0), now_us=pytest.approx(2000.0))
 
 
 def test_a_task_of_which_nothing_could_be_tried_says_why() -> None:
@@ -175,7 +176,7 @@ def test_a_task_of_which_nothing_could_be_tried_says_why() -> None:
 
 def test_a_share_beyond_the_roofline_is_shown_as_it_is() -> None:
     progress = timed("fast", 1e-3, roofline=2e-3)
-    assert progress.row()["roofline_share"] == pytest.approx(2.0)
+    assert progress.row().roofline_share == pytest.approx(2.0)
     assert progress.beyond
 
 

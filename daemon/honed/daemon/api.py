@@ -6,15 +6,12 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
-from honed.runtime import strict
-from honed.runtime.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from honed.runtime.protocol import (
-    EXTENSIONS,
-    METHODS,
-    VERSION,
+from honed.protocol import methods, results, service, strict
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, check_version, parse
+from honed.protocol.params import (
     ExportParams,
     HistoryParams,
     InferParams,
@@ -34,36 +31,27 @@ from honed.runtime.protocol import (
     TunerRunParams,
     TunerStopParams,
     UnloadParams,
-    check_version,
-    parse,
 )
+from honed.protocol.results import Done
 from honed.runtime.version import own_version
 
 from . import inference, models
 from .connection import Connection, WithDescriptors
-from .fleet import Fleet
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from .metrics import Metrics
-from .models import Registry, State
 from .peers import Policy
+from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .serving.registry import Registry
+from .serving.states import State
 from .tunerchild import TunerChild
 from .tunerruns import MEASURING, TunerRuns
 
 MAX_PROFILE_RUNS = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """Where this service keeps its things, as ServerStatus shows them."""
-
-    socket: Path
-    state_dir: Path
-    cache_dir: Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +63,23 @@ class Call:
     descriptors: list[int]
 
 
+P = TypeVar("P")
+R = TypeVar("R")
+Map = dict[str, Any]  # what the serving core makes still
+Handler = Callable[["Api", Call, P], Coroutine[Any, Any, R | WithDescriptors[R] | Map | WithDescriptors[Map]]]
+_HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
+
+
+def _answers(method: Method[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
+    """Mark what answers requests for `method`."""
+
+    def mark(handler: Handler[P, R]) -> Handler[P, R]:
+        _HANDLERS[method.name] = handler
+        return handler
+
+    return mark
+
+
 class Api:
     """Answers requests; every method raises HonedError for what cannot be done."""
 
@@ -83,9 +88,9 @@ class Api:
         *,
         limits: Limits,
         policy: Policy,
-        places: Places,
+        places: service.Places,
         registry: Registry,
-        fleet: Fleet,
+        fleet: Pool,
         jobs: Jobs,
         publisher: Publisher,
         ledger: Ledger,
@@ -115,9 +120,7 @@ class Api:
         self._started = time.monotonic()
         self.stopping = False
 
-    def answer(
-        self, call: Call, method: str, params: dict[str, Any]
-    ) -> Coroutine[Any, Any, dict[str, Any] | WithDescriptors]:
+    def answer(self, call: Call, method: str, params: dict[str, Any]) -> Coroutine[Any, Any, Any]:
         """The work for a request, which gives its result; raises HonedError for wrong parameters."""
         known = METHODS.get(method)
         if known is None:
@@ -125,23 +128,29 @@ class Api:
         self._policy.check(call.connection.peer, known.right, method)
         if self.stopping:
             raise Unavailable("the service is stopping; call again when it runs")
-        return self._METHODS[method](self, call, parse(known.params, params))
+        return _HANDLERS[method](self, call, parse(known.params, params))
 
-    async def _server_live(self, call: Call, params: Nothing) -> dict[str, Any]:
-        return {"live": True}
+    @_answers(methods.SERVER_LIVE)
+    async def _server_live(self, call: Call, params: Nothing) -> results.Live:
+        return results.Live(live=True)
 
-    async def _server_ready(self, call: Call, params: Nothing) -> dict[str, Any]:
-        return {"ready": self._fleet.ready and not self._registry.count(State.LOADING)}
+    @_answers(methods.SERVER_READY)
+    async def _server_ready(self, call: Call, params: Nothing) -> results.Ready:
+        return results.Ready(ready=self._fleet.ready and not self._registry.count(State.LOADING))
 
-    async def _server_metadata(self, call: Call, params: Nothing) -> dict[str, Any]:
+    @_answers(methods.SERVER_METADATA)
+    async def _server_metadata(self, call: Call, params: Nothing) -> results.ServerMetadata:
         limits = strict.to_plain(self._limits)
         limits |= {
             "max_message_depth": MAX_MESSAGE_DEPTH,
             "max_message_values": MAX_MESSAGE_VALUES,
             "max_text_bytes": MAX_TEXT_BYTES,
         }
-        return {"name": "honed", "version": own_version(), "extensions": list(EXTENSIONS), "limits": limits}
+        return results.ServerMetadata(
+            name="honed", version=own_version(), extensions=EXTENSIONS, limits=limits
+        )
 
+    @_answers(methods.SERVER_STATUS)
     async def _server_status(self, call: Call, params: Nothing) -> dict[str, Any]:
         lane = self._fleet.default
         return {
@@ -149,7 +158,7 @@ class Api:
             "version": own_version(),
             "pid": os.getpid(),
             "uptime_seconds": time.monotonic() - self._started,
-            "places": {name: str(path) for name, path in strict.to_plain(self._places).items()},
+            "places": self._places,
             "device": lane.identity(),
             "device_spec": lane.supervisor.spec,
             "peaks": lane.peaks(),
@@ -158,54 +167,68 @@ class Api:
             "models": {state.value: self._registry.count(state) for state in State},
             "queue": self._fleet.queue(),
             "connections": self._connections(),
-            "jobs": [job.plain() for job in self._jobs.active.values()],
+            "jobs": tuple(job.status() for job in self._jobs.active.values()),
             "damaged": self._damaged,
             "idle": self._leasing.idle(),
             "lease": self._leasing.lease(),
-            "tuner": self._tuner.plain(),
+            "tuner": self._tuner.status(),
         }
 
-    async def _lease_ask(self, call: Call, params: LeaseAskParams) -> dict[str, Any]:
+    @_answers(methods.LEASE_ASK)
+    async def _lease_ask(self, call: Call, params: LeaseAskParams) -> service.LeaseAsked:
         return self._leasing.ask(call.connection, params.candidate_seconds)
 
-    async def _tuner_report(self, call: Call, params: TunerReportParams) -> dict[str, Any]:
+    @_answers(methods.TUNER_REPORT)
+    async def _tuner_report(self, call: Call, params: TunerReportParams) -> Done:
         self._tuner.report(call.connection, params.text)
-        return {}
+        return Done()
 
-    async def _lease_release(self, call: Call, params: LeaseReleaseParams) -> dict[str, Any]:
-        return self._leasing.release(call.connection, params.lease or 0)
+    @_answers(methods.LEASE_RELEASE)
+    async def _lease_release(self, call: Call, params: LeaseReleaseParams) -> Done:
+        self._leasing.release(call.connection, params.lease or 0)
+        return Done()
 
+    @_answers(methods.METRICS)
     async def _show_metrics(self, call: Call, params: MetricsParams) -> dict[str, Any]:
         return await self._metrics.answer(params.format)
 
-    async def _config_show(self, call: Call, params: Nothing) -> dict[str, Any]:
+    @_answers(methods.CONFIG_SHOW)
+    async def _config_show(self, call: Call, params: Nothing) -> service.ConfigShown:
         return await self._reloader.show()
 
-    async def _config_reload(self, call: Call, params: Nothing) -> dict[str, Any]:
+    @_answers(methods.CONFIG_RELOAD)
+    async def _config_reload(self, call: Call, params: Nothing) -> service.ConfigReloaded:
         return await self._reloader.reload()
 
-    async def _model_ready(self, call: Call, params: ModelParams) -> dict[str, Any]:
-        return {"ready": self._registry.get(_named(params)).state is State.READY}
+    @_answers(methods.MODEL_READY)
+    async def _model_ready(self, call: Call, params: ModelParams) -> results.Ready:
+        return results.Ready(ready=self._registry.get(_named(params)).state is State.READY)
 
-    async def _model_metadata(self, call: Call, params: ModelParams) -> dict[str, Any]:
+    @_answers(methods.MODEL_METADATA)
+    async def _model_metadata(self, call: Call, params: ModelParams) -> results.ModelMetadata:
         entry, model = self._registry.compiled(_named(params))
-        return {
-            "name": entry.name,
-            "versions": [VERSION],
-            "platform": "honed_opencl",
-            "inputs": [inference.describe(tensor) for tensor in model.inputs],
-            "outputs": [inference.describe(tensor) for tensor in model.outputs],
-        }
+        return results.ModelMetadata(
+            name=entry.name,
+            versions=(VERSION,),
+            platform="honed_opencl",
+            inputs=tuple(map(inference.describe, model.inputs)),
+            outputs=tuple(map(inference.describe, model.outputs)),
+        )
 
-    async def _model_statistics(self, call: Call, params: ModelParams) -> dict[str, Any]:
+    @_answers(methods.MODEL_STATISTICS)
+    async def _model_statistics(self, call: Call, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
         entries = [self._registry.get(params.name)] if params.name else self._registry.all()
-        return {"model_stats": [entry.statistics.triton(entry.name) for entry in entries]}
+        return results.ModelStatistics(
+            model_stats=tuple(entry.statistics.triton(entry.name) for entry in entries)
+        )
 
+    @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: Call, params: ModelParams) -> dict[str, Any]:
         entry = self._registry.get(_named(params))
         return {**models.show(entry), "placement": self._fleet.placed(entry)}
 
+    @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: Call, params: ProfileParams) -> dict[str, Any]:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
         if not 1 <= runs <= MAX_PROFILE_RUNS:
@@ -218,16 +241,18 @@ class Api:
             self._ledger.profiled(entry.name, entry.key, profile["rows"])
         return profile
 
-    async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors:
+    @_answers(methods.MODEL_EXPORT)
+    async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors[results.ModelExported]:
         manifest, descriptors = self._jobs.export(params.name)
-        result = {
-            "files": [file.name for file in (manifest.compiled, *manifest.sources)],
-            "shapes": {name: list(shape) for name, shape in manifest.shapes.items()},
-            "precision": manifest.precision,
-            "sha256": manifest.compiled.sha256,
-        }
+        result = results.ModelExported(
+            files=tuple(file.name for file in (manifest.compiled, *manifest.sources)),
+            shapes=dict(manifest.shapes),
+            precision=manifest.precision,
+            sha256=manifest.compiled.sha256,
+        )
         return WithDescriptors(result, descriptors)
 
+    @_answers(methods.MODEL_INFER)
     async def _model_infer(self, call: Call, params: InferParams) -> dict[str, Any]:
         with self._registry.statistics(params.model_name).request():
             check_version(params.model_version)
@@ -246,36 +271,50 @@ class Api:
                 self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
             return result
 
+    @_answers(methods.MODEL_PUBLISH)
     async def _model_publish(self, call: Call, params: PublishParams) -> dict[str, Any]:
         return await self._publisher.publish(params, call.descriptors)
 
+    @_answers(methods.MODEL_HISTORY)
     async def _model_history(self, call: Call, params: HistoryParams) -> dict[str, Any]:
         return self._publisher.history(params)
 
+    @_answers(methods.MODEL_ROLLBACK)
     async def _model_rollback(self, call: Call, params: RollbackParams) -> dict[str, Any]:
         return await self._publisher.rollback(params)
 
+    @_answers(methods.MODEL_PIN)
     async def _model_pin(self, call: Call, params: PinParams) -> dict[str, Any]:
         return await self._publisher.pin(params)
 
-    async def _region_register(self, call: Call, params: RegionParams) -> dict[str, Any]:
+    @_answers(methods.SHARED_MEMORY_REGISTER)
+    async def _region_register(self, call: Call, params: RegionParams) -> Done:
         if len(call.descriptors) != 1:
             raise InvalidArgument(
                 f"{len(call.descriptors)} descriptors came with the request; send one, of a memfd"
             )
         call.connection.regions.add(params, call.descriptors[0])
-        return {}
+        return Done()
 
-    async def _region_status(self, call: Call, params: RegionName) -> dict[str, Any]:
+    @_answers(methods.SHARED_MEMORY_STATUS)
+    async def _region_status(self, call: Call, params: RegionName) -> results.Regions:
         regions = call.connection.regions.select(params.name)
-        return {"regions": [{"name": r.name, "offset": r.offset, "byte_size": r.byte_size} for r in regions]}
+        return results.Regions(
+            regions=tuple(
+                results.RegionSpan(name=r.name, offset=r.offset, byte_size=r.byte_size) for r in regions
+            )
+        )
 
-    async def _region_unregister(self, call: Call, params: RegionName) -> dict[str, Any]:
+    @_answers(methods.SHARED_MEMORY_UNREGISTER)
+    async def _region_unregister(self, call: Call, params: RegionName) -> Done:
         for region in call.connection.regions.remove(params.name):
             self._fleet.release(region)
-        return {}
+        return Done()
 
-    async def _tuner_run(self, call: Call, params: TunerRunParams) -> dict[str, Any] | WithDescriptors:
+    @_answers(methods.TUNER_RUN)
+    async def _tuner_run(
+        self, call: Call, params: TunerRunParams
+    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
         def notify(news: dict[str, Any]) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **news})
 
@@ -284,62 +323,36 @@ class Api:
         with self._leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):
             return await self._tuner_runs.run(params, call.descriptors, notify)
 
-    async def _tuner_stop(self, call: Call, params: TunerStopParams) -> dict[str, Any]:
+    @_answers(methods.TUNER_STOP)
+    async def _tuner_stop(self, call: Call, params: TunerStopParams) -> Done:
         self._tuner_runs.stop(params.model)
-        return {}
+        return Done()
 
-    async def _repository_index(self, call: Call, params: Nothing) -> dict[str, Any]:
-        return {
-            "models": [
-                {"name": entry.name, "version": VERSION, "state": entry.state.value, "reason": entry.remark}
+    @_answers(methods.REPOSITORY_INDEX)
+    async def _repository_index(self, call: Call, params: Nothing) -> results.Index:
+        return results.Index(
+            models=tuple(
+                results.IndexedModel(
+                    name=entry.name, version=VERSION, state=entry.state.value, reason=entry.remark
+                )
                 for entry in self._registry.all()
-            ]
-        }
+            )
+        )
 
-    async def _repository_load(self, call: Call, params: LoadParams) -> dict[str, Any]:
+    @_answers(methods.REPOSITORY_MODEL_LOAD)
+    async def _repository_load(self, call: Call, params: LoadParams) -> results.ModelAdded:
         def notify(progress: dict[str, Any]) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
         with self._leasing.adding(call.connection.peer.pid):
             return await self._jobs.add(params, call.descriptors, notify)
 
-    async def _repository_unload(self, call: Call, params: UnloadParams) -> dict[str, Any]:
+    @_answers(methods.REPOSITORY_MODEL_UNLOAD)
+    async def _repository_unload(self, call: Call, params: UnloadParams) -> Done:
         await self._jobs.remove(params.model_name)
         self._ledger.forget(params.model_name)
         self._leasing.forget(params.model_name)
-        return {}
-
-    _METHODS: dict[str, Callable[..., Coroutine[Any, Any, dict[str, Any] | WithDescriptors]]] = {
-        "ServerLive": _server_live,
-        "ServerReady": _server_ready,
-        "ServerMetadata": _server_metadata,
-        "ServerStatus": _server_status,
-        "Metrics": _show_metrics,
-        "ConfigShow": _config_show,
-        "ConfigReload": _config_reload,
-        "ModelReady": _model_ready,
-        "ModelMetadata": _model_metadata,
-        "ModelStatistics": _model_statistics,
-        "ModelShow": _model_show,
-        "ModelProfile": _model_profile,
-        "ModelExport": _model_export,
-        "ModelPublish": _model_publish,
-        "ModelHistory": _model_history,
-        "ModelRollback": _model_rollback,
-        "ModelPin": _model_pin,
-        "ModelInfer": _model_infer,
-        "LeaseAsk": _lease_ask,
-        "TunerReport": _tuner_report,
-        "LeaseRelease": _lease_release,
-        "TunerRun": _tuner_run,
-        "TunerStop": _tuner_stop,
-        "SystemSharedMemoryRegister": _region_register,
-        "SystemSharedMemoryStatus": _region_status,
-        "SystemSharedMemoryUnregister": _region_unregister,
-        "RepositoryIndex": _repository_index,
-        "RepositoryModelLoad": _repository_load,
-        "RepositoryModelUnload": _repository_unload,
-    }
+        return Done()
 
 
 def _named(params: ModelParams) -> str:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from honed.machine.aiochildren import Child
 from honed.runtime.aiolink import AsyncLink
 
-from .children import Child, describe_exit, kill_group
 from .limits import Limits
 from .supervisor import Supervisor, WorkerLost
 from .workerprocess import spawn
@@ -109,7 +109,7 @@ class Builder:
                 raise BuilderLost(f"a process to build in cannot be started: {error}") from error
             self._running = _Running(process, link, niceness)
             self.pids.append(process.pid)
-            await self._call(self._running, "Hello", {"models": True})
+            await self._call(self._running, "Hello", {"models": True, "measure_seconds": None})
             await self._call(self._running, "Open", {})
         return self._running
 
@@ -137,9 +137,7 @@ class Builder:
         except BuilderLost as error:
             if self._why:
                 raise
-            raise BuilderLost(
-                f"the process that builds ended: {describe_exit(await running.process.wait())}"
-            ) from error
+            raise BuilderLost(f"the process that builds ended: {await running.process.wait()}") from error
 
     def _lost(self) -> BuilderLost:
         return BuilderLost(f"the process that builds ended ({self._why or 'it crashed'})")
@@ -150,9 +148,7 @@ class Builder:
             return
         self._why = self._why or "it was not needed any more"
         running.link.fail(self._lost())
-        if running.process.returncode is None:
-            kill_group(running.process.pid)
-        await running.process.wait()
+        await running.process.end()
 
     def _begin_resting(self) -> None:
         if self._running is not None:

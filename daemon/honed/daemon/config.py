@@ -20,7 +20,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 
 from .idle.settings import IdleSettings
 from .ledger import UsageSettings

@@ -9,15 +9,14 @@ import asyncio
 import logging
 import select
 import socket
-from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
-from honed.runtime import wire
-from honed.runtime.arrivals import Arrivals, close_all
-from honed.runtime.errors import (
+from honed.protocol import strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     HonedError,
@@ -25,22 +24,22 @@ from honed.runtime.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from honed.runtime.protocol import error_to_map
+from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Asked, Event, Peer, Told
+from honed.protocol.wire import APART, FrameLimits, PeerFault
+from honed.runtime import transport
 
 from .limits import (
     MAX_MESSAGE_DEPTH,
     MAX_MESSAGE_VALUES,
-    MAX_PENDING_DESCRIPTORS,
     MAX_TEXT_BYTES,
     Limits,
 )
-from .peers import Peer
+from .peers import Credentials
 from .regions import RegionTable
 from .requests import Client
 from .turns import Turns
 from .usage import Usage
 
-_CHUNK = 128 << 10  # bytes read at once
 _MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
 _ENVELOPE = 1 << 20  # bytes of an answer beside its tensors
 _LINGER_SECONDS = 2.0  # for a client to read why it is dropped
@@ -51,12 +50,10 @@ _log = logging.getLogger(__name__)
 class Handler(Protocol):
     """What a connection needs from the server."""
 
-    def start(
-        self, connection: Connection, request: wire.Request, descriptors: list[int]
-    ) -> Coroutine[Any, Any, Any]:
+    def start(self, connection: Connection, asked: Asked) -> Coroutine[Any, Any, Any]:
         """The work for a request; raises HonedError for one that cannot be.
 
-        The descriptors are closed by the connection when it has ended.
+        Its descriptors are closed by the connection when it has ended.
         """
 
     def overfull(self) -> None:
@@ -66,20 +63,15 @@ class Handler(Protocol):
         """The connection is gone; its requests are cancelled."""
 
 
+R = TypeVar("R")
+
+
 @dataclass(frozen=True, slots=True)
-class WithDescriptors:
+class WithDescriptors(Generic[R]):
     """A result that open descriptors go along with; the connection closes them when they are sent."""
 
-    result: dict[str, Any]
+    result: R
     descriptors: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Frame:
-    """What of a message is still to be sent; its descriptors go with the first byte."""
-
-    rest: memoryview
-    descriptors: tuple[int, ...] = ()
 
 
 class Connection:
@@ -89,7 +81,7 @@ class Connection:
         self,
         number: int,
         connected: socket.socket,
-        peer: Peer,
+        peer: Credentials,
         limits: Limits,
         usage: Usage,
         turns: Turns,
@@ -107,19 +99,18 @@ class Connection:
         self._owner = (peer.uid, peer.pid)
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._frame_limits = wire.FrameLimits(
-            max_bytes=limits.max_message_bytes,
-            max_depth=MAX_MESSAGE_DEPTH,
-            max_values=MAX_MESSAGE_VALUES,
-            max_text=MAX_TEXT_BYTES,
+        self._wire = Peer(
+            serves=True,
+            receiving=FrameLimits(
+                max_bytes=limits.max_message_bytes,
+                max_depth=MAX_MESSAGE_DEPTH,
+                max_values=MAX_MESSAGE_VALUES,
+                max_text=MAX_TEXT_BYTES,
+            ),
+            sending=FrameLimits(max_bytes=limits.max_answer_bytes + _ENVELOPE),
+            large=APART,
         )
-        self._decoder = wire.Decoder(self._frame_limits, large=wire.APART)
-        self._arrivals = Arrivals()
         self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
-        self._sizes: dict[int, int] = {}  # their bytes, as they came
-        self._unsent: deque[_Frame] = deque()
-        self._unsent_bytes = 0
-        self._unsent_descriptors = 0
         self._held = 0  # bytes accounted to the peer's user
         self._reading = False
         self._to_be_read = False  # when its turn comes
@@ -144,7 +135,9 @@ class Connection:
 
     def notify(self, method: str, params: dict[str, Any]) -> None:
         """Send a notification."""
-        self._send(wire.Notification(method=method, params=params))
+        if not self.closed and not self._ending:
+            self._wire.notify(method, params)
+            self._write()
 
     def when_closed(self, callback: Callable[[], object]) -> None:
         """Call back once, when the connection is gone."""
@@ -171,8 +164,9 @@ class Connection:
         self._loop.call_later(_LINGER_SECONDS, self.close)
         if error is not None:
             _log.info("dropping a client of user %d: %s", self.peer.uid, error)
-            self._queue([wire.encode(_last_words(error, None if msgid in self._tasks else msgid))])
-        elif not self._unsent:
+            self._wire.last_words(error, msgid)
+            self._write()
+        elif not self._wire.unsent_bytes:
             self._shut_down()
 
     def close(self) -> None:
@@ -185,10 +179,7 @@ class Connection:
         self._frame_timer.stop()
         self._write_timer.stop()
         self.cancel_all()
-        self._arrivals.close()
-        for frame in self._unsent:
-            close_all(frame.descriptors)
-        self._unsent.clear()
+        self._wire.close()
         self._usage.change(self.peer.uid, -self._held)
         self._held = 0
         self._socket.close()
@@ -217,31 +208,25 @@ class Connection:
         if self.closed:
             return
         try:
-            data, descriptors, flags, _ = socket.recv_fds(
-                self._socket, _CHUNK, MAX_PENDING_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-            )
+            if self._ending:
+                # Data that comes after the end is read and dropped, so that the client can read why.
+                more = transport.drop(self._socket)
+            else:
+                more = transport.receive(self._socket, self._wire)
         except BlockingIOError:
             self._set_reading(True)
-            return
         except OSError:
             self.close()
-            return
-        if not data:
-            close_all(descriptors)
-            self._ended()
-            return
-        if self._ending:
-            # Data that comes after the end is read and dropped, so that the client can read why.
-            close_all(descriptors)
-            self._set_reading(True)
-            return
-        self._arrivals.note(len(data), descriptors)
-        if flags & socket.MSG_CTRUNC or len(self._arrivals) > MAX_PENDING_DESCRIPTORS:
-            self.end(ResourceExhausted("too many descriptors came with one message; send at most 32"))
-            return
-        self._decoder.feed(data)
-        self._account()
-        self._process()
+        except PeerFault as fault:
+            self.end(fault.error)
+        else:
+            if not more:
+                self._ended()
+            elif self._ending:
+                self._set_reading(True)
+            else:
+                self._account()
+                self._process()
 
     def _ask(self) -> None:
         """Have the next message handled when it is this client's turn; nothing is read until then."""
@@ -257,29 +242,27 @@ class Connection:
         self._asked = False
         if self._ending or self.closed:
             return
-        message: wire.Message | None = None
+        event: Event | None = None
         try:
             if not self._congested():
-                message = self._decoder.next_message()
-                if message is not None:
+                event = self._wire.next_event()
+                if event is not None:
                     self._frame_timer.stop()
-                    self._handle(message)
-        except wire.PeerFault as fault:
+                    self._handle(event)
+        except PeerFault as fault:
             self.end(fault.error, fault.msgid)
         if self._ending or self.closed:
             return
-        if message is not None and self._decoder.buffered:
+        if event is not None and self._wire.buffered:
             self._ask()
         if self.closed:
             return
         congested = self._congested()
         self._set_reading(not congested and not self._asked and not self._half_closed)
-        if congested or not self._decoder.buffered:
+        if congested or not self._wire.buffered:
             self._frame_timer.stop()
         else:
             self._frame_timer.start()
-        if not self._decoder.buffered:
-            self._arrivals.close()  # the messages they came with are done
         self._account()
 
     def _ended(self) -> None:
@@ -303,7 +286,7 @@ class Connection:
 
     def _close_if_answered(self) -> None:
         """A client that sends no more has nothing to wait for when its last answer is sent."""
-        if self._half_closed and not self._tasks and not self._unsent and not self._asked:
+        if self._half_closed and not self._tasks and not self._wire.unsent_bytes and not self._asked:
             self.close()
 
     def _gone(self) -> bool:
@@ -314,102 +297,57 @@ class Connection:
 
     def _congested(self) -> bool:
         return (
-            len(self._tasks) >= self._limits.max_unanswered
-            or self._unsent_bytes > _MAX_UNSENT
-            or self._unsent_descriptors > MAX_PENDING_DESCRIPTORS
+            self._wire.unanswered >= self._limits.max_unanswered
+            or self._wire.unsent_bytes > _MAX_UNSENT
+            or self._wire.unsent_descriptors > MAX_PENDING_DESCRIPTORS
         )
 
-    def _handle(self, message: wire.Message) -> None:
-        descriptors = self._arrivals.take(self._decoder.buffered)
-        match message:
-            case wire.Request(msgid=msgid) if msgid in self._tasks:
-                close_all(descriptors)
-                self.end(
-                    InvalidArgument(f"message number {msgid} is used by an unanswered request; use another")
-                )
-            case wire.Request(msgid=msgid):
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Asked(msgid=msgid, method=method, descriptors=descriptors):
                 try:
-                    work = self._handler.start(self, message, descriptors)
+                    work = self._handler.start(self, event)
                 except HonedError as error:
                     close_all(descriptors)
-                    self._send(wire.Response(msgid=msgid, error=error_to_map(error), result=None))
+                    self._wire.refuse(msgid, error)
+                    self._write()
                     return
-                self._sizes[msgid] = self._decoder.frame_bytes
                 task = self._tasks[msgid] = self._loop.create_task(work)
-                task.add_done_callback(partial(self._finished, msgid, message.method, descriptors))
-            case wire.Notification(method="Cancel", params=params):
-                close_all(descriptors)
+                task.add_done_callback(partial(self._finished, msgid, method, descriptors))
+            case Told(method="Cancel", params=params):
                 self.cancel(params.get("msgid"))
             case _:
-                close_all(descriptors)
-                self.end(
+                raise PeerFault(
                     InvalidArgument("clients send requests and Cancel notifications only; send one of these")
                 )
 
     def _finished(self, msgid: int, method: str, descriptors: list[int], task: asyncio.Task[Any]) -> None:
         """Answer a request whose work has ended."""
         close_all(descriptors)
-        del self._tasks[msgid], self._sizes[msgid]
+        del self._tasks[msgid]
         failure = None if task.cancelled() else task.exception()
-        error: HonedError | None = None
-        if task.cancelled():
-            error = Cancelled("the request was cancelled")
-        elif isinstance(failure, HonedError):
-            error = failure
-        elif failure is not None:  # a bug in one method must not end the service
-            _log.error("%s failed", method[:80], exc_info=failure)
-            error = Internal(f"the service failed in {method[:80]} ({failure!r:.200}); its log says more")
-        done = task.result() if error is None else None
+        done = None if task.cancelled() or failure else task.result()
         result, attached = (
             (done.result, done.descriptors) if isinstance(done, WithDescriptors) else (done, ())
         )
-        plain = None if error is None else error_to_map(error)
-        self._send(wire.Response(msgid=msgid, error=plain, result=result), attached)
-        self._account()
-        if self._decoder.buffered or not self._reading:
+        if self.closed or self._ending:
+            close_all(attached)
+            self._wire.forget(msgid)
+            self._account()
+            return
+        if task.cancelled():
+            self._wire.refuse(msgid, Cancelled("the request was cancelled"))
+        elif failure is not None:
+            self._wire.refuse(msgid, _as_error(method, failure))
+        else:
+            self._wire.answer(msgid, strict.to_plain(result), attached)
+        self._write()
+        if self._wire.buffered or not self._reading:
             self._ask()
 
-    def _send(self, message: wire.Message, descriptors: tuple[int, ...] = ()) -> None:
-        if self.closed or self._ending:
-            close_all(descriptors)
-            return
-        try:
-            parts = wire.encode_parts(
-                message, wire.FrameLimits(max_bytes=self._limits.max_answer_bytes + _ENVELOPE)
-            )
-        except (ResourceExhausted, wire.OwnFault) as error:
-            close_all(descriptors)
-            self._send(_instead(message, error))
-            return
-        self._queue(parts, descriptors)
-
-    def _queue(self, parts: Sequence[bytes | memoryview], descriptors: tuple[int, ...] = ()) -> None:
-        for part in parts:
-            self._unsent.append(_Frame(memoryview(part), descriptors))
-            self._unsent_bytes += len(part)
-            self._unsent_descriptors += len(descriptors)
-            descriptors = ()
-        self._write()
-
     def _write(self) -> None:
-        progress = False
         try:
-            while self._unsent:
-                frame = self._unsent[0]
-                if frame.descriptors:
-                    sent = socket.send_fds(self._socket, [frame.rest], frame.descriptors)
-                    close_all(frame.descriptors)
-                    self._unsent_descriptors -= len(frame.descriptors)
-                else:
-                    sent = self._socket.send(frame.rest)
-                progress = True
-                self._unsent_bytes -= sent
-                if sent < len(frame.rest):
-                    self._unsent[0] = _Frame(frame.rest[sent:])
-                else:
-                    self._unsent.popleft()
-        except BlockingIOError:
-            pass
+            progress = transport.send(self._socket, self._wire)
         except OSError:
             self.close()
             return
@@ -417,9 +355,10 @@ class Connection:
 
     def _wrote(self, progress: bool) -> None:
         """After a write: wait for room, or go on reading, or finish."""
-        if progress or not self._unsent:
+        unsent = self._wire.unsent_bytes
+        if progress or not unsent:
             self._write_timer.stop()
-        if self._unsent:
+        if unsent:
             self._loop.add_writer(self._socket, self._writable)
             self._write_timer.start()
         else:
@@ -440,7 +379,7 @@ class Connection:
         """Tell what the connection holds; a user that holds too much loses this connection."""
         if self.closed:
             return
-        held = self._decoder.buffered + sum(self._sizes.values()) + self._unsent_bytes
+        held = self._wire.held
         change, self._held = held - self._held, held
         within = self._usage.change(self.peer.uid, change)
         if self._usage.overfull and change > 0:
@@ -501,16 +440,9 @@ class _Timer:
         self._callback()
 
 
-def _instead(message: wire.Message, error: ResourceExhausted | wire.OwnFault) -> wire.Message:
-    """The answer where the one meant cannot be sent: it is too large, or no message because of a bug here."""
-    _log.error("an answer cannot be sent: %s", error)
-    plain = error_to_map(error if isinstance(error, HonedError) else Internal(str(error)))
-    if isinstance(message, wire.Response):
-        return wire.Response(msgid=message.msgid, error=plain, result=None)
-    return wire.Notification(method="Error", params=plain)
-
-
-def _last_words(error: HonedError, msgid: int | None) -> wire.Message:
-    if msgid is None:
-        return wire.Notification(method="Error", params=error_to_map(error))
-    return wire.Response(msgid=msgid, error=error_to_map(error), result=None)
+def _as_error(method: str, failure: BaseException) -> HonedError:
+    """What a client is told of a failure; a bug in one method must not end the service."""
+    if isinstance(failure, HonedError):
+        return failure
+    _log.error("%s failed", method[:80], exc_info=failure)
+    return Internal(f"the service failed in {method[:80]} ({failure!r:.200}); its log says more")

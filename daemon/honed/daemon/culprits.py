@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from honed.protocol.service import Metrics, Status
 
 SERVICE, CANDIDATE, OTHER, UNKNOWN = "service", "candidate", "other", "unknown"
 WHOSE = {
@@ -23,21 +26,23 @@ class Ours:
     since: float
 
 
-def ours(metrics: Mapping[str, Any], status: Mapping[str, Any]) -> Ours:
+def ours(metrics: Metrics, status: Status) -> Ours:
     """From what the service says of itself."""
-    present = {device["worker"]["pid"] for device in status["devices"]}
-    ended = {end["pid"] for device in metrics["devices"] for end in device["worker"]["last_ends"]}
-    return Ours(workers=frozenset((present | ended) - {0}), since=metrics["time"] - metrics["uptime_seconds"])
+    present = {device.worker.pid for device in status.devices}
+    ended = {end.pid for device in metrics.devices for end in device.worker.last_ends}
+    return Ours(workers=frozenset((present | ended) - {0}), since=metrics.time - metrics.uptime_seconds)
 
 
 def of_service(socket: str | None) -> Ours | None:
     """The service that answers; None where none does, or it does not tell this user."""
+    from honed.protocol.errors import PermissionDenied, Unavailable
+    from honed.protocol.methods import METRICS, SERVER_STATUS
+    from honed.protocol.params import MetricsParams, Nothing
     from honed.runtime.client import Client
-    from honed.runtime.errors import PermissionDenied, Unavailable
 
     try:
         with Client(socket) as client:
-            return ours(client.metrics(), client.status())
+            return ours(client.ask(METRICS, MetricsParams()), client.ask(SERVER_STATUS, Nothing()))
     except (Unavailable, PermissionDenied):
         return None
 

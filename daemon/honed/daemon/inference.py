@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument, ResourceExhausted
+from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
+from honed.protocol.params import Data, InferParams, InputTensor, RegionPlace
+from honed.protocol.results import TensorMetadata
 from honed.runtime.dtypes import dtype
-from honed.runtime.errors import InvalidArgument, ResourceExhausted
 from honed.runtime.model import Tensor
-from honed.runtime.protocol import DEFAULT_TIMEOUT_US, VERSION, Data, InferParams, InputTensor, RegionPlace
 
 from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
@@ -70,14 +73,16 @@ class Plan:
             "model_version": VERSION,
             "id": self.id,
             "parameters": {"queue_us": queue_us, "compute_us": compute_us},
-            "outputs": [{**describe(t), "parameters": _place_map(place)} for t, place in self.outputs],
+            "outputs": [
+                {**strict.to_plain(describe(t)), "parameters": _place_map(place)} for t, place in self.outputs
+            ],
             "raw_output_contents": raw,
         }
 
 
-def describe(tensor: Tensor) -> dict[str, Any]:
+def describe(tensor: Tensor) -> TensorMetadata:
     """A tensor as metadata shows it."""
-    return {"name": tensor.name, "datatype": dtype(tensor.dtype).datatype, "shape": list(tensor.shape)}
+    return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape)
 
 
 def check(
@@ -172,14 +177,14 @@ def _check_once(names: list[str], what: str) -> None:
 
 def _check_input(entry: InputTensor, tensor: Tensor) -> None:
     expected = describe(tensor)
-    if entry.datatype != expected["datatype"]:
+    if entry.datatype != expected.datatype:
         raise InvalidArgument(
-            f"input {tensor.name!r} is {entry.datatype[:20]} and the model takes {expected['datatype']}; "
+            f"input {tensor.name!r} is {entry.datatype[:20]} and the model takes {expected.datatype}; "
             "convert it"
         )
     if entry.shape != tensor.shape:
         raise InvalidArgument(
-            f"input {tensor.name!r} has shape {list(entry.shape)} and the model takes {expected['shape']}"
+            f"input {tensor.name!r} has shape {list(entry.shape)} and the model takes {list(expected.shape)}"
             "; the shapes of a model are fixed when it is added"
         )
 

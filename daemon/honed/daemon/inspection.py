@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from honed.runtime import strict, wire
-from honed.runtime.errors import HonedError, Internal, ModelFileError, Unavailable
-from honed.runtime.protocol import error_from_map
+from honed.machine.aiochildren import spawn
+from honed.machine.children import Bounds, kill_group, python
+from honed.protocol import strict, wire
+from honed.protocol.decoder import Decoder
+from honed.protocol.errors import HonedError, Internal, ModelFileError, Unavailable, error_from_map
 
 from .blocking import in_thread
-from .children import FROM_OUTSIDE, describe_exit, kill_group, spawn
 from .compiled import Compiled
 from .inspector import ANSWER
-from .launch import command
 from .limits import INSPECTION_MIB, INSPECTIONS
 
 SECONDS = 120.0  # 2 GiB, from a slow card
@@ -59,10 +58,10 @@ async def inspect_all(
 
 async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Compiled | HonedError]:
     """Answers for the first of `paths`, at least one."""
-    program = [sys.executable, "-m", "honed.daemon.inspector", *map(str, paths)]
-    process = await spawn(command(program, memory_mib=INSPECTION_MIB), stdout=True)
+    program = python("honed.daemon.inspector", *map(str, paths))
+    process = await spawn(program, Bounds(memory_mib=INSPECTION_MIB), stdout=True)
     assert process.stdout is not None
-    decoder = wire.Decoder(ANSWER)
+    decoder = Decoder(ANSWER)
     answered = 0
     try:
         while answered < len(paths):
@@ -74,19 +73,17 @@ async def _one_child(paths: Sequence[Path], seconds: float) -> AsyncIterator[Com
                 return
             if message is None:
                 kill_group(process.pid)
-                status = await process.wait()
-                ended = f"{paths[answered]} cannot be read, the process that tried: {describe_exit(status)}"
-                yield Unavailable(ended) if -status in FROM_OUTSIDE else ModelFileError(ended)
+                death = await process.wait()
+                ended = f"{paths[answered]} cannot be read, the process that tried: {death}"
+                yield Unavailable(ended) if death.from_outside else ModelFileError(ended)
                 return
             yield await in_thread(_found, message)
             answered += 1
     finally:
-        if process.returncode is None:
-            kill_group(process.pid)
-            await process.wait()
+        await process.end()
 
 
-async def _next(stream: asyncio.StreamReader, decoder: wire.Decoder) -> wire.Message | None:
+async def _next(stream: asyncio.StreamReader, decoder: Decoder) -> wire.Message | None:
     """The next message of a child; None where it has ended, or says what is none."""
     with suppress(wire.PeerFault):
         while (message := decoder.next_message()) is None:

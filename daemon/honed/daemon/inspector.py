@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from honed.runtime import modelfile, strict, wire
-from honed.runtime.errors import HonedError, ModelFileError
-from honed.runtime.protocol import error_to_map
+from honed.protocol import strict, wire
+from honed.protocol.decoder import Decoder
+from honed.protocol.errors import HonedError, ModelFileError, error_to_map
+from honed.runtime import modelfile
 
 from .compiled import summarise
 from .limits import INSPECTION_MIB
@@ -32,7 +33,7 @@ def _answer(number: int, path: str) -> bytes:
         with modelfile.read(path) as file:
             result: Any = strict.to_plain(summarise(file.model))
         frame = wire.encode(wire.Response(msgid=number, error=None, result=result), ANSWER)
-        decoder = wire.Decoder(ANSWER)
+        decoder = Decoder(ANSWER)
         decoder.feed(frame)
         decoder.next_message()
         return frame

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
-from honed.runtime import modelfile
-from honed.runtime.errors import (
+from honed.protocol.errors import (
     AlreadyExists,
     HonedError,
     InvalidArgument,
@@ -21,17 +18,23 @@ from honed.runtime.errors import (
     ResourceExhausted,
     Unavailable,
 )
-from honed.runtime.protocol import LoadOptions, LoadParams, check_name
+from honed.protocol.methods import check_name
+from honed.protocol.params import LoadOptions, LoadParams
+from honed.protocol.results import ModelAdded
+from honed.runtime import modelfile
 
 from .blocking import cleared_in_thread, in_thread, to_its_end
+from .commits import Commits
 from .compiled import Compiled
-from .dispatch import removed
-from .fleet import Fleet
-from .lane import Lane
+from .deviceserver import DeviceServer
+from .inspection import Inspector
+from .latencies import Latencies
 from .limits import Limits
-from .loading import Loaded
 from .making import RECEIVED, Job, Made, Maker, Notify, Staged
-from .models import Entry, Registry
+from .pool import Pool
+from .serving.events import Added, Removed
+from .serving.registry import Registry
+from .serving.states import ServedModel
 from .store import Manifest, Store, StoredFile, begin, new_version, receive
 from .versions import History, succeed
 
@@ -48,53 +51,54 @@ class Jobs:
         limits: Limits,
         store: Store,
         registry: Registry,
-        fleet: Fleet,
+        pool: Pool,
+        commits: Commits,
+        inspector: Inspector,
+        latencies: Latencies,
         records: Path,
     ) -> None:
         """`records` is what tuning has recorded; where there is any, models are compiled with the best."""
         self._limits = limits
         self._store = store
         self._registry = registry
-        self._fleet = fleet
-        self._maker = Maker(limits, records)
-        self.inspector = self._maker.inspector
-        self.committing = asyncio.Lock()
+        self._pool = pool
+        self._commits = commits
+        self._latencies = latencies
+        self._maker = Maker(limits, pool, inspector, records)
         self.active: dict[str, Job] = {}
-        self.on_changed: Callable[[str], None] = lambda _: None  # a model was removed, or replaced by hand
 
-    async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> dict[str, Any]:
+    async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> ModelAdded:
         """Serve a model under a new name; the result of RepositoryModelLoad.
 
         The descriptors stay the caller's. Cancelling, or any error, leaves the models as they were.
         """
         begun = time.monotonic()
-        options = params.parameters or LoadOptions(shapes=None, precision=None, replace=None, device=None)
+        options = params.parameters or LoadOptions()
         _check(params, descriptors, options)
-        lanes = self._lanes(params.model_name, options)
+        servers = self._servers(params.model_name, options)
         with self.job(params.model_name, bool(options.replace), notify) as job:
             async with cleared_in_thread(self._store.staging()) as folder:
                 job.report("receive", 0.0)
                 staged = await self._receive(params, descriptors, options, folder)
                 job.report("receive", RECEIVED)
-                entry = await self._make(job, staged, lanes)
-        model = entry.compiled
-        assert model is not None
-        return {
-            "model_name": entry.name,
-            "sha256": entry.key,
-            "seconds": time.monotonic() - begun,
-            "notes": list(model.source.notes),
-            "kernels": sum(kernel.launches > 0 for kernel in model.kernels),
-            "launches": model.launches,
-        }
+                made = await self._make(job, staged, servers)
+        model = made.model
+        return ModelAdded(
+            model_name=params.model_name,
+            sha256=made.file.sha256,
+            seconds=time.monotonic() - begun,
+            notes=tuple(model.source.notes),
+            kernels=sum(kernel.launches > 0 for kernel in model.kernels),
+            launches=model.launches,
+        )
 
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
         with self.job(manifest.name, True, lambda _: None) as job:
             async with cleared_in_thread(self._store.staging()) as folder:
                 staged = await in_thread(self.stage_again, manifest, folder)
-                lane = self._fleet.home(manifest.name, manifest.device)
-                await self._make(job, staged, [lane], restored=manifest)
+                server = self._pool.home(manifest.name, manifest.device)
+                await self._make(job, staged, [server], restored=manifest)
 
     def export(self, name: str) -> tuple[Manifest, tuple[int, ...]]:
         """What a name stands for, and read-only descriptors of its compiled file and sources; the caller's.
@@ -113,14 +117,12 @@ class Jobs:
 
     async def _remove(self, name: str) -> None:
         """From the store first: where that fails the model is served as before."""
-        async with self.committing:
+        async with self._commits.turn:
             self._registry.get(name)
-            remaining = [manifest for manifest in self.manifests() if manifest.name != name]
+            remaining = [manifest for manifest in self._registry.manifests() if manifest.name != name]
             await in_thread(self._store.remove, name, remaining)
-            entry = self._registry.pop(name)
-        self._fleet.drop_model(entry, removed(name))
-        self._fleet.unload(entry)
-        self.on_changed(name)
+            self._pool.handle(Removed(name))
+        self._latencies.forget(name)
 
     @contextmanager
     def job(self, name: str, replace: bool, notify: Notify) -> Iterator[Job]:
@@ -203,43 +205,33 @@ class Jobs:
             device=None,
         )
 
-    def _lanes(self, name: str, options: LoadOptions) -> list[Lane]:
+    def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
         """Where a model may go: where the user wants it, else where it was, else where it belongs."""
         if options.device:
-            return self._fleet.asked(name, options.device)
+            return self._pool.asked(name, options.device)
         replaced = self._registry.find(name)
-        return [self._fleet.home(name, replaced.manifest.device if replaced else "")]
+        return [self._pool.home(name, replaced.manifest.device if replaced else "")]
 
     async def _make(
-        self, job: Job, staged: Staged, lanes: Sequence[Lane], restored: Manifest | None = None
-    ) -> Entry:
+        self, job: Job, staged: Staged, servers: Sequence[DeviceServer], restored: Manifest | None = None
+    ) -> Made:
         """From staged files to a served model."""
         async with AsyncExitStack() as held:
-            made = await self._maker.make(job, staged, lanes, held)
-            replaced = self._registry.find(job.name)
-            entry = Entry(manifest=_manifest(job.name, made, staged, replaced, restored), compiled=made.model)
-            await to_its_end(self._commit(entry, [(made.file, made.path), *staged.sources], made.loaded))
+            made = await self._maker.make(job, staged, servers, held)
+            manifest = _manifest(job.name, made, staged, self._registry.find(job.name), restored)
+            await to_its_end(self._commit(manifest, made, [(made.file, made.path), *staged.sources]))
         job.report("load", 1.0)
-        _log.info("serving model %s (%s) on %s", job.name, entry.key[:12], made.lane.shown)
-        return entry
+        _log.info("serving model %s (%s) on %s", job.name, made.file.sha256[:12], made.server.shown)
+        return made
 
-    async def _commit(self, entry: Entry, staged: list[tuple[StoredFile, Path]], loaded: Loaded) -> None:
-        async with self.committing:
-            try:
-                await in_thread(self._store.commit, entry.manifest, staged)
-            except HonedError:
-                await in_thread(self._store.sweep, self.manifests())
-                raise
-            replaced = self._fleet.put(entry)
-            self._fleet.admit(entry, loaded)
-            self.on_changed(entry.name)
+    async def _commit(self, manifest: Manifest, made: Made, staged: list[tuple[StoredFile, Path]]) -> None:
+        async with self._commits.turn:
+            await self._commits.commit(manifest, staged)
+            replaced = self._registry.find(manifest.name)
+            home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
+            self._pool.handle(Added(manifest=manifest, compiled=made.model, home=home, proof=made.proof))
             if replaced is not None:
-                self._fleet.unload(replaced)
-                await in_thread(self._store.sweep, self.manifests())
-
-    def manifests(self) -> list[Manifest]:
-        """Of every model, for the store to know what is used."""
-        return [entry.manifest for entry in self._registry.all()]
+                await self._commits.sweep()
 
 
 def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
@@ -281,13 +273,13 @@ def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
 
 
 def _manifest(
-    name: str, made: Made, staged: Staged, replaced: Entry | None, restored: Manifest | None
+    name: str, made: Made, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
     """Of a model just made; `restored` is the one whose file was found damaged."""
     now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
     before = restored or (replaced.manifest if replaced is not None else None)
     if staged.device is not None:
-        device, placed = made.lane.name, made.measured or "asked for"
+        device, placed = made.server.name, made.measured or "asked for"
     else:
         device, placed = (before.device, before.placed) if before is not None else ("", "")
     manifest = Manifest(
@@ -309,7 +301,7 @@ def _manifest(
     return manifest
 
 
-def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: Entry | None) -> History:
+def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None) -> History:
     """Of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
     if replaced is None:
         return begin(file, schedules=schedules, why=why, now=now)
@@ -318,7 +310,7 @@ def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: E
     return succeed(before, version, now, keep=False)
 
 
-def same_but_schedules(model: Compiled, replaced: Entry) -> bool:
+def same_but_schedules(model: Compiled, replaced: ServedModel) -> bool:
     """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
     manifest, before = replaced.manifest, replaced.compiled
     if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:

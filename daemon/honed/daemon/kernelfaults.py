@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def kernel_log() -> dict[str, Any]:
     """What the kernel log says since the machine started; or why it cannot be read."""
-    from honed.runtime.errors import PermissionDenied, Unavailable
+    from honed.protocol.errors import PermissionDenied, Unavailable
     from honed.runtime.kernellog import open_reader
 
     try:

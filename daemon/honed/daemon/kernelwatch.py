@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
 from honed.runtime.kernellog import FaultStory, Reader, Record, Seen, Severity, group, open_reader, seen
 from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
 

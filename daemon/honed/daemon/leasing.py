@@ -11,8 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from honed.runtime import strict
-from honed.runtime.errors import InvalidArgument
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.service import (
+    Bucket,
+    IdleStatus,
+    LeaseAsked,
+    LeaseFigures,
+    LeaseHeld,
+    LeaseStatus,
+    ReleaseFigures,
+    Releases,
+    SignalReading,
+)
 
 from .blocking import in_thread
 from .connection import Connection
@@ -80,13 +91,13 @@ class Leasing:
                 async with asyncio.timeout(LOOK_SECONDS if self._tuners else REST_SECONDS):
                     await self._wake.wait()
 
-    def ask(self, connection: Connection, seconds: float) -> dict[str, Any]:
+    def ask(self, connection: Connection, seconds: float) -> LeaseAsked:
         """The result of LeaseAsk; raises InvalidArgument for a bound that is not allowed."""
         most = self._settings.max_candidate_seconds
         if not 0 < seconds <= most:
             raise InvalidArgument(f"candidate_seconds is {seconds:g}; give more than 0 and at most {most:g}")
         if connection.closed:  # it went away while its request waited for its turn in the loop
-            return {"granted": False, "lease": 0, "why": "the connection is closed"}
+            return LeaseAsked(granted=False, lease=0, why="the connection is closed")
         if connection.number not in self._tuners:
             self._tuners[connection.number] = connection
             connection.when_closed(lambda: self._gone(connection.number))
@@ -95,15 +106,14 @@ class Leasing:
         self._perform([each for each in actions if not _answers(each, connection.number)])
         held = self._lease.held
         if held is not None and held.holder == connection.number:
-            return {"granted": True, "lease": held.number, "why": ""}
+            return LeaseAsked(granted=True, lease=held.number, why="")
         self._wake.set()  # look at the machine now, it may be idle again
-        return {"granted": False, "lease": 0, "why": why or "another tuner asked before"}
+        return LeaseAsked(granted=False, lease=0, why=why or "another tuner asked before")
 
-    def release(self, connection: Connection, lease: int) -> dict[str, Any]:
-        """The result of LeaseRelease: the tuner left the device, or does not want the lease any more."""
+    def release(self, connection: Connection, lease: int) -> None:
+        """The tuner left the device, or does not want the lease any more."""
         self._lease.withdrawn(connection.number)
         self._perform(self._lease.released(connection.number, lease, time.monotonic()))
-        return {}
 
     @contextmanager
     def serving(self, model: str, peer: int) -> Iterator[None]:
@@ -136,68 +146,78 @@ class Leasing:
         """The model was removed."""
         self._activity.forget(model)
 
-    def idle(self) -> dict[str, Any]:
+    def idle(self) -> IdleStatus:
         """The part `idle` of ServerStatus."""
         now = time.monotonic()
         readings, decision = self._decided(now)
-        return {
-            "idle": decision.idle,
-            "why": decision.why,
-            "readings": [strict.to_plain(reading) for reading in readings],
-            "models": self._activity.since(now),
-        }
+        return IdleStatus(
+            idle=decision.idle,
+            why=decision.why,
+            readings=tuple(
+                SignalReading(
+                    signal=each.signal, value=each.value, unit=each.unit, verdict=each.verdict, text=each.text
+                )
+                for each in readings
+            ),
+            models=self._activity.since(now),
+        )
 
-    def lease(self) -> dict[str, Any]:
+    def lease(self) -> LeaseStatus:
         """The part `lease` of ServerStatus."""
         now, lease = time.monotonic(), self._lease
         summary = lease.releases.summary()
-        return {
-            "state": lease.phase.value,
-            "holder": self._holder(now),
-            "waiting": len(lease.waiting),
-            "granted": lease.counts.granted,
-            "revoked": lease.counts.revoked,
-            "overdue": lease.counts.overdue,
-            "seconds": lease.seconds(now),
-            "release": {
-                "count": summary.count,
-                "p50_ms": summary.p50 * 1e3,
-                "p99_ms": summary.p99 * 1e3,
-                "max_ms": summary.most * 1e3,
-                "sum_seconds": lease.releases.total,
-                "buckets": [
-                    {"le_seconds": bound if bound != float("inf") else None, "count": count}
+        return LeaseStatus(
+            state=lease.phase.value,
+            holder=self._holder(now),
+            waiting=len(lease.waiting),
+            granted=lease.counts.granted,
+            revoked=lease.counts.revoked,
+            overdue=lease.counts.overdue,
+            seconds=lease.seconds(now),
+            release=Releases(
+                count=summary.count,
+                p50_ms=summary.p50 * 1e3,
+                p99_ms=summary.p99 * 1e3,
+                max_ms=summary.most * 1e3,
+                sum_seconds=lease.releases.total,
+                buckets=tuple(
+                    Bucket(le_seconds=bound if bound != float("inf") else None, count=count)
                     for bound, count in lease.releases.cumulative()
-                ],
-            },
-        }
+                ),
+            ),
+        )
 
     def metrics(self) -> Mapping[str, Any]:
         """The part `lease` of Metrics."""
-        plain = self.lease()
-        release = {key: plain["release"][key] for key in ("count", "sum_seconds", "buckets")}
-        counts = {key: plain[key] for key in ("revoked", "overdue", "seconds")}
-        return {
-            "held": self._lease.held is not None,
-            "grants": plain["granted"],
-            **counts,
-            "release": release,
-        }
+        status = self.lease()
+        release = status.release
+        figures = LeaseFigures(
+            held=self._lease.held is not None,
+            seconds=status.seconds,
+            grants=status.granted,
+            revoked=status.revoked,
+            overdue=status.overdue,
+            release=ReleaseFigures(
+                count=release.count, sum_seconds=release.sum_seconds, buckets=release.buckets
+            ),
+        )
+        plain: dict[str, Any] = strict.to_plain(figures)
+        return plain
 
-    def _holder(self, now: float) -> dict[str, Any] | None:
+    def _holder(self, now: float) -> LeaseHeld | None:
         held = self._lease.held
         if held is None:
             return None
         peer = self._tuners[held.holder].peer
-        return {
-            "pid": peer.pid,
-            "uid": peer.uid,
-            "lease": held.number,
-            "candidate_seconds": held.bound,
-            "since_seconds": now - held.since,
-            "revoked_seconds": now - held.revoked if held.revoked is not None else None,
-            "why": held.why,
-        }
+        return LeaseHeld(
+            pid=peer.pid,
+            uid=peer.uid,
+            lease=held.number,
+            candidate_seconds=held.bound,
+            since_seconds=now - held.since,
+            revoked_seconds=now - held.revoked if held.revoked is not None else None,
+            why=held.why,
+        )
 
     def _decided(self, now: float) -> tuple[tuple[Reading, ...], Decision]:
         state = self._worker_state()

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import strict
-from honed.runtime.errors import HonedError
+from honed.protocol import strict
+from honed.protocol.errors import HonedError
 from honed.runtime.files import put_aside, read_regular, replacing
 
 from .blocking import in_thread

@@ -18,7 +18,6 @@ TUNING_PROCESSES = 3  # of one tuning by hand: the search, its candidates, the t
 BUILDERS, BUILDER_MIB = 6, 1024  # at most, that build candidates for it
 LOWERING, LOWERING_MIB = 10, 512  # at most, that lower functions for a compilation and a tuning
 DAEMON_MIB = 128  # the daemon itself, without messages
-MAX_PENDING_DESCRIPTORS = 64  # received with a message that is not whole yet
 
 
 @dataclass(slots=True, kw_only=True)

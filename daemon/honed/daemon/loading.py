@@ -1,4 +1,4 @@
-"""Keeps the compiled files in one worker those of the registry, and compares them with their proofs."""
+"""Loads compiled files into one worker, and compares them with their proofs and with each other."""
 
 from __future__ import annotations
 
@@ -7,77 +7,45 @@ import dataclasses
 import logging
 import statistics
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import HonedError, ModelRefused
+from honed.protocol.errors import HonedError, ModelRefused
 
 from .building import Builder, BuilderLost, Progress
 from .limits import Limits
-from .models import Entry, Registry, State
 from .proven import Proven
+from .serving import actions, events
+from .serving.events import Proof
+from .serving.states import Engine
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
 from .versions import Duel
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
+JUDGE_ROUNDS = 7  # runs of each of two versions side by side
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A compiled file is in worker number `worker` of `lane`, which compared it with its probes.
-
-    `left` are the numbers of those probes that it was not compared with yet.
-    """
-
-    lane: str
-    worker: int
-    checked: dict[str, Any]
-    left: tuple[int, ...] = ()
-
-
 class Loader:
-    """Loads and forgets compiled files in the worker of `lane`.
-
-    `on_loaded` is called after each model that may serve, `on_given_up` with one that cannot, and why.
-    `wanted` tells the names of models that requests wait for, `idle_seconds` how long there was no request.
-    """
+    """What is done with compiled files in the worker of `engine`, beside requests."""
 
     def __init__(
-        self,
-        lane: str,
-        limits: Limits,
-        supervisor: Supervisor,
-        registry: Registry,
-        store: Store,
-        cache_dir: Path,
+        self, engine: Engine, limits: Limits, supervisor: Supervisor, store: Store, cache_dir: Path
     ) -> None:
         """`cache_dir` remembers which files were proven."""
-        self.lane = lane
         self.builder = Builder(limits, cache_dir, supervisor)
+        self._engine = engine
         self._cache_dir = cache_dir
         self._limits = limits
         self._supervisor = supervisor
-        self._registry = registry
         self._store = store
-        self._kept: Counter[str] = Counter()  # by key, models being added
-        self._tasks: set[asyncio.Task[Any]] = set()
-        supervisor.expects_models = lambda: bool(registry.of(lane))
         self._dueling = asyncio.Lock()  # the worker knows one pair at a time
-        self.wanted: Callable[[], set[str]] = set
-        self.idle_seconds: Callable[[], float] = lambda: float("inf")
-        self.on_loaded: Callable[[], None] = lambda: None
-        self.on_given_up: Callable[[Entry, str], None] = lambda _, __: None
 
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
-    ) -> Loaded:
+    ) -> Proof:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
         A file that the device has proven before is not built apart again. Inferences go on meanwhile, and
@@ -86,7 +54,48 @@ class Loader:
         the worker, or the process that builds, died of it.
         """
         await self._prove_apart(key, path, hurried=hurried, progress=progress)
-        return await self._load(key, path)
+        return dataclasses.replace(await self._load(key, path, give_way=True), left=())
+
+    async def restore(self, action: actions.Load) -> events.Event:
+        """Have the worker load a model of the store; what came of it."""
+        key, path = action.model.key, str(self._store.object(action.model.manifest.compiled))
+        try:
+            proven_now = await self._prove_apart(key, path)
+            proof = await self._load(key, path, give_way=not action.awaited)
+        except WorkerLost as error:
+            return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
+        except HonedError as error:
+            return events.LoadRefused(action.deployment, str(error))
+        if proven_now or not action.awaited:
+            proof = dataclasses.replace(proof, left=())
+        return events.Loaded(action.deployment, key, proof)
+
+    async def prove(self, action: actions.Prove) -> events.Event | None:
+        """Compare a model that serves already with one more of its probes; None where the worker ended."""
+        key = action.model.key
+        try:
+            outputs = await self._check(key, action.probe, give_way=True)
+        except WorkerLost:
+            self._forget(key)  # this may have been its doing: the next worker proves it before it serves
+            return None
+        except HonedError as error:
+            self._forget(key)
+            return events.Disproved(action.deployment, str(error))
+        return events.Proven(action.deployment, outputs)
+
+    async def judge(self, action: actions.Judge) -> events.Event:
+        """Compare a successor with the version before on what clients sent since."""
+        model, before = action.model, action.before
+        try:
+            # It is there already, unless the worker was started anew.
+            await self.load(before.key, str(self._store.object(before.manifest.compiled)))
+            duel = await self.duel(before.key, model.key, JUDGE_ROUNDS)
+        except WorkerLost as error:
+            return events.JudgingBroken(model.number, str(error))
+        except HonedError as error:
+            _log.warning("model %s: its new version is not compared again: %s", model.name, error)
+            return events.Judged(model.number, "")
+        return events.Judged(model.number, duel.objection(serving=True))
 
     async def _prove_apart(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
@@ -99,11 +108,10 @@ class Loader:
         proven.note(key)
         return True
 
-    async def _load(self, key: str, path: str, *, restored: bool = False) -> Loaded:
-        """Have the worker load a compiled file that this device has proven before.
+    async def _load(self, key: str, path: str, *, give_way: bool) -> Proof:
+        """Have the worker load a compiled file that this device has proven before: its first probe is enough.
 
-        Its first probe is enough. One that is `restored` served before, so that requests may wait for it: it
-        does not give way to others.
+        One that requests may wait for does not `give_way` to others.
         """
         worker = self._supervisor.starts
         await self._supervisor.open()
@@ -115,15 +123,16 @@ class Loader:
         enough = 1 if self._proven().knows(key) else len(probes)
         try:
             for probe in probes[:enough]:
-                outputs = await self._check(key, probe, give_way=not restored)
+                outputs = await self._check(key, probe, give_way=give_way)
         except ModelRefused:
             self._forget(key)
-            self.tell("Unload", {"key": key})
+            await self.tell("Unload", {"key": key})
             raise
         left = probes[enough:]
         if not left:
             self._proven().note(key)
-        return Loaded(self.lane, worker, {"device": built["device"], "outputs": outputs}, left)
+        checked = {"device": built["device"], "outputs": outputs}
+        return Proof(engine=self._engine.name, worker=worker, checked=checked, left=left)
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> list[dict[str, Any]]:
         """The worst of every output so far; raises ModelRefused where an answer is wrong."""
@@ -179,134 +188,10 @@ class Loader:
     async def _give_way(self, taken: float) -> None:
         """Let requests run, if there are any, so that a series of runs delays each of them by one at most."""
         end = time.monotonic() + min(_PAUSE_RUNS * taken, _LONGEST_PAUSE_SECONDS)
-        while self.idle_seconds() < taken and (left := end - time.monotonic()) > 0:
+        while self._engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
 
-    @contextmanager
-    def keeping(self, key: str) -> Iterator[None]:
-        """While this lasts the worker keeps a compiled file that no name stands for yet."""
-        self.keep(key)
-        try:
-            yield
-        finally:
-            self.let_go(key)
-
-    def keep(self, key: str) -> None:
-        """The worker keeps a compiled file until `let_go`, whatever the names stand for."""
-        self._kept[key] += 1
-
-    def let_go(self, key: str) -> None:
-        """End one `keep`."""
-        self._kept[key] -= 1
-        self.unload(key)
-
-    def unload(self, key: str) -> None:
-        """Have the worker forget a compiled file, unless a name stands for it or it is kept."""
-        if not self._registry.users(key, self.lane) and not self._kept[key]:
-            del self._kept[key]
-            self.tell("Unload", {"key": key})
-
-    def admit(self, entry: Entry, loaded: Loaded) -> None:
-        """A model entered the registry; if its worker is gone since, the present one must load it too."""
-        here = (self.lane, self._supervisor.starts) == (loaded.lane, loaded.worker)
-        if here and self._supervisor.state == "ready":
-            entry.ready(loaded.checked)
-            self.on_loaded()
-        else:
-            self.reload()
-
-    def reload(self) -> None:
-        """Models of the registry may lack in the worker: have it load them."""
-        if self._supervisor.state == "ready":
-            self._in_background(self.load_all())
-
-    async def load_all(self) -> None:
-        """Give a fresh worker its models, those that requests wait for first."""
-        wanted = self.wanted()
-        entries = [entry for entry in self._registry.of(self.lane) if entry.state is State.LOADING]
-        unproven: list[tuple[Entry, Loaded]] = []
-        for entry in sorted(entries, key=lambda e: (e.load_crashes, e.name not in wanted)):
-            if self._gone(entry) or entry.state is not State.LOADING:
-                continue
-            try:
-                loaded = await self._load_entry(entry)
-            except WorkerLost:
-                return  # the next worker's turn
-            if self._gone(entry):
-                self.unload(entry.key)  # it was removed meanwhile
-            elif loaded is not None and loaded.left:
-                unproven.append((entry, loaded))
-            self.on_loaded()
-        if unproven:
-            self._in_background(self._prove(unproven))
-
-    async def _prove(self, entries: list[tuple[Entry, Loaded]]) -> None:
-        """Compare models that serve already with the probes that are left."""
-        for entry, loaded in entries:
-            key = entry.key
-            try:
-                for probe in loaded.left:
-                    if self._gone(entry) or self._supervisor.starts != loaded.worker:
-                        break
-                    outputs = await self._check(key, probe, give_way=True)
-                    entry.checked = {**loaded.checked, "outputs": outputs}
-            except WorkerLost:
-                self._forget(key)  # this may have been its doing: the next worker proves it before it serves
-                return
-            except HonedError as error:
-                self._forget(key)
-                for other in self._registry.of(self.lane):
-                    if other.key == key and other.state is State.READY:
-                        self.on_given_up(other, str(error))
-                self.tell("Unload", {"key": key})
-
-    async def _load_entry(self, entry: Entry) -> Loaded | None:
-        """None where nothing was loaded. Raises WorkerLost."""
-        twin = self._twin(entry)
-        if twin is not None:
-            entry.ready(twin.checked)
-            return None
-        path = str(self._store.object(entry.manifest.compiled))
-        try:
-            proven_now = await self._prove_apart(entry.key, path)
-            loaded = await self._load(entry.key, path, restored=True)
-            if proven_now:
-                loaded = dataclasses.replace(loaded, left=())
-        except WorkerLost as error:
-            if not self._gone(entry):
-                entry.load_crashes += 1
-                if entry.load_crashes > 1:
-                    reason = f"{entry.load_crashes} workers failed loading it; last: {error}"
-                    self.on_given_up(entry, reason)
-                elif isinstance(error, BuilderLost):
-                    return await self._load_entry(entry)
-            if isinstance(error, BuilderLost):
-                return None
-            raise
-        except HonedError as error:
-            if not self._gone(entry):
-                self.on_given_up(entry, str(error))
-            return None
-        if not self._gone(entry):
-            entry.ready(loaded.checked)
-        return loaded
-
-    def _gone(self, entry: Entry) -> bool:
-        """Whether the model was removed, replaced or moved meanwhile."""
-        return self._registry.find(entry.name) is not entry or entry.lane != self.lane
-
-    def _twin(self, entry: Entry) -> Entry | None:
-        """A ready model of the same compiled file."""
-        for other in self._registry.of(self.lane):
-            if other is not entry and other.key == entry.key and other.state is State.READY:
-                return other
-        return None
-
-    def tell(self, method: str, params: dict[str, Any]) -> None:
-        """A call in the background whose failure changes nothing."""
-        self._in_background(self._tell(method, params))
-
-    async def _tell(self, method: str, params: dict[str, Any]) -> None:
+    async def tell(self, method: str, params: dict[str, Any]) -> None:
         """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
         try:
             await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
@@ -314,8 +199,3 @@ class Loader:
             pass
         except HonedError as error:
             _log.warning("the worker refused %s: %s", method, error)
-
-    def _in_background(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -7,7 +7,7 @@ import os
 import stat
 from pathlib import Path
 
-from honed.runtime.errors import AlreadyExists, PermissionDenied
+from honed.protocol.errors import AlreadyExists, PermissionDenied
 
 
 def acquire(path: Path, what: str, folder_mode: int = 0o700) -> int:

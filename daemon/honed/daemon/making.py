@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -11,18 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from honed.jobs.commands import Check, Compile
+from honed.jobs.events import Stage
+from honed.protocol import strict
+from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
+from honed.protocol.service import JobStatus
 from honed.runtime import profilefile
-from honed.runtime.errors import DeviceError, HonedError, ModelRefused, Unavailable
 from honed.runtime.files import replacing
 
 from . import compiler
 from .blocking import in_thread
 from .building import Progress
 from .compiled import Compiled
+from .deviceserver import DeviceServer
 from .inspection import Inspector
-from .lane import Lane
 from .limits import CHECKING_MIB, Limits
-from .loading import Loaded
+from .pool import Pool
+from .serving.events import Proof
 from .store import StoredFile, describe
 from .supervisor import WorkerLost
 
@@ -46,11 +50,11 @@ class Job:
     def report(self, stage: str, fraction: float, text: str = "") -> None:
         """Note and pass on how far it is."""
         self.stage, self.fraction, self.text = stage, fraction, text
-        self.notify(self.plain())
+        self.notify(strict.to_plain(self.status()))
 
-    def plain(self) -> dict[str, Any]:
-        """The fields of a Progress notification, without the request's number."""
-        return {"model_name": self.name, "stage": self.stage, "fraction": self.fraction, "text": self.text}
+    def status(self) -> JobStatus:
+        """As ServerStatus shows it, and a Progress notification but for the request's number."""
+        return JobStatus(model_name=self.name, stage=self.stage, fraction=self.fraction, text=self.text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +75,13 @@ class Staged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A compiled model in the worker of `lane`. `measured` tells the times where devices were compared."""
+    """A compiled model in the worker of `server`. `measured` tells the times where devices were compared."""
 
-    lane: Lane
+    server: DeviceServer
     path: Path
     file: StoredFile
     model: Compiled
-    loaded: Loaded
+    proof: Proof
     measured: str = ""
 
 
@@ -98,110 +102,113 @@ class _Steps:
 class Maker:
     """Makes models, one compilation at a time."""
 
-    def __init__(self, limits: Limits, records: Path) -> None:
+    def __init__(self, limits: Limits, pool: Pool, inspector: Inspector, records: Path) -> None:
         """`records` is what tuning has recorded, if there is any yet."""
         self._limits = limits
+        self._pool = pool
+        self._inspector = inspector
         self._records = records
-        self.inspector = Inspector()
         self._compiling = asyncio.Lock()
         self._checking = asyncio.Lock()
 
-    async def make(self, job: Job, staged: Staged, lanes: Sequence[Lane], held: AsyncExitStack) -> Made:
-        """On the one lane, or on the fastest of several; `held` keeps it in the worker.
+    async def make(
+        self, job: Job, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
+    ) -> Made:
+        """On the one device, or on the fastest of several; `held` keeps it in the worker.
 
         Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
-        start. Of several lanes those that cannot take the model are left out, unless none can.
+        start. Of several devices those that cannot take the model are left out, unless none can.
         """
-        if len(lanes) == 1:
-            return await self._make(_Steps(job, 0, 1), staged, lanes[0], held)
+        if len(servers) == 1:
+            return await self._make(_Steps(job, 0, 1), staged, servers[0], held)
         best: tuple[float, Made] | None = None
         told: list[str] = []
         failures: list[HonedError] = []
-        for index, lane in enumerate(lanes):
-            steps = _Steps(job, index, len(lanes))
+        for index, server in enumerate(servers):
+            steps = _Steps(job, index, len(servers))
             try:
-                made = await self._make(steps, staged, lane, held)
-                us = await lane.loader.median_us(made.file.sha256, _ROUNDS)
+                made = await self._make(steps, staged, server, held)
+                us = await server.loader.median_us(made.file.sha256, _ROUNDS)
             except (ModelRefused, Unavailable) as error:
                 failures.append(error)
-                told.append(f"not on {lane.shown}: {error}")
-                _log.info("model %s is not placed on %s: %s", job.name, lane.shown, error)
+                told.append(f"not on {server.shown}: {error}")
+                _log.info("model %s is not placed on %s: %s", job.name, server.shown, error)
                 continue
-            told.append(f"{us / 1000:.3g} ms on {lane.shown}")
+            told.append(f"{us / 1000:.3g} ms on {server.shown}")
             if best is None or us < best[0]:
                 best = us, made
         if best is None:
             raise failures[0]
         made = best[1]
         return Made(
-            lane=made.lane,
+            server=made.server,
             path=made.path,
             file=made.file,
             model=made.model,
-            loaded=made.loaded,
+            proof=made.proof,
             measured=f"measured when it was added: {', '.join(told)}",
         )
 
-    async def _make(self, steps: _Steps, staged: Staged, lane: Lane, held: AsyncExitStack) -> Made:
+    async def _make(self, steps: _Steps, staged: Staged, server: DeviceServer, held: AsyncExitStack) -> Made:
         compiled = staged.given
         if staged.sources:
             compiled = staged.folder / f"compiled-{steps.index}.honed"
-            await self._compile(steps, staged, compiled, lane)
-        model = await self.inspector.inspect(compiled)
+            await self._compile(steps, staged, compiled, server)
+        model = await self._inspector.inspect(compiled)
         file = await in_thread(describe, compiled, f"{steps.job.name}.honed")
         steps.report("load", _COMPILED, "building kernels and checking the answers on the device")
-        held.enter_context(lane.loader.keeping(file.sha256))
+        held.enter_context(self._pool.keeping(server, file.sha256))
 
         def built(done: int, of: int) -> None:
             fraction = _COMPILED + (_BUILT - _COMPILED) * done / of
             steps.report("load", fraction, f"built {done} of {of} kernels")
 
-        loaded = await load(lane, file.sha256, compiled, self._limits, built)
-        return Made(lane=lane, path=compiled, file=file, model=model, loaded=loaded)
+        proof = await load(server, file.sha256, compiled, self._limits, built)
+        return Made(server=server, path=compiled, file=file, model=model, proof=proof)
 
-    async def _compile(self, steps: _Steps, staged: Staged, output: Path, lane: Lane) -> None:
-        def report(stage: compiler.Stage) -> None:
+    async def _compile(self, steps: _Steps, staged: Staged, output: Path, server: DeviceServer) -> None:
+        def report(stage: Stage) -> None:
             steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
 
         if self._compiling.locked():
             # What will be refused need not wait for others to be compiled.
             async with self._checking:
-                task = await self._task(staged, output, lane)
-                checked = dataclasses.replace(task, check=True, memory_mib=min(CHECKING_MIB, task.memory_mib))
-                await compiler.compile_model(checked, lambda _: None)
+                job = await self._compilation(staged, output, server)
+                check = job.derived(Check, memory_mib=min(CHECKING_MIB, job.memory_mib))
+                await compiler.compile_model(check, self._limits.compile_seconds, lambda _: None)
             steps.report("check", RECEIVED, "waiting for another compilation")
         async with self._compiling:
-            await compiler.compile_model(await self._task(staged, output, lane), report)
+            job = await self._compilation(staged, output, server)
+            await compiler.compile_model(job, self._limits.compile_seconds, report)
 
-    async def _task(self, staged: Staged, output: Path, lane: Lane) -> compiler.Task:
-        await lane.supervisor.wait_ready(self._limits.load_seconds)
-        profile = lane.supervisor.profile
+    async def _compilation(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
+        await server.supervisor.wait_ready(self._limits.load_seconds)
+        profile = server.supervisor.profile
         assert profile is not None
         with replacing(output.with_suffix(".toml")) as file:
             file.write(profilefile.dumps(profile).encode())
-        return compiler.Task(
-            model=staged.given,
+        return Compile(
+            file=staged.given,
             output=output,
-            shown_name=staged.sources[0][0].name,
+            name=staged.sources[0][0].name,
             shapes=staged.shapes,
             precision=staged.precision,
             calibration=staged.calibration,
             profile=output.with_suffix(".toml"),
-            device=lane.supervisor.spec,
-            seconds=self._limits.compile_seconds,
+            device=server.supervisor.spec,
             memory_mib=self._limits.compile_memory_mib,
             records=self._records if self._records.exists() else None,
         )
 
 
 async def load(
-    lane: Lane, key: str, path: Path, limits: Limits, progress: Progress = lambda _, __: None
-) -> Loaded:
-    """Load and check in the lane's worker; a model of which two workers die is refused."""
+    server: DeviceServer, key: str, path: Path, limits: Limits, progress: Progress = lambda _, __: None
+) -> Proof:
+    """Load and check in the device's worker; a model of which two workers die is refused."""
     for last in (False, True):
-        await lane.supervisor.wait_ready(limits.load_seconds)
+        await server.supervisor.wait_ready(limits.load_seconds)
         try:
-            return await lane.loader.load(key, str(path), progress=progress)
+            return await server.loader.load(key, str(path), progress=progress)
         except DeviceError as error:
             raise ModelRefused("this device cannot run the model", (str(error),)) from error
         except WorkerLost as error:

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 
 from . import openmetrics
 from .blocking import in_thread
-from .fleet import Fleet
+from .deviceserver import DeviceServer
 from .gains import Gains
 from .idle.thermal import temperatures
-from .lane import Lane
 from .ledger import Ledger
-from .models import Entry, Registry, State
+from .pool import Pool
+from .serving.registry import Registry
+from .serving.states import ServedModel, State
 
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
 # profile is asked for, since that slows some drivers down.
@@ -32,7 +33,7 @@ class Metrics:
     version: str
     started: float  # of time.monotonic
     registry: Registry
-    fleet: Fleet
+    pool: Pool
     ledger: Ledger
     gains: Gains
     connections: Callable[[], int]
@@ -55,9 +56,9 @@ class Metrics:
         """Every figure; spans in seconds, temperatures in degrees Celsius."""
         tuning = await in_thread(self.gains.now)
         sensors = await in_thread(temperatures, self.root)
-        now, default = time.monotonic(), self.fleet.default
+        now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
-        spent, waiting = self.ledger.plain(), self.fleet.waiting()
+        spent, waiting = self.ledger.plain(), self.pool.waiting()
         return {
             "version": self.version,
             "pid": os.getpid(),
@@ -67,18 +68,18 @@ class Metrics:
             "device_time": DEVICE_TIME,
             "worker": _worker(default),
             "devices": [
-                {"name": lane.name, "shown": lane.shown, "worker": _worker(lane), "queue": _queue(lane)}
-                for lane in self.fleet.lanes.values()
+                {"name": each.name, "shown": each.shown, "worker": _worker(each), "queue": _queue(each)}
+                for each in self.pool.servers.values()
             ],
             "queue": {
-                **self.fleet.queue(),
-                "longest": max(lane.dispatcher.queue.longest for lane in self.fleet.lanes.values()),
+                **self.pool.queue(),
+                "longest": max(each.engine.queue.longest for each in self.pool.servers.values()),
             },
             "connections": self.connections(),
             "whole": self.registry.whole.plain(now, uptime),
             "models": [
                 _model(entry, now, uptime)
-                | {"device": self.fleet.of(entry).shown}
+                | {"device": self.pool.of(entry).shown}
                 | {"waiting": waiting[entry.name], "spent": spent.get(entry.name, _NOTHING_SPENT)}
                 for entry in self.registry.all()
             ],
@@ -92,10 +93,10 @@ class Metrics:
 _NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}, "profiled": ""}
 
 
-def _worker(lane: Lane) -> dict[str, Any]:
-    supervisor = lane.supervisor
+def _worker(server: DeviceServer) -> dict[str, Any]:
+    supervisor = server.supervisor
     return {
-        "state": lane.state,
+        "state": server.state,
         "reason": supervisor.reason,
         "starts": supervisor.starts,
         "ends": dict(sorted(supervisor.ends.items())),
@@ -103,11 +104,11 @@ def _worker(lane: Lane) -> dict[str, Any]:
     }
 
 
-def _queue(lane: Lane) -> dict[str, int]:
-    return {**lane.queue(), "longest": lane.dispatcher.queue.longest}
+def _queue(server: DeviceServer) -> dict[str, int]:
+    return {**server.queue(), "longest": server.engine.queue.longest}
 
 
-def _model(entry: Entry, now: float, uptime: float) -> dict[str, Any]:
+def _model(entry: ServedModel, now: float, uptime: float) -> dict[str, Any]:
     history = entry.manifest.history
     return {
         "name": entry.name,

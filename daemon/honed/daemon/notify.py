@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from honed.runtime.errors import InvalidArgument, Unavailable
+from honed.protocol.errors import InvalidArgument, Unavailable
 
 _log = logging.getLogger(__name__)
 

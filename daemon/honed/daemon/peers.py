@@ -11,8 +11,8 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from honed.runtime.errors import PermissionDenied
-from honed.runtime.protocol import Right
+from honed.protocol.errors import PermissionDenied
+from honed.protocol.methods import Right
 
 INFER_GROUP = "honed"
 CHANGE_GROUP = "honed-admin"
@@ -22,7 +22,7 @@ _MAX_OPTION = 1024  # bytes Python's getsockopt can take: 256 groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class Credentials:
     """A process at the other end, as it was when it connected."""
 
     pid: int
@@ -38,7 +38,7 @@ class Policy:
     infer_gid: int | None
     change_gid: int | None
 
-    def rights(self, peer: Peer) -> frozenset[Right]:
+    def rights(self, peer: Credentials) -> frozenset[Right]:
         """What the peer may call."""
         if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
             return frozenset(Right)
@@ -46,7 +46,7 @@ class Policy:
             return frozenset({Right.ANYONE, Right.INFER})
         return frozenset({Right.ANYONE})
 
-    def check(self, peer: Peer, right: Right, what: str) -> None:
+    def check(self, peer: Credentials, right: Right, what: str) -> None:
         """Raise PermissionDenied, saying what would help, unless the peer has the right."""
         if right in self.rights(peer):
             return
@@ -67,10 +67,10 @@ def current_policy(own_uid: int) -> Policy:
     return Policy(own_uid=own_uid, infer_gid=_gid(INFER_GROUP), change_gid=_gid(CHANGE_GROUP))
 
 
-def identify(connected: socket.socket) -> Peer:
+def identify(connected: socket.socket) -> Credentials:
     """The peer of a Unix socket, from SO_PEERCRED and SO_PEERGROUPS; raises OSError."""
     pid, uid, gid = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return Peer(pid=pid, uid=uid, gids=frozenset((gid, *_groups(connected, uid, gid))))
+    return Credentials(pid=pid, uid=uid, gids=frozenset((gid, *_groups(connected, uid, gid))))
 
 
 def _groups(connected: socket.socket, uid: int, gid: int) -> Sequence[int]:

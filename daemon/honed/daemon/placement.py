@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from honed.runtime.errors import InvalidArgument, NotFound
+from honed.protocol.errors import InvalidArgument, NotFound
 
 FASTEST = "fastest"  # instead of a device: the one that measures best
 

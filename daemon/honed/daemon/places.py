@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 
 SYSTEM_SOCKET = Path("/run/honed/honed.sock")
 SYSTEM_STATE = Path("/var/lib/honed")

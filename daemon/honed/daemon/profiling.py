@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype
-from honed.runtime.errors import InvalidArgument
 from honed.runtime.executor import Executor
 from honed.runtime.profilefile import to_dict
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 from pathlib import Path
 
-from honed.runtime import strict
+from honed.protocol import strict
 from honed.runtime.profile import DeviceIdentity
 from honed.runtime.version import own_version
 
@@ -28,7 +28,10 @@ class Proven:
 
     def knows(self, key: str) -> bool:
         """Whether every probe of the file was answered rightly."""
-        return self._marker(key).exists()
+        try:
+            return self._marker(key).exists()
+        except OSError:  # a folder that cannot be looked into has nothing to tell
+            return False
 
     def note(self, key: str) -> None:
         """Every probe of the file was answered rightly."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 
+from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
+from honed.protocol.methods import check_name
+from honed.protocol.params import RegionParams
 from honed.runtime import memfd
-from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
-from honed.runtime.protocol import RegionParams, check_name
 
 _numbers = itertools.count(1)  # worker and service name regions by number: names are per connection
 

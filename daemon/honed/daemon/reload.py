@@ -11,7 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
+from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange, ShownSetting
 
 from .blocking import in_thread
 from .config import Config, settings, value
@@ -38,19 +39,19 @@ class Reloader:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def show(self) -> dict[str, Any]:
+    async def show(self) -> ConfigShown:
         """The result of ConfigShow: what is in force, and what the files say instead."""
-        pending: list[dict[str, Any]] = []
+        pending: tuple[SettingChange, ...] = ()
         problem = ""
         try:
             on_disk = await in_thread(self._read)
         except HonedError as error:
             problem = str(error)
         else:
-            pending = [_change(*each) for each in _differences(self.config, on_disk)]
-        return {**listed(self.config), "pending": pending, "problem": problem}
+            pending = tuple(_change(*each) for each in _differences(self.config, on_disk))
+        return shown(self.config, pending, problem)
 
-    async def reload(self) -> dict[str, Any]:
+    async def reload(self) -> ConfigReloaded:
         """The result of ConfigReload; a file that is wrong raises InvalidArgument and changes nothing."""
         async with self._turn:
             self._systemd.reloading()
@@ -72,7 +73,7 @@ class Reloader:
         with contextlib.suppress(HonedError):  # the log has it already
             await self.reload()
 
-    def _apply(self, new: Config) -> dict[str, Any]:
+    def _apply(self, new: Config) -> ConfigReloaded:
         found = _differences(self.config, new)
         later = [each for each in found if each[0].effect == "restart"]
         now = [each for each in found if each[0].effect != "restart"]
@@ -83,28 +84,30 @@ class Reloader:
         for setting, old, then in later:
             _log.warning("%s stays %s until a restart; then it is %s", setting.name, old, then)
         _log.info("the configuration was read again: %d changes, %d for a restart", len(now), len(later))
-        return {
-            "applied": [_change(*each) for each in now],
-            "restart": [_change(*each) for each in later],
-            "files": [str(file) for file in new.files],
-        }
+        return ConfigReloaded(
+            applied=tuple(_change(*each) for each in now),
+            restart=tuple(_change(*each) for each in later),
+            files=tuple(map(str, new.files)),
+        )
 
 
-def listed(config: Config) -> dict[str, Any]:
+def shown(config: Config, pending: tuple[SettingChange, ...] = (), problem: str = "") -> ConfigShown:
     """Every setting with value, unit, origin, and when a change counts; and the files that were read."""
-    return {
-        "settings": [
-            {
-                "name": setting.name,
-                "value": _plain(value(config, setting.name)),
-                "unit": setting.unit,
-                "origin": config.origins[setting.name],
-                "effect": setting.effect,
-            }
+    return ConfigShown(
+        settings=tuple(
+            ShownSetting(
+                name=setting.name,
+                value=_plain(value(config, setting.name)),
+                unit=setting.unit,
+                origin=config.origins[setting.name],
+                effect=setting.effect,
+            )
             for setting in settings().values()
-        ],
-        "files": [str(file) for file in config.files],
-    }
+        ),
+        files=tuple(map(str, config.files)),
+        pending=pending,
+        problem=problem,
+    )
 
 
 def _differences(old: Config, new: Config) -> list[tuple[Setting, Any, Any]]:
@@ -132,13 +135,10 @@ def _mixed(old: Config, new: Config) -> Config:
     )
 
 
-def _change(setting: Setting, in_force: Any, configured: Any) -> dict[str, Any]:
-    return {
-        "name": setting.name,
-        "value": _plain(in_force),
-        "configured": _plain(configured),
-        "effect": setting.effect,
-    }
+def _change(setting: Setting, in_force: Any, configured: Any) -> SettingChange:
+    return SettingChange(
+        name=setting.name, value=_plain(in_force), configured=_plain(configured), effect=setting.effect
+    )
 
 
 def _plain(anything: Any) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from honed.runtime.errors import ResourceExhausted
+from honed.protocol.errors import ResourceExhausted
 
 HEALTHY_SECONDS = 60.0  # a worker that lived so long did not fail at starting
 PRIORITIES = (1, 2, 3)  # first to last
@@ -105,11 +105,6 @@ class Queue:
         self._served[chosen.client] = self._served_users[chosen.client.user] = self._turns
         chosen.attempts += 1
         return chosen
-
-    def go_on(self, ticket: Ticket) -> None:
-        """Let a ticket wait again that has run well and has more to run: others come in between."""
-        ticket.attempts = 0
-        self._waiting[ticket.number] = ticket
 
     def retry(self, ticket: Ticket) -> bool:
         """Let a ticket whose worker failed wait again, first of all; False where it had its second chance."""

@@ -14,15 +14,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from honed.runtime import wire
-from honed.runtime.errors import AlreadyExists, HonedError, PermissionDenied, ResourceExhausted
-from honed.runtime.protocol import error_to_map
+from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied, ResourceExhausted, error_to_map
+from honed.protocol.peer import Asked
+from honed.protocol.wire import Notification, encode
 
 from .api import Api, Call
 from .connection import Connection
-from .fleet import Fleet
 from .limits import Limits
-from .peers import Peer, identify
+from .peers import Credentials, identify
+from .pool import Pool
 from .turns import Turns
 from .usage import Usage
 
@@ -66,10 +66,10 @@ def listen(path: Path) -> socket.socket:
 class Server:
     """Accepts connections until it is stopped."""
 
-    def __init__(self, listening: socket.socket, limits: Limits, fleet: Fleet) -> None:
+    def __init__(self, listening: socket.socket, limits: Limits, pool: Pool) -> None:
         self._listening = listening
         self._limits = limits
-        self._fleet = fleet
+        self._pool = pool
         self._bytes = Usage(limits.max_user_bytes, limits.max_all_bytes)
         self._by_user = Usage(limits.max_user_connections)
         self._connections: dict[int, Connection] = {}
@@ -122,13 +122,11 @@ class Server:
         while not done() and self._loop.time() < end:
             await asyncio.sleep(0.01)
 
-    def start(
-        self, connection: Connection, request: wire.Request, descriptors: list[int]
-    ) -> Coroutine[Any, Any, Any]:
+    def start(self, connection: Connection, asked: Asked) -> Coroutine[Any, Any, Any]:
         """The work for a request; raises HonedError for one that cannot be."""
         assert self.api is not None
-        call = Call(connection=connection, msgid=request.msgid, descriptors=descriptors)
-        return self.api.answer(call, request.method, request.params)
+        call = Call(connection=connection, msgid=asked.msgid, descriptors=asked.descriptors)
+        return self.api.answer(call, asked.method, asked.params)
 
     def overfull(self) -> None:
         """All connections together hold too much: the largest one of the user who holds most goes."""
@@ -143,8 +141,8 @@ class Server:
     def closed(self, connection: Connection) -> None:
         """A connection is gone, and its regions with it."""
         for region in connection.regions.remove(None):
-            self._fleet.release(region)
-        self._fleet.forget_client(connection.client)
+            self._pool.release(region)
+        self._pool.forget_client(connection.client)
         self._by_user.change(connection.peer.uid, -1)
         del self._connections[connection.number]
 
@@ -168,7 +166,7 @@ class Server:
             return
         self._admit(connected, peer)
 
-    def _admit(self, connected: socket.socket, peer: Peer) -> None:
+    def _admit(self, connected: socket.socket, peer: Credentials) -> None:
         within = self._by_user.change(peer.uid, 1)
         if not within or len(self._connections) >= self._limits.max_connections:
             self._by_user.change(peer.uid, -1)
@@ -184,4 +182,4 @@ class Server:
 def _refuse(connected: socket.socket, error: HonedError) -> None:
     with connected, contextlib.suppress(OSError):  # who is gone needs no reason
         connected.setblocking(False)
-        connected.send(wire.encode(wire.Notification(method="Error", params=error_to_map(error))))
+        connected.send(encode(Notification(method="Error", params=error_to_map(error))))

@@ -17,27 +17,30 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
+from honed.protocol.service import Places
 from honed.runtime.version import own_version
 
 from . import api, lock, server
 from .blocking import in_thread
+from .commits import Commits
 from .config import Config, load
-from .fleet import Fleet
 from .gains import Gains
-from .inspection import SECONDS, inspect_all
+from .inspection import SECONDS, Inspector, inspect_all
 from .jobs import Jobs, failure
 from .kernelwatch import KernelWatch
 from .latencies import Keeper
 from .leasing import Leasing
 from .ledger import Ledger
 from .metrics import Metrics
-from .models import Entry, Registry
 from .notify import Systemd
 from .peers import current_policy
 from .places import records_in
+from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .serving.events import Added, Damaged, NotRestored
+from .serving.registry import Registry
 from .store import Manifest, Store
 from .tunerchild import TunerChild
 from .tunerruns import TunerRuns
@@ -145,23 +148,25 @@ async def _run(
     places, limits = config.service, config.limits
     registry = Registry()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
-    fleet = Fleet(limits, places, registry, store, curves.latencies)
-    broken = await _fill(fleet, store, models, systemd)
+    commits, inspector = Commits(store, registry), Inspector()
+    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies)
+    broken = await _fill(pool, store, models, systemd)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
-    jobs = Jobs(limits, store, registry, fleet, records_in(places.state_dir))
-    clients = server.Server(listening, limits, fleet)
+    records = records_in(places.state_dir)
+    jobs = Jobs(limits, store, registry, pool, commits, inspector, curves.latencies, records)
+    clients = server.Server(listening, limits, pool)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
     ledger.keep_only(models)
 
-    leasing = Leasing(config.idle, lambda: fleet.default.state)
-    watch = KernelWatch(fleet.workers)
+    leasing = Leasing(config.idle, lambda: pool.default.state)
+    watch = KernelWatch(pool.workers)
 
     def changed(new: Config) -> None:
         ledger.change(new.usage)
         leasing.change(new.idle)
-        fleet.limits_changed()
+        pool.limits_changed()
         clients.limits_changed()
 
     tuner = TunerChild(config.tuner, places.socket)
@@ -171,20 +176,22 @@ async def _run(
         version=own_version(),
         started=started,
         registry=registry,
-        fleet=fleet,
+        pool=pool,
         ledger=ledger,
-        gains=Gains(records_in(places.state_dir)),
+        gains=Gains(records),
         connections=lambda: clients.connections,
         lease=leasing.metrics,
         gpu_faults=watch.plain,
     )
-    publisher = Publisher(limits, store, registry, fleet, jobs, curves.latencies)
+    publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies)
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),
-        places=api.Places(socket=places.socket, state_dir=places.state_dir, cache_dir=places.cache_dir),
+        places=Places(
+            socket=str(places.socket), state_dir=str(places.state_dir), cache_dir=str(places.cache_dir)
+        ),
         registry=registry,
-        fleet=fleet,
+        fleet=pool,
         jobs=jobs,
         publisher=publisher,
         ledger=ledger,
@@ -195,10 +202,10 @@ async def _run(
             limits=limits,
             store=store,
             registry=registry,
-            fleet=fleet,
+            fleet=pool,
             jobs=jobs,
             publisher=publisher,
-            records=records_in(places.state_dir),
+            records=records,
             cache_dir=places.cache_dir,
             tuner_mib=config.tuner.memory_mib,
         ),
@@ -210,7 +217,7 @@ async def _run(
         running.push_async_callback(ledger.save)
         running.push_async_callback(curves.save)
         for work in (
-            fleet.run(),
+            pool.run(),
             _keep_watchdog(systemd),
             ledger.keep(),
             curves.keep(),
@@ -222,7 +229,7 @@ async def _run(
             task.add_done_callback(partial(_stop_if_failed, stop))
             running.push_async_callback(_end, task)
         for manifest, _ in broken:
-            running.push_async_callback(_end, asyncio.ensure_future(_restore(jobs, registry, manifest)))
+            running.push_async_callback(_end, asyncio.ensure_future(_restore(jobs, pool, manifest)))
         _settle_memory()
         clients.start_accepting()
         _log.info("listening at %s with %d models", places.socket, len(models))
@@ -232,12 +239,12 @@ async def _run(
         systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
         clients.api.stopping = True
         clients.stop_accepting()
-        await fleet.drain(limits.stop_seconds)
+        await pool.drain(limits.stop_seconds)
         await clients.close()
 
 
 async def _fill(
-    fleet: Fleet, store: Store, models: dict[str, Manifest], systemd: Systemd
+    pool: Pool, store: Store, models: dict[str, Manifest], systemd: Systemd
 ) -> list[tuple[Manifest, str]]:
     """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
     paths = {manifest.name: store.object(manifest.compiled) for manifest in models.values()}
@@ -248,18 +255,18 @@ async def _fill(
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
         answer = found[paths[manifest.name]]
+        home = pool.home(manifest.name, manifest.device, manifest.placed).name
         if not isinstance(answer, HonedError):
-            fleet.put(Entry(manifest=manifest, compiled=answer))
+            pool.handle(Added(manifest=manifest, compiled=answer, home=home, proof=None))
             continue
         await in_thread(store.set_aside, manifest)
-        entry = Entry(manifest=manifest, compiled=None)
-        entry.fail(f"its compiled file is damaged ({answer})")
-        fleet.put(entry)
+        reason = f"its compiled file is damaged ({answer})"
+        pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
         broken.append((manifest, str(answer)))
     return broken
 
 
-async def _restore(jobs: Jobs, registry: Registry, manifest: Manifest) -> None:
+async def _restore(jobs: Jobs, pool: Pool, manifest: Manifest) -> None:
     """Compile a damaged model again from its stored source; where that fails, the trouble stays its own."""
     try:
         await jobs.restore(manifest)
@@ -272,9 +279,7 @@ async def _restore(jobs: Jobs, registry: Registry, manifest: Manifest) -> None:
         _log.info("model %s was compiled again from its source", manifest.name)
         return
     _log.error("model %s could not be restored: %s", manifest.name, told)
-    entry = registry.find(manifest.name)
-    if entry is not None and entry.compiled is None:
-        entry.fail(f"{entry.reason}, and it could not be compiled again: {told}")
+    pool.handle(NotRestored(manifest.name, told))
 
 
 def _settle_memory() -> None:

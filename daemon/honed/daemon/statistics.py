@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from honed.runtime.errors import HonedError
-from honed.runtime.protocol import VERSION
+from honed.protocol.errors import HonedError
+from honed.protocol.methods import VERSION
+from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
 
 from .histogram import Histogram, Recent
 
@@ -27,6 +28,10 @@ class Tally:
         """Count one more."""
         self.count += 1
         self.ns += ns
+
+    def told(self) -> Tallied:
+        """As ModelStatistics shows it."""
+        return Tallied(count=self.count, ns=self.ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,18 +105,23 @@ class Statistics:
         for each in self._self_and_whole():
             each.retries += 1
 
-    def triton(self, name: str) -> dict[str, Any]:
+    def triton(self, name: str) -> ServedRequests:
         """As ModelStatistics shows it."""
-        parts = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-        tallies = {part: getattr(self, part) for part in parts}
-        return {
-            "name": name,
-            "version": VERSION,
-            "last_inference": self.last_inference,
-            "inference_count": self.success.count,
-            "execution_count": self.success.count,
-            "inference_stats": {part: {"count": t.count, "ns": t.ns} for part, t in tallies.items()},
-        }
+        return ServedRequests(
+            name=name,
+            version=VERSION,
+            last_inference=self.last_inference,
+            inference_count=self.success.count,
+            execution_count=self.success.count,
+            inference_stats=InferenceStatistics(
+                success=self.success.told(),
+                fail=self.fail.told(),
+                queue=self.queue.told(),
+                compute_input=self.compute_input.told(),
+                compute_infer=self.compute_infer.told(),
+                compute_output=self.compute_output.told(),
+            ),
+        )
 
     def plain(self, now: float, uptime: float) -> dict[str, Any]:
         """As Metrics shows it; times in seconds."""

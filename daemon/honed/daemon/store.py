@@ -26,17 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from honed.runtime import strict
-from honed.runtime.arrivals import close_all
-from honed.runtime.errors import (
+from honed.protocol import strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import (
     HonedError,
     InvalidArgument,
     PermissionDenied,
     ResourceExhausted,
     Unavailable,
 )
+from honed.protocol.methods import NAME
 from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
-from honed.runtime.protocol import NAME
 
 from .versions import History, Version, first
 
@@ -112,10 +112,6 @@ class Store:
     def object(self, file: StoredFile) -> Path:
         """Where the bytes of a stored file are."""
         return self._objects / file.sha256
-
-    def version_file(self, manifest: Manifest, version: Version) -> StoredFile:
-        """The file of one of the model's versions."""
-        return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
 
     def open_files(self, manifest: Manifest) -> tuple[int, ...]:
         """Read-only descriptors of the model's compiled file and its sources, in this order; the caller's.
@@ -251,6 +247,11 @@ class Store:
         for path in self._objects.iterdir():
             if path.name not in used:
                 self._discard(path)
+
+
+def version_file(manifest: Manifest, version: Version) -> StoredFile:
+    """The file of one of the model's versions."""
+    return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
 
 
 def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[StoredFile, Path]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
+from honed.machine.aiochildren import Child
+from honed.machine.children import kill_group
+from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.aiolink import AsyncLink
-from honed.runtime.errors import HonedError, Unavailable
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.profilefile import from_dict
 
-from .children import FROM_OUTSIDE, Child, describe_exit, kill_group
 from .limits import Limits
 from .regions import HeldRegion
 from .requests import Restarts
@@ -32,13 +34,18 @@ class WorkerLost(Unavailable):
     """The worker died or was killed while it had something to do."""
 
 
+class Life(enum.Enum):
+    """What happens to a worker."""
+
+    BEGUN = "begun"
+    ENDED = "ended"
+
+
 class Supervisor:
     """The worker process and the calls to it.
 
-    `on_ready` runs after each start with a fresh worker that has no models; `on_lost` after each end, once
-    the calls that it cut short have failed;
-    `expects_models` tells whether a worker that starts is to load some at once. The device that the first
-    worker found is the one that later workers look for.
+    With `expects_models` a worker that starts is to load some at once. The device that the first worker found
+    is the one that later workers look for.
     """
 
     def __init__(self, limits: Limits, cache_dir: Path, device: str) -> None:
@@ -53,9 +60,7 @@ class Supervisor:
         self._calls: list[str] = []  # methods under way
         self._heard = 0.0  # when the worker last answered, in monotonic seconds
         self._lost_at_work = False  # the last worker ended while it ran or built a model
-        self.on_ready: Callable[[], Awaitable[None]] | None = None
-        self.on_lost: Callable[[], None] | None = None
-        self.expects_models: Callable[[], bool] = lambda: False
+        self.expects_models = False
         self._state = "starting"
         self.reason = ""
         self.starts = 0
@@ -77,15 +82,22 @@ class Supervisor:
         """Of the worker; 0 where there is none."""
         return self._process.pid if self._process is not None else 0
 
-    async def run(self) -> None:
-        """Keep a worker running until cancelled; the worker is gone when this returns."""
+    async def lives(self) -> AsyncGenerator[Life, None]:
+        """Keep a worker running until closed; it is gone then.
+
+        Tells of each start, with a fresh worker that has no models, and of each end, once the calls that it
+        cut short have failed.
+        """
         restarts = Restarts()
         self._state = "starting"
         while True:
             begun = time.monotonic()
             was_ready = False
             try:
-                was_ready = await self._live_once()
+                process = await self._start()
+                was_ready = True
+                yield Life.BEGUN
+                await self._watch(process)
             except (OSError, HonedError) as error:
                 self._ended("not started", str(error))
             finally:
@@ -97,12 +109,11 @@ class Supervisor:
             # twice in a row is a state, and requests are told so.
             self._state = "failed" if restarts.failing and not was_ready else "starting"
             self._turned.set()
-            if self.on_lost is not None:
-                self.on_lost()
+            yield Life.ENDED
             await asyncio.sleep(delay)
 
     async def _calls_told(self) -> None:
-        """Return once those whose calls were cut short know it: `on_lost` is for what comes after.
+        """Return once those whose calls were cut short know it: that the worker ended is told after.
 
         The process may be known to have ended before its socket is.
         """
@@ -158,7 +169,7 @@ class Supervisor:
     def kill(self, reason: str, *, kind: str = "device") -> None:
         """End the worker at once; `run` starts another."""
         self._kill_reason, self._kill_kind = self._kill_reason or reason, self._kill_kind or kind
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and self._process.running:
             _log.warning("killing the worker %d: %s", self._process.pid, reason)
             kill_group(self._process.pid)
         if self._link is not None:
@@ -194,33 +205,35 @@ class Supervisor:
     def _lost(self) -> WorkerLost:
         return WorkerLost(f"the worker process ended ({self._kill_reason or 'it crashed'}); try again")
 
-    async def _live_once(self) -> bool:
-        """Start a worker and wait for its end: True. Raises where it did not become ready."""
+    async def _start(self) -> Child:
+        """A worker that is ready; raises where it does not become so."""
         self.starts += 1
         self._kill_reason = self._kill_kind = ""
-        self._lost_at_work = False
+        self._lost_at_work = self.ended_from_outside = False
         process, link = await spawn(
             self._cache_dir, self._device, self._lost, memory_mib=self._limits.worker_memory_mib
         )
         self._process, self._link = process, link
-        models = self.expects_models()
-        hello = await self.call("Hello", {"models": models}, seconds=self._limits.load_seconds)
+        seconds = self._limits.load_seconds
+        # Half of it for the peaks: a device that is too slow for them is served by all the same.
+        wanted = {"models": self.expects_models, "measure_seconds": seconds / 2}
+        hello = await self.call("Hello", wanted, seconds=seconds)
         self.spec = self._device = str(hello["spec"])
         self.profile = from_dict(hello["profile"])
         self._state, self.reason = "ready", ""
         self._turned.set()
         _log.info("worker %d is ready on %s", process.pid, self.spec)
-        beside = [asyncio.ensure_future(self._ask_now_and_then())]
-        if self.on_ready is not None:
-            beside.append(asyncio.ensure_future(self.on_ready()))
+        return process
+
+    async def _watch(self, process: Child) -> None:
+        """Wait for the end of a worker that was ready."""
+        asking = asyncio.ensure_future(self._ask_now_and_then())
         try:
-            status = await process.wait()
+            death = await process.wait()
         finally:
-            for task in beside:
-                task.cancel()
-        self.ended_from_outside = not self._kill_reason and -status in FROM_OUTSIDE
-        self._ended(self._kill_kind or "crashed", self._kill_reason or describe_exit(status))
-        return True
+            asking.cancel()
+        self.ended_from_outside = not self._kill_reason and death.from_outside
+        self._ended(self._kill_kind or "crashed", self._kill_reason or str(death))
 
     async def _ask_now_and_then(self) -> None:
         """Notice a worker that hangs while nobody asks anything of it; until it has ended or is killed."""
@@ -245,7 +258,5 @@ class Supervisor:
             self._link.fail(self._lost())
             self._link = None
         if self._process is not None:
-            if self._process.returncode is None:
-                kill_group(self._process.pid)
-            await self._process.wait()
+            await self._process.end()
             self._process = None

@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
 
 from .cli import (
     bench,

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from honed.machine.aiochildren import Child, spawn
+from honed.machine.children import Bounds, Death, kill_group, python
+from honed.protocol.service import TunerStatus
 
 from . import installed
-from .children import Child, describe_exit, kill_group, spawn
-from .launch import command
 from .requests import restart_delay
 from .settings import setting
 
@@ -50,15 +51,15 @@ class TunerChild:
         self._last: tuple[float, str] | None = None  # the report of a connection that ended, and when
         self._text = "none is started here (tuner.spawn is false), and none has reported yet"
 
-    def plain(self) -> dict[str, Any]:
+    def status(self) -> TunerStatus:
         """The part `tuner` of ServerStatus: what a tuner says, else what it said last, else its process."""
         for pid, text in self._reports.values():
-            return {"pid": pid, "text": text}
+            return TunerStatus(pid=pid, text=text)
         text = self._text
         if self._last is not None and (self._process or not self._settings.spawn):
             ended, said = self._last
             text = f"said {time.monotonic() - ended:.0f} s ago: {said}"
-        return {"pid": self._process.pid if self._process else 0, "text": text}
+        return TunerStatus(pid=self._process.pid if self._process else 0, text=text)
 
     def report(self, connection: Connection, text: str) -> None:
         """A tuner says what it does; it counts until its connection ends."""
@@ -81,22 +82,19 @@ class TunerChild:
         while True:
             begun = time.monotonic()
             try:
-                status = await self._live_once()
+                reason = str(await self._live_once())
             except OSError as error:
                 reason = f"it cannot be started: {error}"
-            else:
-                reason = describe_exit(status)
             failures = 1 if time.monotonic() - begun > _HEALTHY_SECONDS else failures + 1
             delay = max(1.0, restart_delay(failures))
             self._text = f"it is started anew in {delay:.0f} s: {reason}"
             _log.warning("the tuner ended: %s; next start in %.0f s", reason, delay)
             await asyncio.sleep(delay)
 
-    async def _live_once(self) -> int:
-        program = [sys.executable, "-m", "honed.tuner.service", f"--socket={self._socket}"]
-        process = self._process = await spawn(
-            command(program, memory_mib=self._settings.memory_mib, niceness=_NICENESS)
-        )
+    async def _live_once(self) -> Death:
+        program = python("honed.tuner.service", f"--socket={self._socket}")
+        bounds = Bounds(memory_mib=self._settings.memory_mib, niceness=_NICENESS)
+        process = self._process = await spawn(program, bounds)
         self._text, self._last = "started, has not reported yet", None
         try:
             return await process.wait()
@@ -106,7 +104,7 @@ class TunerChild:
     async def _end(self, process: Child) -> None:
         """Ask it to stop, which takes a candidate, then do not ask."""
         self._process = None
-        if process.returncode is None:
+        if process.running:
             process.send_signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(_STOP_SECONDS):

@@ -6,8 +6,6 @@ extends the records, without touching the folder.
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -15,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from honed.runtime.errors import (
+from honed.jobs import events
+from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
+from honed.jobs.events import Done, Faults, News, R, Tuned
+from honed.jobs.listening import Died
+from honed.machine.aiochildren import Child
+from honed.machine.children import Bounds
+from honed.protocol.errors import (
     AlreadyExists,
     Internal,
     InvalidArgument,
@@ -23,18 +27,17 @@ from honed.runtime.errors import (
     NotFound,
     ResourceExhausted,
 )
-from honed.runtime.protocol import PublishParams, TunerRunParams, error_from_map
+from honed.protocol.params import PublishParams, TunerRunParams
 
-from . import tunerprocess
+from . import compiler
 from .blocking import cleared_in_thread, in_thread
-from .children import Child, describe_exit
 from .connection import WithDescriptors
-from .fleet import Fleet
 from .jobs import Jobs
 from .kernelfaults import kernel_log
 from .limits import RECORDS_COMMANDS, RECORDS_MIB, Limits
-from .models import Registry
+from .pool import Pool
 from .publishing import Publisher
+from .serving.registry import Registry
 from .store import Store, receive
 
 MEASURING = ("tasks", "tune")
@@ -47,9 +50,7 @@ _TAKES = {  # besides `command`
     "export": {"best"},
     "import": {"device"},
 }
-_NEWS = frozenset({"stage", "note", "tasks", "round", "trial"})  # events that are not a child's last word
-_log = logging.getLogger(__name__)
-Event = dict[str, Any]
+_NICENESS = 10
 Notify = Callable[[dict[str, Any]], None]
 
 
@@ -67,7 +68,7 @@ class _Measuring:
 
     def stop(self) -> None:
         self.stopped = True
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None:
             self.process.send_signal(signal.SIGINT)
 
 
@@ -80,7 +81,7 @@ class TunerRuns:
         limits: Limits,
         store: Store,
         registry: Registry,
-        fleet: Fleet,
+        fleet: Pool,
         jobs: Jobs,
         publisher: Publisher,
         records: Path,
@@ -102,7 +103,7 @@ class TunerRuns:
 
     async def run(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
-    ) -> dict[str, Any] | WithDescriptors:
+    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
         """The result of TunerRun. Cancelling ends the child."""
         _check(params, descriptors)
         if params.command in MEASURING:
@@ -135,38 +136,34 @@ class TunerRuns:
         try:
             async with cleared_in_thread(self._store.staging()) as folder:
                 staged = await in_thread(self._jobs.stage_again, entry.manifest, folder)
-                tuned = folder / "tuned.honed"
-                current = self._store.object(entry.manifest.compiled)
-                arguments = [params.command, f"--current={current}"]
-                if params.command == "tune":
-                    arguments += [f"--output={tuned}"]
-                    arguments += [f"--trials={params.trials}"] if params.trials is not None else []
-                    arguments += [f"--seconds={params.seconds:g}"] if params.seconds is not None else []
-                arguments += [
-                    f"--shape={name}={','.join(map(str, shape))}" for name, shape in staged.shapes.items()
-                ]
-                device = self._fleet.of(entry).supervisor.spec
-                arguments += [f"--device={device}"] if device else []
-                arguments += [
-                    f"--precision={staged.precision}",
-                    f"--records={self._records}",
-                    f"--cache-dir={self._cache_dir}",
-                    f"--name={entry.name}",
-                    str(staged.given),
-                ]
-                seconds = self._limits.compile_seconds if params.command == "tasks" else None
-                last = await self._child(arguments, notify, seconds, run=run)
-                return {"event": last, "published": await self._published(entry.name, entry.key, last, tuned)}
+                tasks = Tasks(
+                    file=staged.given,
+                    name=entry.name,
+                    shapes=staged.shapes,
+                    precision=staged.precision,
+                    device=self._fleet.of(entry).supervisor.spec or None,
+                    current=self._store.object(entry.manifest.compiled),
+                    records=self._records,
+                    cache_dir=self._cache_dir,
+                )
+                if params.command == "tasks":
+                    await self._child(tasks, notify, self._limits.compile_seconds, run=run)
+                    return {"event": events.to_map(Done()), "published": None}
+                output = folder / "tuned.honed"
+                tune = tasks.derived(Tune, output=output, trials=params.trials, seconds=params.seconds)
+                tuned = await self._child(tune, notify, None, run=run)
+                published = await self._published(entry.name, entry.key, tuned, output)
+                return {"event": events.to_map(tuned), "published": published}
         finally:
             del self._measuring[entry.name]
 
-    async def _published(self, name: str, served: str, last: Event, tuned: Path) -> dict[str, Any] | None:
+    async def _published(self, name: str, served: str, tuned: Tuned, output: Path) -> dict[str, Any] | None:
         """Serve the version that was tuned, if the serving worker finds it right and faster, too."""
-        if not last.get("output"):
+        if tuned.output is None:
             return None
-        descriptor = os.open(tuned, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            why = f"hone tune: {last.get('trials')} trials in {float(last.get('seconds') or 0):.0f} s"
+            why = f"hone tune: {tuned.trials} trials in {tuned.seconds:.0f} s"
             return await self._publisher.publish(
                 PublishParams(name=name, expected=served, why=why), [descriptor]
             )
@@ -175,84 +172,53 @@ class TunerRuns:
 
     async def _on_records(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
-    ) -> dict[str, Any] | WithDescriptors:
-        arguments = ["records", params.command, f"--records={self._records}"]
+    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
+        records = self._records
         async with cleared_in_thread(self._store.staging()) as folder:
-            written = folder / "records.jsonl"
+            lines = folder / "records.jsonl"
+            event: events.Result
             match params.command:
                 case "history":
-                    arguments.append(f"--name={params.model}")
+                    event = await self._child(ShowHistory(records=records, name=params.model or ""), notify)
                 case "faults":
                     log = await in_thread(kernel_log)
-                    none = {"event": "faults", "faults": []}
-                    there = self._records.exists()
-                    found = await self._child(arguments, notify) if there else none
-                    return {"event": found, "kernel_log": log}
+                    faults = ListFaults(records=records)
+                    event = await self._child(faults, notify) if records.exists() else Faults(faults=())
+                    return {"event": events.to_map(event), "kernel_log": log}
                 case "export":
-                    arguments += [f"--output={written}", *(("--best",) if params.best else ())]
-                case "import":
+                    export = Export(records=records, output=lines, best=bool(params.best))
+                    told = {"event": events.to_map(await self._child(export, notify))}
+                    return WithDescriptors(told, (os.open(lines, os.O_RDONLY | os.O_CLOEXEC),))
+                case _:
                     limit = self._limits.max_model_bytes
-                    await in_thread(receive, descriptors[0], written.name, folder, limit)
-                    device = params.device or self._fleet.default.supervisor.spec
-                    arguments += [*((f"--device={device}",) if device else ()), "--", str(written)]
-            last = await self._child(arguments, notify)
-            if params.command != "export":
-                return {"event": last}
-            return WithDescriptors({"event": last}, (os.open(written, os.O_RDONLY | os.O_CLOEXEC),))
+                    await in_thread(receive, descriptors[0], lines.name, folder, limit)
+                    device = params.device or self._fleet.default.supervisor.spec or None
+                    event = await self._child(Import(records=records, file=lines, device=device), notify)
+            return {"event": events.to_map(event)}
 
     async def _child(
-        self,
-        arguments: Sequence[str],
-        notify: Notify,
-        seconds: float | None = 600.0,
-        *,
-        run: _Measuring | None = None,
-    ) -> Event:
-        """Its last word. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
-        last: Event | None = None
+        self, job: Job[R], notify: Notify, seconds: float | None = 600.0, *, run: _Measuring | None = None
+    ) -> R:
+        """Its result. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
+        memory_mib = RECORDS_MIB if run is None else self._tuner_mib
 
-        def heard(line: bytes) -> None:
-            nonlocal last
-            event = _event(line)
-            if event is not None and event["event"] in _NEWS:
-                notify({"event": event})
-            elif event is not None:
-                last = event
+        def heard(news: News) -> None:
+            notify({"event": events.to_map(news)})
 
         try:
-            status = await tunerprocess.run(
-                arguments,
+            return await compiler.do(
+                job,
                 heard,
-                memory_mib=self._tuner_mib if run is not None else RECORDS_MIB,
+                Bounds(memory_mib=memory_mib, niceness=_NICENESS),
                 seconds=seconds,
                 started=run.begin if run is not None else lambda _: None,
             )
         except TimeoutError as error:
             raise ResourceExhausted(f"the compiler took longer than {seconds:g} s; try again") from error
-        if last is None:
+        except Died as died:
             raise Internal(
-                f"the compiler stopped without a result ({describe_exit(status)}); its log says more"
-            )
-        if last["event"] == "refused":
-            raise ModelRefused(str(last.get("message")), tuple(map(str, last.get("reasons", ()))))
-        if last["event"] == "error":
-            raise error_from_map(last)
-        if status != 0:
-            raise Internal(
-                f"the compiler failed after its work ({describe_exit(status)}); the service's log says more"
-            )
-        return last
-
-
-def _event(line: bytes) -> Event | None:
-    """What one line of a child says; None where it is no event."""
-    try:
-        event: Any = json.loads(line)
-        event["event"]
-    except (ValueError, TypeError, KeyError):
-        _log.warning("the compiler wrote what is no event: %.200r", line)
-        return None
-    return dict(event)
+                f"the compiler stopped without a result ({died}); the service's log says more"
+            ) from died
 
 
 def _check(params: TunerRunParams, descriptors: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from honed.runtime.errors import AlreadyExists, NotFound
+from honed.protocol.errors import AlreadyExists, NotFound
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
 REMEMBERED = 100  # versions and stints that are listed

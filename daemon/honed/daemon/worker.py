@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +28,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from honed.runtime import peaks, wire
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import (
+    DeviceError,
+    HonedError,
+    Internal,
+    InvalidArgument,
+    ModelRefused,
+    NotFound,
+)
+from honed.protocol.peer import Asked, Peer
+from honed.protocol.wire import FrameLimits
+from honed.runtime import peaks, transport
 from honed.runtime.devices import Device, select
 from honed.runtime.dtypes import dtype
-from honed.runtime.errors import DeviceError, HonedError, Internal, InvalidArgument, ModelRefused, NotFound
 from honed.runtime.executor import Executor, load
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.profilefile import to_dict
 from honed.runtime.proof import Difference, check_probe
-from honed.runtime.protocol import error_to_map
 from honed.runtime.regions import map_descriptor
 from honed.runtime.surveying import survey
 
@@ -44,7 +53,7 @@ from .duel import Recorder, Turns
 from .profiling import profile
 
 Array = NDArray[Any]
-_CHUNK = 128 << 10  # bytes read at once
+_FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
 _log = logging.getLogger(__name__)
 
 
@@ -62,9 +71,10 @@ class Worker:
         self._recorder = Recorder()
         self._turns: Turns | None = None
         self._regions: dict[int, Array] = {}
-        self._descriptors: list[int] = []
+        self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
+        self._descriptors: list[int] = []  # of the request being answered
         self._sending = threading.Lock()
-        self._loads: queue.SimpleQueue[wire.Request] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[Asked] = queue.SimpleQueue()
         self._loading = 0  # number of the request that loads now
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
         # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
@@ -73,20 +83,15 @@ class Worker:
     def serve(self) -> None:
         """Answer until the service hangs up."""
         threading.Thread(target=self._load_all, name="loader", daemon=True).start()
-        decoder = wire.Decoder(wire.FrameLimits(max_bytes=1 << 30))
-        while True:
-            data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, 1, socket.MSG_CMSG_CLOEXEC)
-            if not data:
-                return
-            self._descriptors += descriptors
-            decoder.feed(data)
-            while (message := decoder.next_message()) is not None:
-                if not isinstance(message, wire.Request):
-                    continue
-                if message.method in self._LOADING:
-                    self._loads.put(message)
-                else:
-                    self._answer(message, self._METHODS[message.method])
+        while transport.receive(self._socket, self._peer):
+            while (event := self._peer.next_event()) is not None:
+                match event:
+                    case Asked(method=method) if method in self._LOADING:
+                        self._loads.put(event)
+                    case Asked(method=method):
+                        self._descriptors = event.descriptors
+                        self._answer(event, self._METHODS[method])
+                        close_all(self._descriptors)
 
     def _load_all(self) -> None:
         while True:
@@ -97,41 +102,48 @@ class Worker:
     def _built(self, done: int, of: int) -> None:
         """Tell how many kernels of the model being loaded are built."""
         progress = {"msgid": self._loading, "done": done, "of": of}
-        self._send(wire.Notification(method="Progress", params=progress))
+        with self._saying() as peer:
+            peer.notify("Progress", progress)
 
-    def _answer(self, request: wire.Request, method: Callable[..., dict[str, Any]]) -> None:
+    def _answer(self, request: Asked, method: Callable[..., dict[str, Any]]) -> None:
         """Call a method and send what it returns or raises."""
         error: HonedError
         try:
             result = method(self, **request.params)
-            response = wire.Response(msgid=request.msgid, error=None, result=result)
         except HonedError as raised:
             error = raised
-            response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
         except MemoryError:
             error = DeviceError("the worker ran out of memory; remove models or use smaller ones")
-            response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
         except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
             _log.exception("%s failed", request.method)
             error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
-            response = wire.Response(msgid=request.msgid, error=error_to_map(error), result=None)
-        self._send(response)
+        else:
+            with self._saying() as peer:
+                peer.answer(request.msgid, result)
+            return
+        with self._saying() as peer:
+            peer.refuse(request.msgid, error)
 
-    def _send(self, message: wire.Message) -> None:
-        frame = wire.encode(message, wire.FrameLimits(max_bytes=1 << 30))
+    @contextlib.contextmanager
+    def _saying(self) -> Iterator[Peer]:
+        """One thread at a time says something, which is then sent."""
         with self._sending:
-            self._socket.sendall(frame)
+            yield self._peer
+            transport.send(self._socket, self._peer)
 
-    def _hello(self, models: bool) -> dict[str, Any]:
-        """Find the device and its profile, with measured peaks where they can be had.
+    def _hello(self, models: bool, measure_seconds: float | None) -> dict[str, Any]:
+        """Find the device and its profile, with peaks where they are known or can be measured in that time.
 
-        Its driver takes memory, so that it stays out of this process until there are `models`.
+        Its driver takes memory, so that it stays out of this process until there are `models`. None: it is to
+        build only, and needs no peaks.
         """
         device = select(self._spec or None) if models else None
         if device is not None and peaks.known(device, self._cache_dir):
             self._spec, self._found = device.spec, peaks.measured(device, self._cache_dir)
+        elif device is not None and measure_seconds is None:
+            self._spec, self._found = device.spec, device.profile
         else:
-            found = survey(self._spec, self._cache_dir, seconds=None)  # the service bounds the call
+            found = survey(self._spec, self._cache_dir, seconds=measure_seconds)
             if found.no_peaks:
                 _log.warning("%s", found.no_peaks)
             self._spec, self._found = found.spec, found.profile

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from honed.runtime import wire
+from honed.machine import aiochildren
+from honed.machine.aiochildren import Child
+from honed.machine.children import Bounds, python
+from honed.protocol.errors import HonedError
+from honed.protocol.peer import Peer
+from honed.protocol.wire import APART, FrameLimits
 from honed.runtime.aiolink import AsyncLink
-from honed.runtime.errors import HonedError
-
-from . import children
-from .children import Child
-from .launch import command
 
 # Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
-FRAMES = wire.FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
+FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
 
 
 async def spawn(
@@ -30,14 +29,12 @@ async def spawn(
     """Start a worker for `device`; `lost` makes the error of calls cut short. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        program = [sys.executable, "-m", "honed.daemon.worker"]
-        arguments = [str(theirs.fileno()), str(cache_dir), device]
+        program = python("honed.daemon.worker", str(theirs.fileno()), str(cache_dir), device)
+        bounds = Bounds(memory_mib=memory_mib, niceness=niceness)
         try:
-            process = await children.spawn(
-                command([*program, *arguments], memory_mib=memory_mib, niceness=niceness),
-                pass_fds=[theirs.fileno()],
-            )
+            process = await aiochildren.spawn(program, bounds, pass_fds=[theirs.fileno()])
         except BaseException:
             ours.close()
             raise
-    return process, AsyncLink(ours, limits=FRAMES, large=wire.APART, lost=lost)
+    peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES, large=APART)
+    return process, AsyncLink(ours, peer, lost=lost)

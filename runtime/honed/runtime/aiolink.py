@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import socket as sockets
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
-from . import endpoint, wire
-from .arrivals import Arrivals, close_all
-from .endpoint import Progress
-from .errors import HonedError
-from .protocol import error_from_map
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import HonedError, error_from_map
+from honed.protocol.peer import Answered, Event, Peer, Told
+from honed.protocol.wire import PeerFault
 
-_CHUNK = 128 << 10  # bytes read at once
-_MAX_DESCRIPTORS = 64  # of one answer
+from . import endpoint, transport
+from .endpoint import Progress
 
 
 class AsyncLink:
@@ -24,28 +22,20 @@ class AsyncLink:
     def __init__(
         self,
         connected: sockets.socket,
+        peer: Peer,
         *,
-        limits: wire.FrameLimits | None = None,
-        large: int | None = None,
         lost: Callable[[], HonedError] = endpoint.connection_lost,
     ) -> None:
-        """Takes over a connected socket, in a running loop.
-
-        `large` is that of `wire.Decoder`; `lost` makes the error for calls cut short.
-        """
+        """Takes over a connected socket, in a running loop. `lost` makes the error for calls cut short."""
         connected.setblocking(False)
         self._socket = connected
-        self._limits = limits or wire.FrameLimits(max_bytes=1 << 30)
+        self._peer = peer
         self._lost = lost
-        self._decoder = wire.Decoder(self._limits, large=large)
-        self._arrivals = Arrivals()
-        self._sending = asyncio.Lock()
-        self._waiting: dict[int, asyncio.Future[tuple[Any, list[int]]]] = {}
+        self._waiting: dict[int, asyncio.Future[Answered]] = {}
         self._progress: dict[int, Progress] = {}
-        self._room: asyncio.Future[None] | None = None  # of who waits to send more
-        self._next_msgid = 0
         self.broken: HonedError | None = None
-        asyncio.get_running_loop().add_reader(connected, self._readable)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connected, self._readable)
 
     @classmethod
     async def open(cls, path: str) -> AsyncLink:
@@ -60,7 +50,7 @@ class AsyncLink:
         except BaseException:
             connecting.close()
             raise
-        return cls(connecting)
+        return cls(connecting, endpoint.client_peer())
 
     async def call(
         self,
@@ -70,9 +60,9 @@ class AsyncLink:
         progress: Progress | None = None,
     ) -> Any:
         """The result of a call; raises its error. Cancelling the awaiting task cancels the request."""
-        result, unwanted = await self.exchange(method, params, descriptors, progress)
-        close_all(unwanted)
-        return result
+        answer = await self.exchange(method, params, descriptors, progress)
+        close_all(answer.descriptors)
+        return answer.result
 
     async def exchange(
         self,
@@ -80,24 +70,27 @@ class AsyncLink:
         params: dict[str, Any],
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
-    ) -> tuple[Any, list[int]]:
+    ) -> Answered:
         """As `call`, with the descriptors that came along, which are the caller's."""
-        self._next_msgid = msgid = (self._next_msgid + 1) & wire.MAX_MSGID
-        parts = wire.encode_parts(wire.Request(msgid=msgid, method=method, params=params), self._limits)
-        answer: asyncio.Future[tuple[Any, list[int]]] = asyncio.get_running_loop().create_future()
-        self._waiting[msgid] = answer
+        if self.broken is not None:
+            raise self.broken
+        msgid = self._peer.call(method, params, descriptors)
+        coming: asyncio.Future[Answered] = self._loop.create_future()
+        self._waiting[msgid] = coming
         if progress is not None:
             self._progress[msgid] = progress
         try:
-            await self._send(parts, descriptors)
-            return await answer
-        except asyncio.CancelledError:
-            if answer.done() and not answer.cancelled() and answer.exception() is None:
-                close_all(answer.result()[1])  # it came just before
-            self._cancel(msgid)
+            self._write()
+            return await coming
+        except BaseException:
+            if coming.done() and not coming.cancelled() and coming.exception() is None:
+                close_all(coming.result().descriptors)  # it came just before
+            if self.broken is None:
+                self._peer.cancel(msgid)  # unless it was answered
+                self._write()
             raise
         finally:
-            self._waiting.pop(msgid, None)
+            del self._waiting[msgid]
             self._progress.pop(msgid, None)
 
     def usable(self) -> bool:
@@ -117,104 +110,61 @@ class AsyncLink:
         if self.broken is not None:
             return
         self.broken = error
-        asyncio.get_running_loop().remove_reader(self._socket)
-        asyncio.get_running_loop().remove_writer(self._socket)
+        self._loop.remove_reader(self._socket)
+        self._loop.remove_writer(self._socket)
         self._socket.close()
-        self._arrivals.close()
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(error)
+        self._peer.close()
+        for coming in self._waiting.values():
+            if not coming.done():
+                coming.set_exception(error)
 
-    async def _send(self, parts: Sequence[bytes | memoryview], descriptors: Sequence[int]) -> None:
-        begun = False
-        async with self._sending:
-            try:
-                for part in parts:
-                    left = memoryview(part)
-                    while left:
-                        if self.broken is not None:
-                            raise self.broken
-                        sent = await self._send_some(left, descriptors)
-                        descriptors, begun = (descriptors, begun) if sent == 0 else ((), True)
-                        left = left[sent:]
-            except OSError as error:
-                self.fail(self._lost())
-                raise self._lost() from error
-            except asyncio.CancelledError:
-                if begun:
-                    self.fail(self._lost())  # part of the frame is out: nothing can follow it
-                raise
-
-    async def _send_some(self, data: memoryview, descriptors: Sequence[int]) -> int:
-        """Send what fits now; 0 after waiting for room."""
+    def _write(self) -> None:
+        """Send what the socket takes, and the rest when it takes more."""
         try:
-            if descriptors:
-                return sockets.send_fds(self._socket, [data], descriptors)
-            return self._socket.send(data)
-        except BlockingIOError:
-            loop = asyncio.get_running_loop()
-            self._room = loop.create_future()
-            loop.add_writer(self._socket, self._writable)
-            await self._room
-            return 0
-
-    def _writable(self) -> None:
-        asyncio.get_running_loop().remove_writer(self._socket)
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-
-    def _cancel(self, msgid: int) -> None:
-        if self.broken is None:
-            frame = wire.encode(wire.Notification(method="Cancel", params={"msgid": msgid}))
-            # A full socket: the service then learns it from nobody, and the late answer is dropped.
-            with suppress(OSError):
-                if self._socket.send(frame) != len(frame):
-                    self.fail(self._lost())
+            transport.send(self._socket, self._peer)
+        except OSError:
+            self.fail(self._lost())
+            return
+        if self._peer.to_send() is not None:
+            self._loop.add_writer(self._socket, self._write)
+        else:
+            self._loop.remove_writer(self._socket)
 
     def _readable(self) -> None:
         try:
-            data, descriptors, _, _ = sockets.recv_fds(
-                self._socket, _CHUNK, _MAX_DESCRIPTORS, sockets.MSG_CMSG_CLOEXEC
-            )
-            self._arrivals.note(len(data), descriptors)
-            if not data:
+            if not transport.receive(self._socket, self._peer):
                 raise ConnectionResetError
-            self._decoder.feed(data)
-            while self.broken is None and (message := self._decoder.next_message()) is not None:
-                self._deliver(message, self._arrivals.take(self._decoder.buffered))
+            while self.broken is None and (event := self._peer.next_event()) is not None:
+                self._deliver(event)
         except BlockingIOError:
             return
         except OSError:
             self.fail(self._lost())
-        except wire.PeerFault as fault:
+        except PeerFault as fault:
             self.fail(fault.error)
 
-    def _deliver(self, message: wire.Message, descriptors: list[int]) -> None:
-        match message:
-            case wire.Response(msgid=msgid, error=error, result=result):
-                answer = self._waiting.get(msgid)
-                if answer is None or answer.done():
-                    pass  # it was cancelled meanwhile
+    def _deliver(self, event: Event) -> None:
+        match event:
+            case Answered(msgid=msgid, error=error, descriptors=descriptors):
+                coming = self._waiting.get(msgid)
+                if coming is None or coming.done():  # it is being cancelled
+                    close_all(descriptors)
                 elif error is None:
-                    answer.set_result((result, descriptors))
-                    descriptors = []
+                    coming.set_result(event)
                 else:
-                    answer.set_exception(error_from_map(error))
-            case wire.Notification(method="Progress", params=params):
+                    close_all(descriptors)
+                    coming.set_exception(error)
+            case Told(method="Progress", params=params):
                 self._show_progress(params)
-            case wire.Notification(method="Error", params=params):
-                self.fail(error_from_map(params))
-        close_all(descriptors)
+            case Told(method="Error", params=params):
+                raise PeerFault(error_from_map(params))
 
     def _show_progress(self, params: dict[str, Any]) -> None:
         msgid = params.get("msgid", -1)
-        progress, answer = self._progress.get(msgid), self._waiting.get(msgid)
-        if progress is None or answer is None or answer.done():
+        progress, coming = self._progress.get(msgid), self._waiting.get(msgid)
+        if progress is None or coming is None or coming.done():
             return
         try:
             progress(params)
         except Exception as error:  # noqa: BLE001 - it is the caller's own, and raised from its call
-            self._cancel(msgid)
-            answer.set_exception(error)
+            coming.set_exception(error)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from .enqueue import Command
 from .memory import Memory
 from .model import CompiledModel, Copy, HostCall, Preparation
 from .opencl import cl, driver_call
-from .segments import Batch, Call, Command, Segment
+from .segments import Batch, Call, Segment
 
 
-def segments(model: CompiledModel, built: list[Any], memory: Memory, cap: int) -> list[Segment]:
+def segments(model: CompiledModel, built: list[Any], memory: Memory, queue: Any, cap: int) -> list[Segment]:
     """The steps of an inference as segments: runs of launches and copies, with host calls between them.
 
     `built` has the pyopencl Program of each kernel of the model.
@@ -20,13 +21,13 @@ def segments(model: CompiledModel, built: list[Any], memory: Memory, cap: int) -
     bound: dict[Preparation, Command] = {}
     for step in model.steps:
         if isinstance(step, HostCall):
-            found += [Batch(commands, cap), Call(step, model.buffers, memory)]
+            found += [Batch(commands, cap, queue), Call(step, model.buffers, memory, queue)]
             commands = []
         elif not empty(model, step):
             if step not in bound:
                 bound[step] = command(model, built, memory, step)
             commands.append(bound[step])
-    return [*found, Batch(commands, cap)]
+    return [*found, Batch(commands, cap, queue)]
 
 
 def empty(model: CompiledModel, step: Preparation) -> bool:
@@ -46,4 +47,4 @@ def command(model: CompiledModel, built: list[Any], memory: Memory, step: Prepar
     with driver_call(f"bind kernel {kernel.name!r}"):
         bound = cl.Kernel(built[step.kernel], kernel.entry)
         bound.set_args(*(memory.buffers[index] for index in step.buffers))
-    return Command.launch(step.kernel, bound, kernel.grid, kernel.block)
+    return Command.launch(step.kernel, kernel.name, bound, kernel.grid, kernel.block)

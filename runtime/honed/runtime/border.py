@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.protocol.errors import InvalidArgument
+
 from .dtypes import dtype
-from .errors import InvalidArgument
 from .model import CompiledModel
 
 Array = NDArray[Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from .errors import InvalidArgument, NotFound
+from honed.protocol.errors import InvalidArgument, NotFound
 
 MAX_SETS = 16
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
+from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
+
 from . import calibration
 from .dtypes import dtype, from_datatype
-from .errors import Internal, InvalidArgument, NotFound
-from .protocol import MissingFiles
 from .regions import Region
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
@@ -27,14 +28,9 @@ Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
 class InferCall:
     """Parameters of a ModelInfer, and the arrays its outputs must end up in."""
 
-    params: dict[str, Any]
+    params: InferParams
     into: dict[str, NDArray[Any]]  # arrays the caller wants written
     shared: frozenset[str]  # those of `into` that the service writes itself
-
-
-def profile_call(model: str, runs: int, *, timeline: bool) -> dict[str, Any]:
-    """The parameters of a ModelProfile; services of before know no timeline, and are not asked for none."""
-    return {"name": model, "parameters": {"runs": runs, **({"timeline": True} if timeline else {})}}
 
 
 def infer_call(
@@ -52,33 +48,30 @@ def infer_call(
     `timeout` is in seconds. Raises InvalidArgument for element types honed does not carry.
     """
     known = list(regions)
-    described: list[dict[str, Any]] = []
+    described: list[InputTensor] = []
     contents: list[memoryview] = []
     for name, value in inputs.items():
         array = _portable(value)
         place = _place(array, known)
         described.append(
-            {
-                "name": name,
-                "datatype": dtype(array.dtype.name).datatype,
-                "shape": list(array.shape),
-                **({"parameters": place} if place else {}),
-            }
+            InputTensor(
+                name=name, datatype=dtype(array.dtype.name).datatype, shape=array.shape, parameters=place
+            )
         )
         if place is None:
             contents.append(array.reshape(-1).view(np.uint8).data)
-    params: dict[str, Any] = {
-        "model_name": model,
-        "inputs": described,
-        "raw_input_contents": contents,
-        "parameters": {"timeout": max(1, round(timeout * 1e6)), "priority": priority, "finite": finite},
-    }
     into = dict(outputs) if isinstance(outputs, Mapping) else {}
     places = {name: _place(array, known) for name, array in into.items()}
+    wanted = None
     if outputs is not None:
-        params["outputs"] = [
-            {"name": name, **({"parameters": places[name]} if places.get(name) else {})} for name in outputs
-        ]
+        wanted = tuple(OutputTensor(name=name, parameters=places.get(name)) for name in outputs)
+    params = InferParams(
+        model_name=model,
+        inputs=tuple(described),
+        outputs=wanted,
+        raw_input_contents=tuple(contents),
+        parameters=InferOptions(timeout=max(1, round(timeout * 1e6)), priority=priority, finite=finite),
+    )
     return InferCall(params, into, frozenset(name for name, place in places.items() if place))
 
 
@@ -125,38 +118,16 @@ def _portable(value: ArrayLike) -> NDArray[Any]:
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
 
 
-def _place(array: NDArray[Any], regions: Sequence[Region]) -> dict[str, Any] | None:
+def _place(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None:
     for region in regions:
         offset = region.offset_of(array)
         if offset is not None:
-            return {
-                "shared_memory_region": region.name,
-                "shared_memory_offset": offset,
-                "shared_memory_byte_size": array.nbytes,
-            }
+            return RegionPlace(
+                shared_memory_region=region.name,
+                shared_memory_offset=offset,
+                shared_memory_byte_size=array.nbytes,
+            )
     return None
-
-
-def load_params(
-    name: str,
-    files: Sequence[str],
-    shapes: Mapping[str, Sequence[int]] | None,
-    precision: str,
-    replace: bool,
-    device: str | None = None,
-    sets: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Parameters of a RepositoryModelLoad; `sets` are the files of calibration inputs."""
-    options: dict[str, Any] = {
-        "shapes": {key: list(shape) for key, shape in (shapes or {}).items()},
-        "precision": precision,
-        "replace": replace,
-    }
-    if device is not None:
-        options["device"] = device
-    if sets:
-        options["calibration"] = len(sets)
-    return {"model_name": name, "files": [*files, *sets], "parameters": options}
 
 
 def model_name_for(path: Path) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .errors import DeviceError, NotFound
+from honed.protocol.errors import DeviceError, NotFound
+
 from .mali import is_mali
 from .opencl import cl, driver_call
 from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 
 if TYPE_CHECKING:  # the service carries tensors without NumPy, half of what it would take at rest
     import numpy as np

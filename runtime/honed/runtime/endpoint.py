@@ -1,16 +1,41 @@
-"""Where the service is reached, and the errors where nobody answers there. No NumPy."""
+"""Where the service is reached, how a client speaks there, and the errors where nobody answers. No NumPy."""
 
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from .errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.peer import Peer
+from honed.protocol.wire import FrameLimits
 
 SYSTEM_SOCKET = "/run/honed/honed.sock"
 Progress = Callable[[dict[str, Any]], None]
+_ANSWERS = FrameLimits(max_bytes=1 << 30)
+_REQUESTS = FrameLimits()
+
+
+def client_peer() -> Peer:
+    """A client's end of a connection to the service."""
+    return Peer(serves=False, receiving=_ANSWERS, sending=_REQUESTS)
+
+
+def connect(path: str, timeout: float | None) -> socket.socket:
+    """A socket connected to the service; raises Unavailable or PermissionDenied where nobody answers.
+
+    `timeout` in seconds, of this and of all that is done with the socket; None: no limit.
+    """
+    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        connecting.settimeout(timeout)
+        connecting.connect(path)
+    except OSError as error:
+        connecting.close()
+        raise cannot_connect(path, error) from error
+    return connecting
 
 
 def default_socket(environment: Mapping[str, str]) -> str:

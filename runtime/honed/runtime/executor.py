@@ -18,13 +18,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from . import binding, border, fit, programs
+from honed.protocol.errors import DeviceError, InvalidArgument
+
+from . import binding, border, enqueue, fit, programs
 from .devices import Device, select
-from .errors import DeviceError, InvalidArgument
 from .memory import Memory
 from .model import CompiledModel, HostCall, Launch, Preparation
 from .modelfile import ModelFile, read
-from .opencl import cl, context, driver_call, failure
+from .opencl import cl, context, driver_call
 from .timing import InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
@@ -88,7 +89,7 @@ class Executor:
         for step in file.model.prepare:
             if not binding.empty(file.model, step):
                 self._prepare(step, kernels)
-        self._segments = binding.segments(file.model, kernels, self._memory, cap)
+        self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap)
 
     @property
     def model(self) -> CompiledModel:
@@ -112,7 +113,7 @@ class Executor:
         """
         given = border.checked(self._inputs, inputs)
         with self._lock:
-            return self._infer(self._queue, given, None)
+            return self._infer(given, None)
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
         """Time each launch of one inference with the device's own clock; raises as `run` does."""
@@ -122,10 +123,10 @@ class Executor:
                 properties = cl.command_queue_properties.PROFILING_ENABLE
                 with driver_call("make a profiling queue"):
                     self._profiling_queue = cl.CommandQueue(context(self.device.cl), properties=properties)
-            self._infer(self._profiling_queue, given, None)  # some drivers compile at the first launch
-            timeline = Timeline()
+            self._infer(given, Timeline(self._profiling_queue))  # some drivers compile at the first launch
+            timeline = Timeline(self._profiling_queue)
             start = time.perf_counter()
-            self._infer(self._profiling_queue, given, timeline)
+            self._infer(given, timeline)
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):
                 return summarise(timeline, self.model, self.device.profile.peaks, start, whole)
@@ -150,38 +151,45 @@ class Executor:
         """Run a step of the preparation and wait, so that constants only it reads can go again."""
         with driver_call("prepare the model"), self._memory.lent(self._queue, step):
             command = binding.command(self.model, built, self._memory, step)
-            event = command.enqueue(self._queue, *command.args)
+            event = command.enqueue(enqueue.handle(self._queue))
             self._queue.finish()
-            self._check_complete([event])
+            _check_complete([event])
 
-    def _infer(self, queue: Any, given: list[Array], timeline: Timeline | None) -> dict[str, Array]:
+    def _infer(self, given: list[Array], timeline: Timeline | None) -> dict[str, Array]:
         if self._unusable == "closed":
             raise InvalidArgument("this model was closed; load it again")
         if self._unusable:
             raise DeviceError(f"the device failed before ({self._unusable}); load the model in a new process")
+        queue = self._queue if timeline is None else timeline.queue
         try:
-            for port, value in zip(self._inputs, given, strict=True):
-                with self._memory.written(queue, port.buffer) as target:
-                    border.store(port, value, target)
-            events = [event for segment in self._segments for event in segment.run(queue, timeline)]
-            with self._memory.read(queue, tuple(port.buffer for port in self._outputs)) as held:
-                self._check_complete(events)
-                return {
-                    port.name: border.result(port, array)
-                    for port, array in zip(self._outputs, held, strict=True)
-                }
-        except cl.Error as error:
-            failed = failure("run the model", error)
+            with driver_call("run the model"):
+                for port, value in zip(self._inputs, given, strict=True):
+                    with self._memory.written(queue, port.buffer) as target:
+                        border.store(port, value, target)
+                events = [
+                    event
+                    for segment in self._segments
+                    for event in (segment.run() if timeline is None else segment.run_timed(timeline))
+                ]
+                with self._memory.read(queue, tuple(port.buffer for port in self._outputs)) as held:
+                    _check_complete(events)
+                    return {
+                        port.name: border.result(port, array)
+                        for port, array in zip(self._outputs, held, strict=True)
+                    }
+        except DeviceError as failed:
             self._unusable = str(failed)
-            raise failed from error
+            raise
 
-    def _check_complete(self, events: list[Any]) -> None:
-        """A driver may end a command abnormally and still call the queue finished."""
-        for event in events:
-            status = event.command_execution_status
-            if status != cl.command_execution_status.COMPLETE:
-                self._unusable = f"a command ended with status {status}"
-                raise DeviceError(f"{self._unusable} instead of completing; load the model in a new process")
+
+def _check_complete(events: list[Any]) -> None:
+    """A driver may end a command abnormally and still call the queue finished."""
+    for event in events:
+        status = event.command_execution_status
+        if status != cl.command_execution_status.COMPLETE:
+            raise DeviceError(
+                f"a command ended with status {status} instead of completing; load the model in a new process"
+            )
 
 
 def _built_kernels(

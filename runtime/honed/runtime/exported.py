@@ -10,8 +10,9 @@ from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, BinaryIO
 
-from .arrivals import close_all
-from .errors import Internal
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import Internal
+from honed.protocol.methods import MODEL_EXPORT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,21 +68,22 @@ class Exported:
 def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
     """The result of ModelExport with its descriptors; for nonsense closes them and raises Internal."""
     try:
-        names = [str(name) for name in result["files"]]
-        shapes = {name: tuple(shape) for name, shape in result["shapes"].items()}
-        precision, sha256 = str(result["precision"]), str(result["sha256"])
+        told = MODEL_EXPORT.result_of(result)
+        names = told.files
         if not names or len(set(names[1:])) != len(names) - 1 or len(names) != len(descriptors):
-            raise ValueError(f"{len(descriptors)} descriptors came for files {names}")
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise Internal(
+                f"{len(descriptors)} descriptors came for the model's files {names}; compare versions"
+            )
+    except Internal:
         close_all(descriptors)
-        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
+        raise
     compiled, *sources = (os.fdopen(descriptor, "rb") for descriptor in descriptors)
     return Exported(
         compiled=compiled,
         sources=dict(zip(names[1:], sources, strict=True)),
-        sha256=sha256,
-        shapes=shapes,
-        precision=precision,
+        sha256=told.sha256,
+        shapes=told.shapes,
+        precision=told.precision,
     )
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from .errors import InvalidArgument, PermissionDenied, ResourceExhausted
+from honed.protocol.errors import InvalidArgument, PermissionDenied, ResourceExhausted
 
 
 @contextmanager

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from honed.protocol.errors import DeviceError
+
 from .devices import Device
-from .errors import DeviceError
 from .model import CompiledModel, Kernel
 from .opencl import driver_call, most_work_items
-from .plan import constants_of
+from .plan import allocations, constants_of
 
 
 def check(model: CompiledModel, device: Device) -> None:
@@ -29,7 +30,8 @@ def check(model: CompiledModel, device: Device) -> None:
         raise _unfit(
             device, f"needs buffers aligned to {limits.base_align_bytes} bytes and the model's are not"
         )
-    largest = max([model.arena_bytes, model.prepared_bytes, *(b.nbytes for b in model.buffers)])
+    sections = [*allocations(model.buffers, "scratch"), *allocations(model.buffers, "prepared")]
+    largest = max((*map(len, sections), *(b.nbytes for b in model.buffers)), default=0)
     if largest > limits.max_alloc_bytes:
         raise _unfit(
             device, f"allocates at most {limits.max_alloc_bytes} bytes at once and the model needs {largest}"

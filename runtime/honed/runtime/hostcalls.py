@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
+
 from .hostrules import Attrs, Signature, integer
 from .model import Attr
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
+
 from .model import Attr
 
 Attrs = Mapping[str, Attr]

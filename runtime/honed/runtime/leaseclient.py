@@ -18,11 +18,13 @@ import time
 from types import TracebackType
 from typing import Any
 
-from . import endpoint, wire
-from .errors import DeadlineExceeded, HonedError, Internal, Unavailable
-from .protocol import error_from_map
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
+from honed.protocol.peer import Answered, Event, Peer, Told
+from honed.protocol.wire import PeerFault
 
-_CHUNK = 64 << 10  # bytes read at once
+from . import endpoint, transport
+
 _RETRY_SECONDS = 1.0  # while no service answers
 
 
@@ -45,10 +47,8 @@ class LeaseHolder:
         self.candidate_seconds = candidate_seconds
         self.timeout = timeout
         self.why = "not asked yet"  # the lease is not held
-        self._connected: sockets.socket | None = None
-        self._decoder = wire.Decoder()
-        self._msgid = 0
-        self._responses: dict[int, wire.Response] = {}
+        self._connected: tuple[sockets.socket, Peer] | None = None
+        self._answer: Answered | None = None  # to the call under way
         self._asked = False
         self._lease = 0  # the latest granted that is not released
         self._revoked = 0  # the latest revoked; may be known before the answer that granted it
@@ -118,76 +118,68 @@ class LeaseHolder:
 
     def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """The result of a method; raises its error, and Unavailable where the connection is lost."""
-        connected = self._connect()
-        self._msgid = msgid = (self._msgid + 1) & wire.MAX_MSGID
+        connected, peer = self._connect()
         deadline = time.monotonic() + self.timeout
+        self._answer = None
+        peer.call(method, params)
         try:
-            connected.sendall(wire.encode(wire.Request(msgid=msgid, method=method, params=params)))
+            transport.send(connected, peer)
         except OSError as error:
             raise endpoint.connection_lost() from error
-        while msgid not in self._responses:
+        while self._answer is None:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise DeadlineExceeded(f"the service did not answer within {self.timeout:g} s; see its log")
             self._receive(left)
             if self._connected is None:
                 raise endpoint.connection_lost()
-        response = self._responses.pop(msgid)
-        if response.error is not None:
-            raise error_from_map(response.error)
-        if not isinstance(response.result, dict):
+        if self._answer.error is not None:
+            raise self._answer.error
+        if not isinstance(self._answer.result, dict):
             raise Internal("the service answered something that is no map; compare versions")
-        return response.result
+        return self._answer.result
 
-    def _connect(self) -> sockets.socket:
+    def _connect(self) -> tuple[sockets.socket, Peer]:
         if self._connected is None:
-            made = sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_CLOEXEC)
-            try:
-                made.settimeout(self.timeout)
-                made.connect(self.socket)
-            except OSError as error:
-                made.close()
-                raise endpoint.cannot_connect(self.socket, error) from error
-            self._connected, self._decoder = made, wire.Decoder()
+            self._connected = endpoint.connect(self.socket, self.timeout), endpoint.client_peer()
             self._lease = self._revoked = 0  # a new service counts its leases from 1
         return self._connected
 
     def _receive(self, seconds: float) -> None:
         """Take in what comes within so many seconds; returns after the first of it."""
         assert self._connected is not None
+        connected, peer = self._connected
         poller = select.poll()
-        poller.register(self._connected, select.POLLIN)
+        poller.register(connected, select.POLLIN)
         if not poller.poll(max(0.0, seconds) * 1000):
             return
         try:
-            data = self._connected.recv(_CHUNK)
+            if not transport.receive(connected, peer):
+                self._lose(str(endpoint.connection_lost()))
+                return
+            while (event := peer.next_event()) is not None:
+                self._take(event)
         except OSError as error:
             self._lose(str(endpoint.cannot_connect(self.socket, error)))
-            return
-        if not data:
-            self._lose(str(endpoint.connection_lost()))
-            return
-        self._decoder.feed(data)
-        try:
-            while (message := self._decoder.next_message()) is not None:
-                self._take(message)
-        except (wire.PeerFault, HonedError, KeyError, TypeError, ValueError) as error:
+        except (PeerFault, HonedError, KeyError, TypeError, ValueError) as error:
             self._lose(f"the service said something that makes no sense ({error}); compare versions")
 
-    def _take(self, message: wire.Message) -> None:
-        match message:
-            case wire.Response():
-                self._responses = {message.msgid: message}  # there is one request at a time
-            case wire.Notification(method="LeaseGranted", params=params):
+    def _take(self, event: Event) -> None:
+        match event:
+            case Answered():
+                close_all(event.descriptors)
+                self._answer = event  # there is one call at a time
+            case Told(method="LeaseGranted", params=params):
                 self._lease, self.why = int(params["lease"]), ""
-            case wire.Notification(method="LeaseRevoked", params=params):
+            case Told(method="LeaseRevoked", params=params):
                 self._revoked, self.why = max(self._revoked, int(params["lease"])), str(params["why"])
             case _:
                 pass  # other news is not for a tuner
 
     def _lose(self, why: str) -> None:
         if self._connected is not None:
-            self._connected.close()
+            connected, peer = self._connected
+            connected.close()
+            peer.close()
             self._connected = None
         self._lease, self._asked, self.why = 0, False, why
-        self._responses.clear()

@@ -6,7 +6,7 @@ import fcntl
 import mmap
 import os
 
-from .errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 
 _NO_WRITING = fcntl.F_SEAL_WRITE | 0x0010  # F_SEAL_FUTURE_WRITE, linux/fcntl.h
 

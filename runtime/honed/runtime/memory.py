@@ -1,13 +1,15 @@
 """A model's device memory: its buffers, and the host's way into them.
 
-Inputs and outputs are allocations of their own, scratch is cut from one arena and what is prepared from one
-section, constants are uploaded once.
-Where host and device share memory the host maps a buffer; elsewhere it copies through a staging array that
-lives as long as the model.
+Inputs and outputs are allocations of their own, and constants, which are uploaded once. Scratch and prepared
+buffers that begin where an allocation does are that allocation, whatever its size: on an H100 a launch with
+sub-buffers among its arguments takes NVIDIA's driver 10 to 18 us longer (docs/measurements.md).
+Where host and device share memory the host maps a buffer; elsewhere it copies through a staging array, in
+memory that the driver can read itself, that lives as long as the model.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,10 +19,10 @@ from numpy.typing import NDArray
 
 from .devices import Device
 from .dtypes import dtype
-from .model import Preparation
+from .model import Place, Preparation
 from .modelfile import ModelFile
 from .opencl import cl, context, driver_call
-from .plan import constants_of
+from .plan import allocations, constants_of
 
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
@@ -43,10 +45,6 @@ class Memory:
         self._file = file
         self._resident = constants_of(model, model.steps)
         with driver_call("allocate the model's memory"):
-            self._sections: dict[str, Any] = {
-                "scratch": self._allocated(model.arena_bytes),
-                "prepared": self._allocated(model.prepared_bytes),
-            }
             self.buffers = self._allocate()
         with driver_call("upload the model's constants"):
             for index in self._resident:
@@ -56,7 +54,7 @@ class Memory:
         """Let go of all device memory."""
         self.buffers = []
         self._pending = []
-        self._sections = {}
+        self._staging = {}
 
     @contextmanager
     def lent(self, queue: Any, step: Preparation) -> Iterator[None]:
@@ -76,7 +74,7 @@ class Memory:
         """An array, its contents unspecified, that becomes the contents of buffer `index` after the block."""
         described = self._described[index]
         if described.nbytes == 0 or not self._shared:
-            array = self._staged(index)
+            array = self._staged(queue, index)
             yield array
             if described.nbytes:
                 self._pending.append(cl.enqueue_copy(queue, self.buffers[index], array, is_blocking=False))
@@ -98,7 +96,7 @@ class Memory:
                     mapped.append(self._map(queue, index, cl.map_flags.READ, blocking=False))
                     arrays.append(mapped[-1])
                     continue
-                arrays.append(self._staged(index))
+                arrays.append(self._staged(queue, index))
                 if arrays[-1].size:
                     copied = cl.enqueue_copy(queue, arrays[-1], self.buffers[index], is_blocking=False)
                     self._pending.append(copied)
@@ -123,28 +121,46 @@ class Memory:
         )
         return array
 
-    def _staged(self, index: int) -> Array:
+    def _staged(self, queue: Any, index: int) -> Array:
         array = self._staging.get(index)
         if array is None:
             described = self._described[index]
-            array = self._staging[index] = np.empty(described.shape, dtype(described.dtype).numpy)
+            numpy = dtype(described.dtype).numpy
+            if not described.nbytes:
+                array = np.empty(described.shape, numpy)
+            else:
+                host = self._allocated(described.nbytes, cl.mem_flags.ALLOC_HOST_PTR)
+                both = cl.map_flags.READ | cl.map_flags.WRITE
+                array, _ = cl.enqueue_map_buffer(queue, host, both, 0, described.shape, numpy)
+            self._staging[index] = array
         return array
 
     def _allocate(self) -> list[Any]:
         flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
-        cut: dict[tuple[str, int, int], Any] = {}
+        cut = self._section("scratch") | self._section("prepared")
         buffers: list[Any] = []
         for index, described in enumerate(self._described):
             if described.place == "constant" and index not in self._resident:
                 buffers.append(None)
-            elif described.place in self._sections and described.nbytes:
-                span = (described.place, described.offset, described.nbytes)
-                if span not in cut:
-                    cut[span] = self._sections[described.place].get_sub_region(*span[1:])
-                buffers.append(cut[span])
+            elif described.place in ("scratch", "prepared") and described.nbytes:
+                buffers.append(cut[described.place, described.offset, described.nbytes])
             else:
                 buffers.append(self._allocated(described.nbytes, flags))
         return buffers
+
+    def _section(self, place: Place) -> dict[tuple[Place, int, int], Any]:
+        """The section's buffers by where they lie; those that overlap are in one allocation."""
+        ranges = allocations(self._described, place)
+        wholes = [self._allocated(len(lies)) for lies in ranges]
+        starts = [lies.start for lies in ranges]
+        found: dict[tuple[Place, int, int], Any] = {}
+        for offset, nbytes in {
+            (b.offset, b.nbytes) for b in self._described if b.place == place and b.nbytes
+        }:
+            at = bisect_right(starts, offset) - 1
+            within = offset - starts[at]
+            found[place, offset, nbytes] = wholes[at].get_sub_region(within, nbytes) if within else wholes[at]
+        return found
 
     def _allocated(self, nbytes: int, flags: int = 0) -> Any:
         return cl.Buffer(self._context, cl.mem_flags.READ_WRITE | flags, max(nbytes, _LEAST_BYTES))

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgpack
 
-from . import strict, validate
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument, ModelFileError, NotFound
+
+from . import validate
 from .dtypes import dtype
-from .errors import InvalidArgument, ModelFileError, NotFound
 from .files import open_regular, replacing
 from .model import CONSTANT_ALIGN, FORMAT_VERSION, CompiledModel
 

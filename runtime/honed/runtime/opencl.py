@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import warnings
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from .errors import DeviceError
+from honed.protocol.errors import DeviceError
 
 try:
     import pyopencl as cl
@@ -21,7 +22,11 @@ except ImportError as error:
 # Some compilers remark on every kernel they build; what fails raises.
 warnings.filterwarnings("ignore", category=cl.CompilerWarning)
 
-__all__ = ["cl", "context", "driver_call", "failure", "most_work_items"]
+__all__ = ["LOADER", "cl", "context", "driver_call", "failure", "most_work_items", "refused"]
+
+# The loader that pyopencl itself calls, wherever it came with it: found through what pyopencl's own library
+# is linked to. The interpreter's lock is kept during a call, as pyopencl keeps it while it enqueues.
+LOADER = ctypes.PyDLL(cl._cl.__file__)
 
 
 @functools.cache
@@ -55,6 +60,13 @@ def driver_call(doing: str) -> Iterator[None]:
 def failure(doing: str, error: Any) -> DeviceError:
     """The DeviceError for a pyopencl error: its routine, its code's name and number, and what to do."""
     code = getattr(error, "code", None)
-    name = cl.status_code.to_string(code, "unknown error %d") if code is not None else str(error)
     routine = getattr(error, "routine", None) or "a driver call"
+    if code is None:
+        return DeviceError(f"the OpenCL driver could not {doing} ({routine}: {error}); see `hone doctor`")
+    return refused(doing, routine, code)
+
+
+def refused(doing: str, routine: str, code: int) -> DeviceError:
+    """The DeviceError for an error code of one of the driver's routines."""
+    name = cl.status_code.to_string(code, "unknown error %d")
     return DeviceError(f"the OpenCL driver could not {doing} ({routine}: {name}, {code}); see `hone doctor`")

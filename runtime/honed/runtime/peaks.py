@@ -12,12 +12,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from honed.protocol.errors import HonedError, NotFound, ProfileError
+from honed.protocol.strict import to_plain
+
 from . import bounds, microbench, profilefile
 from .devices import Device
-from .errors import HonedError, NotFound, ProfileError
 from .files import replacing
 from .profile import DevicePeaks, DeviceProfile
-from .strict import to_plain
 
 # A machine that is always busy is not asked again at every start of a worker.
 AGAIN_SECONDS = 600.0

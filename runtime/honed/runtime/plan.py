@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from honed.protocol.errors import InvalidArgument, ModelFileError
+
 from . import hostrules
-from .errors import InvalidArgument, ModelFileError
-from .model import CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
+from .model import Buffer, CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,19 @@ def constants_of(model: CompiledModel, steps: Iterable[Step]) -> frozenset[int]:
     """The constants that some of the steps read."""
     touched = {use.buffer for step in steps for use in uses(model.kernels, step)}
     return frozenset(index for index in touched if model.buffers[index].place == "constant")
+
+
+def allocations(buffers: Sequence[Buffer], place: Place) -> list[range]:
+    """The bytes of a section that are allocated together, in order: buffers that overlap share one range."""
+    found: list[range] = []
+    for start, end in sorted(
+        (b.offset, b.offset + b.nbytes) for b in buffers if b.place == place and b.nbytes
+    ):
+        if found and start < found[-1].stop:
+            found[-1] = range(found[-1].start, max(found[-1].stop, end))
+        else:
+            found.append(range(start, end))
+    return found
 
 
 def _in_order(model: CompiledModel) -> Iterator[tuple[str, Step, _Stage]]:

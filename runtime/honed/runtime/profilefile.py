@@ -9,8 +9,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from . import strict
-from .errors import NotFound, ProfileError
+from honed.protocol import strict
+from honed.protocol.errors import NotFound, ProfileError
+
 from .profile import DeviceProfile
 
 FAMILIES = ("mali", "cpu", "gpu")

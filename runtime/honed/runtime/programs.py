@@ -12,11 +12,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from honed.protocol.errors import DeviceError, HonedError
+from honed.protocol.strict import to_plain
+
 from .devices import Device
-from .errors import DeviceError, HonedError
 from .files import replacing
 from .opencl import cl, context, driver_call
-from .strict import to_plain
 
 OPTIONS: tuple[str, ...] = ()
 _DIGEST_BYTES = 32

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
+
 from .executor import Executor
 from .model import Probe
 

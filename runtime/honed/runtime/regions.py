@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.protocol.errors import InvalidArgument, ResourceExhausted
+
 from .dtypes import dtype
-from .errors import InvalidArgument, ResourceExhausted
 
 _ALIGN = 64  # bytes; where arrays placed one after the other start
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from honed.protocol.errors import DeviceError
+
 from . import bounds
-from .errors import DeviceError
 from .model import CompiledModel, Kernel
 from .opencl import cl
 from .profile import DevicePeaks
@@ -35,6 +36,7 @@ class Called:
 class Timeline:
     """What a timed inference notes as it goes; the host's times are those of time.perf_counter."""
 
+    queue: Any  # that it runs in: one that profiles
     device: list[Enqueued] = field(default_factory=list)
     host: list[Called] = field(default_factory=list)
 

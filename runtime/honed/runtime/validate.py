@@ -11,10 +11,11 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
+from honed.protocol.errors import ModelFileError, ProfileError
+
 from . import plan, profilefile
 from .dtypes import DTYPES, dtype
-from .errors import ModelFileError, ProfileError
-from .model import Buffer, CompiledModel, Kernel, Probe, Tensor
+from .model import Buffer, CompiledModel, Kernel, Place, Probe, Tensor
 
 MAX_RANK = 32  # NumPy 1's
 MAX_GRID = 2**31 - 1  # work-groups along one axis
@@ -60,16 +61,14 @@ def _check_identity(model: CompiledModel) -> None:
 
 def _check_buffers(model: CompiledModel) -> None:
     limits = model.device.limits
-    _require(
-        0 <= model.arena_bytes <= limits.max_alloc_bytes,
-        f"the scratch arena of {model.arena_bytes} bytes exceeds what the device can allocate at once, "
-        f"{limits.max_alloc_bytes}",
-    )
-    _require(
-        0 <= model.prepared_bytes <= limits.max_alloc_bytes,
-        f"the prepared section of {model.prepared_bytes} bytes exceeds what the device can allocate at once, "
-        f"{limits.max_alloc_bytes}",
-    )
+    for nbytes, section in (
+        (model.arena_bytes, "the scratch arena"),
+        (model.prepared_bytes, "the prepared section"),
+    ):
+        _require(
+            0 <= nbytes <= limits.global_mem_bytes,
+            f"{section} of {nbytes} bytes exceeds the device's memory, {limits.global_mem_bytes}",
+        )
     _require(model.constant_bytes >= 0, "the constant section has a negative size")
     for i, buffer in enumerate(model.buffers):
         _check_buffer(f"buffer {i}", buffer)
@@ -84,9 +83,21 @@ def _check_buffers(model: CompiledModel) -> None:
     )
     _check_places(scratch, limits.base_align_bytes, model.arena_bytes, "the scratch arena")
     _check_places(prepared, limits.base_align_bytes, model.prepared_bytes, "the prepared section")
+    _check_allocations(model, "scratch")
+    _check_allocations(model, "prepared")
     _check_places(constants, CONSTANT_OFFSET_ALIGN, model.constant_bytes, "the constant section")
     _check_disjoint(constants, "constants")
     _check_disjoint(prepared, "prepared values")
+
+
+def _check_allocations(model: CompiledModel, place: Place) -> None:
+    most = model.device.limits.max_alloc_bytes
+    largest = max(map(len, plan.allocations(model.buffers, place)), default=0)
+    _require(
+        largest <= most,
+        f"{largest} bytes of {place} buffers lie together, more than the {most} that the device can allocate "
+        "at once",
+    )
 
 
 def _check_buffer(where: str, buffer: Buffer) -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+from honed.jobs.events import News, Trial, to_map
 from honed.runtime.kernellog import Reader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.schedule import default_kernels
@@ -108,7 +109,7 @@ def _marked(candidate: Candidate, number: int) -> Candidate:
 def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | None) -> dict[str, Any]:
     """The session's story: what became of each candidate, children, what is in quarantine."""
     planted = Planted(profile, folder)
-    events: list[Mapping[str, Any]] = []
+    events: list[News] = []
     setup = Setup(device=profile.identity, compiler="bench")
     with Records.open(folder / "records.db", measured_by="bench") as records:
         trials = Trials(
@@ -123,7 +124,7 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
             for c in records.history("dense", setup)
         ]
         return {
-            "trials": [dict(e) for e in events if e["event"] == "trial"],
+            "trials": [to_map(e) for e in events if isinstance(e, Trial)],
             "records": candidates,
             "quarantine": [c.trace for c in records.quarantined(setup)],
             "children": trials.measurer.children,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +11,18 @@ import pyopencl as cl
 import torch  # type: ignore[import-not-found, unused-ignore]
 
 from honed.runtime import devices
+from honed.runtime.enqueue import Command, call_all, handle
 from honed.runtime.opencl import context
 from honed.tuner.measure import bound
 from honed.tuner.measure.candidate import Candidate
 
 _ROUND_SECONDS = 0.02  # of launches in one turn
 _ALONE = 64  # launches timed one by one
+# Keeps the device busy for some 7 ms, while the host enqueues what is timed: a launch takes it up to 10 us.
+_HOLD = "__kernel void hold(__global float *x) { for (int i = 0; i < 3000000; i++) *x = *x * 0.999f + 1.0f; }"
+_HELD = 200  # launches at most that are enqueued meanwhile
 
-
-Prepared = list[tuple[Any, tuple[int, ...], tuple[int, ...]]]  # kernel, global and local size
+Prepared = list[tuple[Any, tuple[int, int, int], tuple[int, int, int]]]  # kernel, work-groups, their size
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class OpenCLDense:
         self.context = context(devices.select(spec).cl)
         profiling = cl.command_queue_properties.PROFILING_ENABLE
         self.queue = cl.CommandQueue(self.context, properties=profiling)
-        self.plain = cl.CommandQueue(self.context)  # time stamps stand between launches: 3 us of each
+        self.hold = cl.Kernel(cl.Program(self.context, _HOLD).build(), "hold")
         m, n, k = shape
         rng = np.random.default_rng(7)
         self.a = rng.standard_normal((m, k)).astype(np.float32)
@@ -50,6 +52,7 @@ class OpenCLDense:
             cl.Buffer(self.context, copy, hostbuf=self.b),
             cl.Buffer(self.context, cl.mem_flags.READ_WRITE, m * n * 4),
         ]
+        self.spun = cl.Buffer(self.context, cl.mem_flags.READ_WRITE, 4)
         self.shape = shape
 
     def prepare(self, candidate: Candidate) -> Prepared:
@@ -61,22 +64,27 @@ class OpenCLDense:
         for launch in candidate.launches:
             kernel = cl.Kernel(program, launch.entry)
             kernel.set_args(*(memory[i] for i in launch.args))
-            grid = tuple(g * b for g, b in zip(launch.grid, launch.block, strict=True))
-            made.append((kernel, grid, launch.block))
+            made.append((kernel, launch.grid, launch.block))
         self.buffers.extend(inner)  # kernels do not hold them
         return made
 
     def seconds(self, launches: Prepared, times: int) -> tuple[float, float]:
-        """One product: in a queue of `times`, by the host, and the median one alone, by the device."""
-        began = time.perf_counter()
-        for _ in range(times):
-            for launch in launches:
-                cl.enqueue_nd_range_kernel(self.plain, *launch)
-        self.plain.finish()
-        whole = (time.perf_counter() - began) / times
-        events = [
-            [cl.enqueue_nd_range_kernel(self.queue, *launch) for launch in launches] for _ in range(_ALONE)
-        ]
+        """One product: in a row of at most `times`, and the median one alone, both by the device.
+
+        Only the ends of the row have time stamps, which take 3 us of each launch that has them.
+        """
+        times = min(times, _HELD // len(launches))
+        commands = [Command.launch(0, "product", *launch) for launch in launches]
+        into = handle(self.queue)
+        row = [command.call(into) for command in commands] * times
+        self.hold.set_args(self.spun)
+        held = cl.enqueue_nd_range_kernel(self.queue, self.hold, (1,), (1,))
+        self.queue.flush()
+        call_all(row[:-1])
+        last = commands[-1].enqueue(into)
+        self.queue.finish()
+        whole = (last.profile.end - held.profile.end) * 1e-9 / times
+        events = [[command.enqueue(into) for command in commands] for _ in range(_ALONE)]
         self.queue.finish()
         alone = statistics.median(sum(e.profile.end - e.profile.start for e in one) * 1e-9 for one in events)
         return whole, alone

@@ -12,10 +12,12 @@ from typing import cast
 import pytest
 
 from honed.daemon.cli import benchtuning
+from honed.jobs.events import Trial
 from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.runtime.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, Value
-from honed.tuner.measure.candidate import Candidate, Outcome, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.outcome import Outcome
 from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
@@ -231,7 +233,7 @@ def test_a_session_has_a_whole_batch_built_at_once(
                 lambda begin: BenchMeasurer(compiler, profile, begin), records, setup_for(profile.identity)
             ),
             Proposals(cast("SearchChild", planted), records, setup_for(profile.identity), ahead=True),
-            lambda event: built.append(len(compiler.asked)) if event["event"] == "trial" else None,
+            lambda event: built.append(len(compiler.asked)) if isinstance(event, Trial) else None,
             peaks_again=lambda: profile,
         )
         session.run(planted.extract, Budget())

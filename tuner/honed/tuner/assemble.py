@@ -8,8 +8,8 @@ from importlib.metadata import version
 
 import numpy as np
 
+from honed.protocol.errors import Internal, ModelFileError
 from honed.runtime import validate
-from honed.runtime.errors import Internal, ModelFileError
 from honed.runtime.model import (
     CompiledModel,
     Operator,

@@ -12,15 +12,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from honed.protocol.errors import ModelRefused
 from honed.runtime import modelfile, proof
 from honed.runtime.devices import Device
-from honed.runtime.errors import ModelRefused
 from honed.runtime.executor import Executor
 from honed.runtime.model import Choice, CompiledModel, Source
 from honed.runtime.profile import DeviceProfile
 
 from . import frontend
 from .assemble import Expected, assemble
+from .attend import attentions
 from .bind import bind_shapes
 from .first import first_kernels
 from .frontend import Imported, Normalised, Precision
@@ -232,7 +233,9 @@ def _lower(
     def progress(done: float, text: str) -> None:
         stage("lower", done, text)
 
-    return lower_module(given.module, profile, progress, choose, first, given.names, processes)
+    return lower_module(
+        given.module, profile, progress, choose, first, given.names, processes, attentions(profile)
+    )
 
 
 def _by_rules(

@@ -15,10 +15,12 @@ from honed.runtime.profile import DeviceProfile
 from .lower.cost import function_bytes, function_flops
 from .lower.opencl import Lowered, LoweringFailed, lower_function
 from .lower.schedule import by_rule, default_kernels, narrow_indices
+from .search.attention import attention_of
 from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
 from .search.heldtiles import loads_of
 from .search.prior import Prior, prior_of
+from .search.rules import transforms
 from .search.starts import groups_of
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
@@ -35,7 +37,7 @@ _SLICE = "RFactor"  # a step that only sliced products take
 _PACK = "TransformLayout", 2
 _PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns; those of images are more
 _MATRIX_AXES = 2  # of an output, with more than one element each
-_FILLED = 0.7  # work-groups for each compute unit: of 96 groups for 132 the sliced tile is the fastest
+_FILLED = 0.7  # work-groups for each compute unit, at least
 # What takes about as long as its launch, whatever its schedule: a rule does for it, unless it is an image
 # that a table cuts (the rules' schedule of 336 channels of 4 x 4 takes 50 us on PoCL, the table's 9).
 _SMALL_FLOPS, _SMALL_BYTES = 1 << 17, 1 << 16
@@ -63,9 +65,10 @@ def _picked(
 ) -> Iterator[tuple[str, tirx.PrimFunc]]:
     """What to take before the rules, the best first, with where it comes from."""
     small, family = _small(func), profile.rules.family
+    attended = small and attention_of(func) is not None  # rules take a kernel for each of its parts
     image = len(func.params[-1].shape) > _PRODUCT_AXES
     prior = prior_of(family)
-    if small and (prior is None or not image):
+    if small and not attended and (prior is None or not image):
         return
     origin = str(Origin(Source.TABLES, family))
     if prior is None:
@@ -80,7 +83,8 @@ def _picked(
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
     found = [(one.scheduled, one.features) for one in drawn]
-    ruled = by_rule(func, target, profile) if prior.knows_rules and not packed else None
+    sketched = bool(packed) or transforms(narrow_indices(func), profile)
+    ruled = by_rule(func, target, profile) if prior.knows_rules and not sketched else None
     if ruled is not None:
         found.append((ruled[1], features_of(ruled[1], profile)))
     best = _best_first(found, prior)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from honed.runtime.offspring import die_with
+from honed.machine.limits import data_bytes, die_with, limit_data
 
 With = TypeVar("With")
 Given = ParamSpec("Given")
@@ -63,16 +61,8 @@ class Forked(Generic[With]):
 
 def _inherit(parent: int, tools: object) -> None:
     die_with(parent)
-    inherited = 1024 * int(next(line.split()[1] for line in _status() if line.startswith("VmData:")))
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    own = inherited + (OWN_MIB << 20)
-    limit = own if most == resource.RLIM_INFINITY else min(own, most)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    limit_data(data_bytes() + (OWN_MIB << 20))
     _inherited.append(tools)
-
-
-def _status() -> list[str]:
-    return Path("/proc/self/status").read_text().splitlines()
 
 
 def _do(do: Callable[..., Any], *args: Any, **named: Any) -> Any:

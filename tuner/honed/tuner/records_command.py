@@ -1,73 +1,46 @@
-"""`python -m honed.tuner records export | import | history | faults`: what is recorded, as JSON lines."""
+"""The jobs on the records of tuning."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
-from honed.runtime.errors import InvalidArgument, NotFound, PermissionDenied
+from honed.jobs import commands, events
+from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.runtime.files import replacing
 
 from .records import Candidate, Imported, ModelVersion, Progress, Records, Setup, export_jsonl, import_jsonl
 
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[events.News], None]
 
 
-def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
-    """Add `records` and what is beneath it to the parser of the compiling child."""
-    records = commands.add_parser("records", help="what tuning has recorded")
-    actions = records.add_subparsers(required=True, metavar="ACTION")
-    export = actions.add_parser("export", parents=parents, help="write records as JSON lines")
-    export.set_defaults(run=_export)
-    export.add_argument("-o", "--output", type=Path, required=True)
-    export.add_argument("--best", action="store_true", help="only the best of each task")
-    import_ = actions.add_parser("import", parents=parents, help="take in what another board exported")
-    import_.set_defaults(run=_import)
-    import_.add_argument("file", type=Path)
-    import_.add_argument("--device", help="the OpenCL device that the records must be of")
-    history = actions.add_parser("history", parents=parents, help="a model's latency over its trials")
-    history.set_defaults(run=_history)
-    history.add_argument("--name", required=True, help="the model")
-    faults = actions.add_parser("faults", parents=parents, help="the candidates in quarantine")
-    faults.set_defaults(run=_faults)
-    for parser in (export, import_, history, faults):
-        parser.add_argument("--records", type=Path, required=True)
+def export(job: commands.Export, emit: Emit) -> events.Exported:
+    """Write the records of every setup."""
+    with _opened(job.records, emit) as records, replacing(job.output) as file:
+        count = sum(export_jsonl(records, file, setup, best_only=job.best) for setup in records.setups())
+    return events.Exported(count=count, output=str(job.output))
 
 
-def _export(arguments: argparse.Namespace, emit: Emit) -> None:
-    with _opened(arguments.records, emit) as records, replacing(arguments.output) as file:
-        count = sum(
-            export_jsonl(records, file, setup, best_only=arguments.best) for setup in records.setups()
-        )
-    emit({"event": "done", "count": count, "output": str(arguments.output)})
-
-
-def _import(arguments: argparse.Namespace, emit: Emit) -> None:
+def import_(job: commands.Import, emit: Emit) -> events.Imported:
+    """Take in what fits the device."""
     from honed.runtime import devices
 
     from .setup import setup_for
 
-    setup = setup_for(devices.select(arguments.device).profile.identity)
+    setup = setup_for(devices.select(job.device).profile.identity)
     try:
-        file = arguments.file.open("rb")
+        file = job.file.open("rb")
     except FileNotFoundError as error:
-        raise NotFound(f"{arguments.file} does not exist; check the path") from error
+        raise NotFound(f"{job.file} does not exist; check the path") from error
     except PermissionError as error:
-        raise PermissionDenied(f"{arguments.file} may not be read; check who owns it") from error
+        raise PermissionDenied(f"{job.file} may not be read; check who owns it") from error
     except OSError as error:
-        raise InvalidArgument(f"{arguments.file} cannot be read ({error.strerror}); check it") from error
-    with file, Records.open(arguments.records) as records:
+        raise InvalidArgument(f"{job.file} cannot be read ({error.strerror}); check it") from error
+    with file, Records.open(job.records) as records:
         _note(records, emit)
         done = import_jsonl(records, file, setup)
-    _check(done, arguments.file)
-    emit({
-        "event": "done",
-        "count": done.added,
-        "merged": done.merged,
-        "refused": list(done.refused),
-    })  # fmt: skip
+    _check(done, job.file)
+    return events.Imported(count=done.added, merged=done.merged, refused=done.refused)
 
 
 def _check(done: Imported, file: Path) -> None:
@@ -78,73 +51,65 @@ def _check(done: Imported, file: Path) -> None:
         )
 
 
-def _history(arguments: argparse.Namespace, emit: Emit) -> None:
-    with _opened(arguments.records, emit) as records:
-        progress, versions = records.progress(arguments.name), records.versions(arguments.name)
+def history(job: commands.ShowHistory, emit: Emit) -> events.History:
+    """Tell a model's estimates and versions; raises NotFound where it has none."""
+    with _opened(job.records, emit) as records:
+        progress, versions = records.progress(job.name), records.versions(job.name)
         if not progress and not versions:
             tuned = records.models()
             others = f"; there are records of {', '.join(tuned)}" if tuned else ""
             raise NotFound(
-                f"{arguments.name} was not tuned yet, so it has no history; run 'hone tune {arguments.name}'"
-                + others
+                f"{job.name} was not tuned yet, so it has no history; run 'hone tune {job.name}'" + others
             )
     points = _points(progress)
-    emit({
-        "event": "history",
-        "points": points,
-        "versions": [_version(version, points) for version in versions],
-    })  # fmt: skip
+    return events.History(
+        points=tuple(points), versions=tuple(_version(version, points) for version in versions)
+    )
 
 
-def _points(progress: Sequence[Progress]) -> list[dict[str, Any]]:
+def _points(progress: Sequence[Progress]) -> list[events.Point]:
     """The estimates in their order, with the trials made until then in all runs."""
-    points, trials = [], 0
+    points, trials = list[events.Point](), 0
     for moment in progress:
         trials += moment.trials
-        points.append({
-            "time": moment.created_s,
-            "us": moment.latency_s * 1e6,
-            "trials": trials,
-            "what": "estimate",
-        })  # fmt: skip
+        points.append(events.Point(time=moment.created_s, us=moment.latency_s * 1e6, trials=trials))
     return points
 
 
-def _version(version: ModelVersion, points: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    before = [point["trials"] for point in points if point["time"] <= version.created_s]
-    return {
-        "version": version.version,
-        "why": version.why,
-        "us": None if version.latency_s is None else version.latency_s * 1e6,
-        "time": version.created_s,
-        "trials": before[-1] if before else 0,
-    }
+def _version(version: ModelVersion, points: Sequence[events.Point]) -> events.Version:
+    before = [point.trials for point in points if point.time <= version.created_s]
+    return events.Version(
+        version=version.version,
+        why=version.why,
+        us=None if version.latency_s is None else version.latency_s * 1e6,
+        time=version.created_s,
+        trials=before[-1] if before else 0,
+    )
 
 
-def _faults(arguments: argparse.Namespace, emit: Emit) -> None:
-    """Every candidate in quarantine, oldest first; a device has one quarantine for all its drivers."""
-    with _opened(arguments.records, emit) as records:
+def faults(job: commands.ListFaults, emit: Emit) -> events.Faults:
+    """Tell every candidate in quarantine, oldest first; a device has one quarantine for all its drivers."""
+    with _opened(job.records, emit) as records:
         setups = {setup.device_key: setup for setup in records.setups()}
         found = [(candidate, setup) for setup in setups.values() for candidate in records.quarantined(setup)]
         found.sort(key=lambda pair: (pair[0].finished_s or pair[0].created_s, pair[0].id))
-        rows = [_fault(records, candidate, setup) for candidate, setup in found]
-    emit({"event": "faults", "faults": rows})
+        return events.Faults(faults=tuple(_fault(records, candidate, setup) for candidate, setup in found))
 
 
-def _fault(records: Records, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+def _fault(records: Records, candidate: Candidate, setup: Setup) -> events.Quarantined:
     task = records.task(candidate.workload)
-    return {
-        "candidate": candidate.trace_sha256[:16],
-        "task": candidate.workload,
-        "name": task.name if task else "",
-        "outcome": None if candidate.outcome is None else str(candidate.outcome),
-        "reason": candidate.reason,
-        "story": candidate.story,
-        "time": candidate.finished_s or candidate.created_s,
-        "device": setup.device.name,
-        "driver_version": candidate.driver,
-        "measured_by": candidate.measured_by,
-    }
+    return events.Quarantined(
+        candidate=candidate.trace_sha256[:16],
+        task=candidate.workload,
+        name=task.name if task else "",
+        outcome=None if candidate.outcome is None else str(candidate.outcome),
+        reason=candidate.reason,
+        story=candidate.story,
+        time=candidate.finished_s or candidate.created_s,
+        device=setup.device.name,
+        driver_version=candidate.driver,
+        measured_by=candidate.measured_by,
+    )
 
 
 def _opened(path: Path, emit: Emit) -> Records:
@@ -158,4 +123,4 @@ def _opened(path: Path, emit: Emit) -> Records:
 
 def _note(records: Records, emit: Emit) -> None:
     for note in records.notes:
-        emit({"event": "note", "text": note})
+        emit(events.Note(text=note))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.runtime.dtypes import from_datatype
-from honed.runtime.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.runtime.files import replacing
 
 from .output import shape_text

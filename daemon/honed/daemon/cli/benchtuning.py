@@ -14,6 +14,9 @@ from .parser import UsageError, add_compile_options, check_calibration, unique
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from honed.jobs.commands import Tune
+    from honed.jobs.events import Tuned
+
     from .tuneview import Run
 
 BENCHES = ("mali-g610",)  # as the compiler has them
@@ -57,39 +60,38 @@ def check(arguments: argparse.Namespace) -> None:
         raise UsageError(f"--bench takes an ONNX file, and there is no file {arguments.model}")
 
 
-def command(arguments: argparse.Namespace) -> list[str]:
-    """What the tuning child is told."""
+def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
+    """For the tuning child."""
     from honed.daemon.places import places
+    from honed.jobs.commands import Tune
 
     found = places(os.environ, os.geteuid())
-    options = [f"--bench={arguments.bench}", f"--precision={arguments.precision}"]
-    if arguments.calibration is not None:
-        options.append(f"--calibration={arguments.calibration}")
-    if arguments.bench_root is not None:
-        options.append(f"--bench-root={arguments.bench_root}")
-    if arguments.output is not None:
-        options.append(f"--output={arguments.output}")
-    for name, sizes in unique("--shape", arguments.shape).items():
-        options.append(f"--shape={name}={','.join(map(str, sizes))}")
-    options += [f"--records={found.state_dir / _RECORDS}", f"--cache-dir={found.cache_dir}"]
-    return [*options, "--", arguments.model]
+    return Tune(
+        file=Path(arguments.model),
+        shapes=unique("--shape", arguments.shape),
+        precision=arguments.precision,
+        calibration=arguments.calibration,
+        output=arguments.output,
+        bench=arguments.bench,
+        bench_root=arguments.bench_root,
+        records=found.state_dir / _RECORDS,
+        cache_dir=found.cache_dir,
+        **budget,
+    )
 
 
-def document(done: Mapping[str, Any], run: Run) -> dict[str, Any]:
+def document(done: Tuned, run: Run) -> dict[str, Any]:
     """What --json says of a run."""
     from honed.daemon.places import places
+
+    from .tuneview import told
 
     return {
         "model": run.model,
         "predicted": True,
-        "output": done["output"],
-        "stopped": run.stopping,
-        **{key: value for key, value in done.items() if key not in ("event", "output", "tasks", "model")},
-        "estimate": run.estimate,
-        "ranking": run.ranking,
-        "notes": run.notes,
+        "output": done.output,
+        **told(done, run),
         "records": str(places(os.environ, os.geteuid()).state_dir / _RECORDS),
-        "tasks": list(run.rows.values()),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,8 @@ from .parser import (
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.jobs.events import Compiled
 
 
 def register(commands: Any) -> None:
@@ -78,61 +79,62 @@ def register(commands: Any) -> None:
 
 
 def _compile(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import Compile
+    from honed.protocol.strict import to_plain
+
     from . import compiler
 
     check_calibration(arguments)
-    options = ["--precision", arguments.precision]
-    if arguments.calibration is not None:
-        options.append(f"--calibration={arguments.calibration}")
-    for name, sizes in unique("--shape", arguments.shape).items():
-        options.append(f"--shape={name}={','.join(map(str, sizes))}")
-    if arguments.profile is not None:
-        options.append(f"--profile={arguments.profile}")
-    if arguments.device is not None:
-        options.append(f"--device={arguments.device}")
+    job = Compile(
+        file=arguments.file,
+        output=arguments.output,
+        shapes=unique("--shape", arguments.shape),
+        precision=arguments.precision,
+        calibration=arguments.calibration,
+        profile=arguments.profile,
+        device=arguments.device,
+    )
     limits = dataclasses.replace(
         Limits(), compile_seconds=arguments.time_limit, compile_memory_mib=arguments.memory_limit
     )
-    command = ["compile", *options, f"--output={arguments.output}", "--", str(arguments.file)]
-    done = compiler.run(command, f"compile {arguments.file.name}", limits)
-    document = {key: value for key, value in done.items() if key != "event"}
-    output.emit(document, lambda console: _print_compiled(console, document))
+    compiled = compiler.run(job, f"compile {arguments.file.name}", limits)
+    output.emit(to_plain(compiled), lambda console: _print_compiled(console, compiled))
     return 0
 
 
-def _print_compiled(console: Console, done: Mapping[str, Any]) -> None:
+def _print_compiled(console: Console, done: Compiled) -> None:
     line(
         console,
-        f"{done['output']} is written: {done['kernels']} kernels, {done['launches']} launches an inference, "
-        f"compiled in {done['seconds']:.1f} s.",
+        f"{done.output} is written: {done.kernels} kernels, {done.launches} launches an inference, "
+        f"compiled in {done.seconds:.1f} s.",
     )
-    proof = done["proof"]
-    where = f"on {proof['device']}" if proof["device"] else "not run yet: it is checked when it is added"
-    rows = [("computes in", done["precision"]), *((("", done["why"]),) if done["why"] else ())]
-    rows += [("proof", f"{proof['probes']} inputs against {proof['reference']}, {where}")]
-    for name, error in proof["error"].items():
-        allowed = proof["tolerance"][name]
+    proof = done.proof
+    where = f"on {proof.device}" if proof.device else "not run yet: it is checked when it is added"
+    rows = [("computes in", done.precision), *((("", done.why),) if done.why else ())]
+    rows += [("proof", f"{proof.probes} inputs against {proof.reference}, {where}")]
+    for name, error in proof.error.items():
+        allowed = proof.tolerance[name]
         rows.append(("", f"{name}: error {error:.2g} of the largest value, allowed {allowed:.2g}"))
-    rows += [("note", note) for note in done["notes"]]
+    rows += [("note", note) for note in done.notes]
     console.print(fields(rows))
 
 
 def _demo(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import Demo
+    from honed.protocol.strict import to_plain
+
     from . import compiler
 
     if arguments.symbolic and arguments.keypoints is not None:
         raise UsageError("--symbolic leaves the number of keypoints open; leave out --keypoints")
-    command = ["demo", arguments.model, f"--output={arguments.output}", f"--seed={arguments.seed}"]
-    if arguments.symbolic:
-        command.append("--symbolic")
+    job = Demo(
+        model=arguments.model, output=arguments.output, symbolic=arguments.symbolic, seed=arguments.seed
+    )
     if arguments.keypoints is not None:
-        command.append(f"--keypoints={arguments.keypoints}")
-    done = compiler.run(command, f"demo {arguments.model}", Limits())
-    document = {"output": done["output"], "seconds": done["seconds"]}
+        job = dataclasses.replace(job, keypoints=arguments.keypoints)
+    done = compiler.run(job, f"demo {arguments.model}", Limits())
     output.emit(
-        document,
-        lambda console: line(
-            console, f"{done['output']} is written; serve it with: hone add {done['output']}"
-        ),
+        to_plain(done),
+        lambda console: line(console, f"{done.output} is written; serve it with: hone add {done.output}"),
     )
     return 0

@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol import strict
+
 from .output import Output, line, table
 from .parser import add_command
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange
 
 
 def register(commands: Any) -> None:
@@ -45,8 +49,9 @@ def _config(arguments: argparse.Namespace, output: Output) -> int:
         return _check(arguments.check, output)
     if arguments.reload:
         return _reload(arguments.socket, output)
-    document = _in_force(arguments.socket)
-    output.emit(document, lambda console: _print(console, document))
+    running, shown = _in_force(arguments.socket)
+    document = {"running": running, **strict.to_plain(shown)}
+    output.emit(document, lambda console: _print(console, running, shown))
     return 0
 
 
@@ -69,69 +74,66 @@ def _check(file: Path, output: Output) -> int:
 
 
 def _reload(socket: str | None, output: Output) -> int:
+    from honed.protocol.methods import CONFIG_RELOAD
+    from honed.protocol.params import Nothing
     from honed.runtime.client import Client
 
     with Client(socket) as client:
-        document = client.reload_config()
-    output.emit(document, lambda console: _print_reloaded(console, document))
+        reloaded = client.ask(CONFIG_RELOAD, Nothing())
+    output.emit(strict.to_plain(reloaded), lambda console: _print_reloaded(console, reloaded))
     return 0
 
 
-def _in_force(socket: str | None) -> dict[str, Any]:
-    """As ConfigShow gives it, with whether a service runs."""
+def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
+    """Whether a service runs, and what ConfigShow gives, or would."""
+    from honed.protocol.errors import Unavailable
+    from honed.protocol.methods import CONFIG_SHOW
+    from honed.protocol.params import Nothing
     from honed.runtime.client import Client
-    from honed.runtime.errors import Unavailable
 
     try:
         with Client(socket) as client:
-            return {"running": True, **client.config()}
+            return True, client.ask(CONFIG_SHOW, Nothing())
     except Unavailable:
         from honed.daemon.config import load
-        from honed.daemon.reload import listed
+        from honed.daemon.reload import shown
 
-        config = load(environ=os.environ, uid=os.geteuid())
-        return {"running": False, **listed(config), "pending": [], "problem": ""}
+        return False, shown(load(environ=os.environ, uid=os.geteuid()))
 
 
-def _print(console: Console, document: Mapping[str, Any]) -> None:
-    if not document["running"]:
+def _print(console: Console, running: bool, shown: ConfigShown) -> None:
+    if not running:
         line(console, "No service runs; one that this user started now would use these settings.")
         console.print()
-    rows = [
-        (each["name"], _value(each["value"]), each["unit"], each["origin"]) for each in document["settings"]
-    ]
+    rows = [(each.name, _value(each.value), each.unit, each.origin) for each in shown.settings]
     console.print(table(("setting", "value", "unit", "origin"), rows))
-    if document["problem"]:
+    if shown.problem:
         console.print()
-        line(console, f"The files cannot be used as they are now: {document['problem']}", "bold")
-    elif document["pending"]:
+        line(console, f"The files cannot be used as they are now: {shown.problem}", "bold")
+    elif shown.pending:
         console.print()
         line(console, "The files were changed since the service read them:")
-        _print_changes(console, document["pending"])
-        reload = any(each["effect"] != "restart" for each in document["pending"])
+        _print_changes(console, shown.pending)
+        reload = any(each.effect != "restart" for each in shown.pending)
         line(console, "'hone config --reload' makes the service use them." if reload else _RESTART)
 
 
 _RESTART = "Restart the service to use them ('systemctl restart honed')."
 
 
-def _print_reloaded(console: Console, document: Mapping[str, Any]) -> None:
-    applied, restart = document["applied"], document["restart"]
-    if applied:
+def _print_reloaded(console: Console, reloaded: ConfigReloaded) -> None:
+    if reloaded.applied:
         line(console, "The service uses these now:")
-        _print_changes(console, applied)
-    if restart:
+        _print_changes(console, reloaded.applied)
+    if reloaded.restart:
         line(console, "These wait for a restart of the service ('systemctl restart honed'):")
-        _print_changes(console, restart)
-    if not applied and not restart:
+        _print_changes(console, reloaded.restart)
+    if not reloaded.applied and not reloaded.restart:
         line(console, "The files say what is in force already.")
 
 
-def _print_changes(console: Console, changes: Sequence[Mapping[str, Any]]) -> None:
-    rows = [
-        (each["name"], _value(each["value"]), _value(each["configured"]), _NOTES[each["effect"]])
-        for each in changes
-    ]
+def _print_changes(console: Console, changes: Sequence[SettingChange]) -> None:
+    rows = [(each.name, _value(each.value), _value(each.configured), _NOTES[each.effect]) for each in changes]
     console.print(table(("setting", "was", "configured", ""), rows))
 
 

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from .output import table
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from honed.protocol.results import Device, ModelPlacement
+    from honed.protocol.service import DeviceStatus, WorkerStatus
 
-def device_text(device: Mapping[str, Any] | None) -> str:
+
+def device_text(device: Device | None) -> str:
     """Who a device is."""
     if device is None:
         return "none yet"
-    return f"{device['name']} ({device['platform']}), driver {device['driver_version']}"
+    return f"{device.name} ({device.platform}), driver {device.driver_version}"
 
 
-def worker_text(worker: Mapping[str, Any]) -> str:
+def worker_text(worker: WorkerStatus) -> str:
     """How the worker of a device is."""
-    restarts = f", restarted {worker['restarts']} times" if worker["restarts"] else ""
-    reason = f": {worker['reason']}" if worker["reason"] else ""
-    return f"{worker['state']}{restarts}{reason}"
+    restarts = f", restarted {worker.restarts} times" if worker.restarts else ""
+    reason = f": {worker.reason}" if worker.reason else ""
+    return f"{worker.state}{restarts}{reason}"
 
 
-def shown(device: Mapping[str, Any]) -> str:
+def shown(device: DeviceStatus) -> str:
     """A device's full name, or what it is called in the configuration."""
-    return str(device["spec"] or device["name"] or "the best device")
+    return str(device.spec or device.name or "the best device")
 
 
-def devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
+def devices_table(devices: Sequence[DeviceStatus]) -> Table:
     """Each device with its worker and models; `devices` as in ServerStatus."""
     return table(
         ("device", "", "worker", ">waiting", "models"),
@@ -38,28 +41,28 @@ def devices_table(devices: Sequence[Mapping[str, Any]]) -> Table:
     )
 
 
-def _row(device: Mapping[str, Any]) -> tuple[str, ...]:
-    waiting = str(device["queue"]["waiting"])
-    return (shown(device), _part(device), worker_text(device["worker"]), waiting, _models(device))
+def _row(device: DeviceStatus) -> tuple[str, ...]:
+    waiting = str(device.queue.waiting)
+    return (shown(device), _part(device), worker_text(device.worker), waiting, _models(device))
 
 
-def served_by(devices: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def served_by(devices: Sequence[DeviceStatus]) -> dict[str, str]:
     """The device that serves each model, by the model's name; devices as the configuration calls them."""
-    return {model: each["name"] or shown(each) for each in devices for model in each["models"]}
+    return {model: each.name or shown(each) for each in devices for model in each.models}
 
 
-def placement_text(placement: Mapping[str, Any]) -> str:
+def placement_text(placement: ModelPlacement) -> str:
     """Where a model is served, and why there."""
-    why = placement["away"] or placement["why"]
-    return f"{placement['served_by']}{f' ({why})' if why else ''}"
+    why = placement.away or placement.why
+    return f"{placement.served_by}{f' ({why})' if why else ''}"
 
 
-def _part(device: Mapping[str, Any]) -> str:
-    if device["default"]:
+def _part(device: DeviceStatus) -> str:
+    if device.default:
         return "default"
-    return "stands in" if device["stand_in"] else ""
+    return "stands in" if device.stand_in else ""
 
 
-def _models(device: Mapping[str, Any]) -> str:
-    away = [f"{name} (elsewhere until it is back)" for name in device["away"]]
-    return ", ".join([*device["models"], *away])
+def _models(device: DeviceStatus) -> str:
+    away = [f"{name} (elsewhere until it is back)" for name in device.away]
+    return ", ".join([*device.models, *away])

@@ -69,8 +69,8 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
     """What can be read, and what stands in the way of reading more."""
     from honed.daemon.doctor import check_service, gather, service
     from honed.daemon.doctor.finding import Finding
+    from honed.protocol.errors import InvalidArgument
     from honed.runtime import endpoint
-    from honed.runtime.errors import InvalidArgument
 
     uid = os.getuid()
     troubles = []

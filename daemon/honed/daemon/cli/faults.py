@@ -12,7 +12,7 @@ from honed.daemon.kernelfaults import kernel_log
 
 from .output import Output, line
 from .parser import add_command
-from .records import read_records
+from .records import read_faults
 from .recordsfile import add_state_dir_option, find_records
 
 if TYPE_CHECKING:
@@ -45,9 +45,15 @@ def register(commands: Any) -> None:
 
 
 def _faults(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.events import Faults
+    from honed.protocol.strict import to_plain
+
     where = find_records(arguments)
-    told = read_records(where, "faults") if where.by_service or where.path.exists() else {"faults": []}
-    found, log, service = told["faults"], told.get("kernel_log") or kernel_log(), of_service(arguments.socket)
+    quarantine, log = Faults(faults=()), None
+    if where.by_service or where.path.exists():
+        quarantine, log = read_faults(where)
+    found: list[dict[str, Any]] = to_plain(quarantine)["faults"]
+    service, log = of_service(arguments.socket), log or kernel_log()
     log["faults"] = [{**fault, "whose": whose(fault, service, found)} for fault in log["faults"]]
     document = {"records": str(where.path), "quarantined": found, "kernel_log": log}
     output.emit(document, lambda console: _print(console, document))

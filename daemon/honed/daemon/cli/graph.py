@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from honed.runtime.errors import Unavailable
+from honed.protocol.errors import Unavailable
 from honed.runtime.files import replacing
 from honed.runtime.model import CompiledModel, HostCall, Launch
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .output import Output, line, table
 from .parser import add_command
-from .records import read_records
+from .records import read_history
 from .recordsfile import add_state_dir_option, find_records
 from .tasks import milliseconds
 from .versions import version_rows
@@ -48,7 +48,12 @@ def register(commands: Any) -> None:
         "--served", action="store_true", help="draw the latency measured in the service over time"
     )
     history.add_argument("model", metavar="M", help="name of the model")
-    history.add_argument("--png", metavar="FILE", type=Path, help="draw the curve into this file, too")
+    history.add_argument(
+        "--png",
+        metavar="FILE",
+        type=Path,
+        help="draw the curve into this file, too: an SVG file if its name ends in .svg",
+    )
     add_state_dir_option(history)
 
 
@@ -72,8 +77,8 @@ def _history(arguments: argparse.Namespace, output: Output) -> int:
 
 def _of_service(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """What the service remembers; None where a folder was named instead, or none answers or knows it."""
+    from honed.protocol.errors import NotFound, Unavailable
     from honed.runtime.client import Client
-    from honed.runtime.errors import NotFound, Unavailable
 
     if arguments.state_dir is not None:
         return None
@@ -86,15 +91,16 @@ def _of_service(arguments: argparse.Namespace) -> dict[str, Any] | None:
 
 def _of_records(arguments: argparse.Namespace, served: Mapping[str, Any] | None) -> dict[str, Any]:
     """What tuning remembers. Where that cannot be had, and the service told of the model, a note says why."""
-    from honed.runtime.errors import HonedError
+    from honed.protocol.errors import HonedError
+    from honed.protocol.strict import to_plain
 
     try:
-        told = read_records(find_records(arguments), "history", arguments.model)
+        told = read_history(find_records(arguments), arguments.model)
     except HonedError as error:
         if served is None:
             raise
         return {"points": [], "versions": [], "notes": [str(error)]}
-    return {**told, "notes": []}
+    return {**to_plain(told), "notes": []}
 
 
 def _served_curve(document: Mapping[str, Any]) -> Curve | None:
@@ -143,15 +149,15 @@ def _curve(document: Mapping[str, Any]) -> Curve | None:
 
 
 def _draw(path: Path, curve: Curve | None, model: str) -> None:
-    from honed.runtime.errors import NotFound
+    from honed.protocol.errors import NotFound
     from honed.runtime.files import replacing
 
-    from .picture import png
+    from .picture import draw
 
     if curve is None:
         raise NotFound(f"nothing of {model} is recorded to be drawn; tune it or use it first")
     with replacing(path) as file:
-        file.write(png(curve))
+        draw(file, "svg" if path.suffix.lower() == ".svg" else "png", curve)
 
 
 def _print(console: Console, document: Mapping[str, Any], curve: Curve | None) -> None:

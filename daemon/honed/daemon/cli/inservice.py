@@ -8,12 +8,17 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic
 
-from honed.runtime.arrivals import close_all
-from honed.runtime.errors import HonedError, Internal
+from honed.jobs.commands import Job
+from honed.jobs.events import News, NoEvent, R, from_map
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import HonedError, Internal
 
 from .compiler import CompilerDied
+
+if TYPE_CHECKING:
+    from honed.protocol.params import TunerRunParams
 
 
 def only_by_service(status: Mapping[str, Any]) -> bool:
@@ -24,14 +29,17 @@ def only_by_service(status: Mapping[str, Any]) -> bool:
         return True
 
 
-class Remote:
+class Remote(Generic[R]):
     """A command running in the service; as `compiler.Child`. `descriptors` came with the result."""
 
-    def __init__(self, socket: str | None, params: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    def __init__(
+        self, socket: str | None, job: type[Job[R]], params: TunerRunParams, descriptors: Sequence[int]
+    ) -> None:
         from honed.runtime.client import Client
 
         self.descriptors: list[int] = []
         self.whole: dict[str, Any] = {}
+        self._result = job.result()
         self._params = params
         self._socket = socket
         self._client = Client(socket)
@@ -41,24 +49,28 @@ class Remote:
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
         self._thread.start()
 
-    def events(self) -> Iterator[dict[str, Any]]:
+    def events(self) -> Iterator[News]:
         """What it tells while it works, until it has said its last word."""
-        while (event := self._news.get()) is not None:
-            yield event
+        while (plain := self._news.get()) is not None:
+            event = _event(plain, self._result)
+            if isinstance(event, News):
+                yield event
 
     def interrupt(self) -> None:
         """Ask it to stop soon and to use what it has. For signal handlers: does not wait."""
         threading.Thread(target=self._stop, daemon=True).start()
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> R:
         """Its last word; to be called when `events` has ended. Raises what the service answered."""
         self._thread.join()
         if isinstance(self._error, Internal):
             raise CompilerDied(str(self._error)) from self._error
         if self._error is not None:
             raise self._error
-        last: dict[str, Any] = self.whole["event"]
-        return last
+        last = _event(self.whole.get("event"), self._result)
+        if isinstance(last, self._result):
+            return last
+        raise CompilerDied(f"the service answered with {type(last).__name__.lower()}; compare versions")
 
     def close(self) -> None:
         """End the connection; the service ends what still runs."""
@@ -80,16 +92,25 @@ class Remote:
         from honed.runtime.client import Client
 
         with suppress(HonedError), Client(self._socket) as client:
-            client.stop_tuner(self._params["model"])
+            client.stop_tuner(self._params.model or "")
+
+
+def _event(plain: object, result: type[R]) -> News | R | HonedError:
+    try:
+        return from_map(plain, result)
+    except NoEvent as error:
+        raise CompilerDied(f"the service told what is no event: {error}; compare versions") from error
 
 
 @contextmanager
 def started_in_service(
-    socket: str | None, command: str, descriptors: Sequence[int] = (), **options: Any
-) -> Iterator[Remote]:
-    """Has the service at `socket` run a command of TunerRun; it ends with this context."""
+    socket: str | None, job: type[Job[R]], descriptors: Sequence[int] = (), **options: Any
+) -> Iterator[Remote[R]]:
+    """Has the service at `socket` do a job of this kind (TunerRun); it ends with this context."""
+    from honed.protocol.params import TunerRunParams
+
     given = {key: value for key, value in options.items() if value not in (None, "", False)}
-    remote = Remote(socket, {"command": command, **given}, descriptors)
+    remote = Remote(socket, job, TunerRunParams(command=job.command[-1], **given), descriptors)
     try:
         yield remote
     finally:

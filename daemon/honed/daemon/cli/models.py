@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from honed.daemon.culprits import SERVICE, ours, whose
 from honed.daemon.kernelfaults import kernel_log
+from honed.protocol import strict
 from honed.runtime.bounds import BUSY
 
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
@@ -18,6 +19,9 @@ from .parser import UsageError, add_command, add_compile_options, check_calibrat
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.protocol.results import ComparedOutput, ModelShown, Peaks, ServedRequests, ShownKernel
+    from honed.protocol.service import Status
 
 
 def register(commands: Any) -> None:
@@ -95,52 +99,52 @@ def register(commands: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.methods import METRICS, SERVER_STATUS
+    from honed.protocol.params import MetricsParams, Nothing
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        status = client.status()
-        service = ours(client.metrics(), status)
-    found = kernel_log()["faults"]
-    status["kernel_faults"] = [{**fault, "whose": whose(fault, service, [])} for fault in found]
-    output.emit(status, lambda console: _print_status(console, status))
+        status = client.ask(SERVER_STATUS, Nothing())
+        service = ours(client.ask(METRICS, MetricsParams()), status)
+    faults = [{**fault, "whose": whose(fault, service, [])} for fault in kernel_log()["faults"]]
+    document = {**strict.to_plain(status), "kernel_faults": faults}
+    output.emit(document, lambda console: _print_status(console, status, faults))
     return 0
 
 
-def _print_status(console: Console, status: Mapping[str, Any]) -> None:
-    worker, places, device = status["worker"], status["places"], status["device"]
-    models = ", ".join(f"{n} {state.lower()}" for state, n in status["models"].items() if n) or "none"
+def _print_status(console: Console, status: Status, faults: Sequence[Mapping[str, Any]]) -> None:
+    worker, places, device = status.worker, status.places, status.device
+    models = ", ".join(f"{n} {state.lower()}" for state, n in status.models.items() if n) or "none"
     rows = [
-        ("service", f"{status['name']} {status['version']}, process {status['pid']}, "
-                    f"up {seconds_text(status['uptime_seconds'])}"),
-        ("socket", places["socket"]),
-        ("models in", places["state_dir"]),
+        ("service", f"{status.name} {status.version}, process {status.pid}, "
+                    f"up {seconds_text(status.uptime_seconds)}"),
+        ("socket", places.socket),
+        ("models in", places.state_dir),
         ("device", device_text(device)),
         ("worker", worker_text(worker)),
         ("models", models),
-        ("requests", f"{status['queue']['waiting']} waiting, {status['queue']['running']} running"),
-        ("connections", str(status["connections"])),
-        *lease_rows(status["lease"], status["idle"]),
-        ("tuner", status["tuner"]["text"]),
+        ("requests", f"{status.queue.waiting} waiting, {status.queue.running} running"),
+        ("connections", str(status.connections)),
+        *lease_rows(status.lease, status.idle),
+        ("tuner", status.tuner.text),
     ]  # fmt: skip
-    if status["peaks"]:
-        rows.insert(4, ("peaks", peaks_text(status["peaks"])))
+    if status.peaks:
+        rows.insert(4, ("peaks", peaks_text(status.peaks)))
     rows += [
-        ("adding", f"{job['model_name']}: {job['fraction']:.0%} {job['text'] or job['stage']}")
-        for job in status["jobs"]
+        ("adding", f"{job.model_name}: {job.fraction:.0%} {job.text or job.stage}") for job in status.jobs
     ]
-    rows += [("damaged", name) for name in status["damaged"]]
-    rows += _faults(status)
+    rows += [("damaged", name) for name in status.damaged]
+    rows += _faults(faults)
     console.print(fields(rows))
-    if len(status["devices"]) > 1:
+    if len(status.devices) > 1:
         console.print()
-        console.print(devices_table(status["devices"]))
+        console.print(devices_table(status.devices))
     console.print()
-    console.print(signals(status["idle"]))
+    console.print(signals(status.idle))
 
 
-def _faults(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _faults(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """What the kernel log says of the GPU, where this user may read it."""
-    found = status["kernel_faults"]
     if not found:
         return []
     blamed = sum(fault["whose"] == SERVICE for fault in found)
@@ -148,26 +152,33 @@ def _faults(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("GPU faults", f"{said}; 'hone faults' says whose")]
 
 
-def peaks_text(peaks: Mapping[str, Any]) -> str:
+def peaks_text(peaks: Peaks) -> str:
     """Measured peaks in one line; it says so where the machine was too busy for them to be the last word."""
-    fp16 = f"{figure_text(peaks['fp16_gflops'])} GFLOP/s fp16, " if peaks.get("fp16_gflops") else ""
-    busy = " (measured while the machine was busy)" if (peaks.get("busy") or 0.0) > BUSY else ""
+    fp16 = f"{figure_text(peaks.fp16_gflops)} GFLOP/s fp16, " if peaks.fp16_gflops else ""
+    busy = " (measured while the machine was busy)" if (peaks.busy or 0.0) > BUSY else ""
     return (
-        f"{figure_text(peaks['fp32_gflops'])} GFLOP/s fp32, {fp16}"
-        f"{figure_text(peaks['bandwidth_gbs'], 1)} GB/s, {peaks['launch_us']:.1f} us a launch{busy}"
+        f"{figure_text(peaks.fp32_gflops)} GFLOP/s fp32, {fp16}"
+        f"{figure_text(peaks.bandwidth_gbs, 1)} GB/s, {peaks.launch_us:.1f} us a launch{busy}"
     )
 
 
 def _list(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.methods import MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
+    from honed.protocol.params import ModelParams, Nothing
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        models = client.models()
-        statistics = {entry["name"]: entry for entry in client.statistics()}
-        placed = client.status()["devices"]
+        models = client.ask(REPOSITORY_INDEX, Nothing()).models
+        counted = client.ask(MODEL_STATISTICS, ModelParams()).model_stats
+        placed = client.ask(SERVER_STATUS, Nothing()).devices
+    statistics = {entry.name: entry for entry in counted}
     devices = served_by(placed)
     listed = [
-        {**model, "device": devices.get(model["name"], ""), **_served(statistics.get(model["name"]))}
+        {
+            **strict.to_plain(model),
+            "device": devices.get(model.name, ""),
+            **_served(statistics.get(model.name)),
+        }
         for model in models
     ]
     several = len(placed) > 1
@@ -175,13 +186,13 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _served(entry: Mapping[str, Any] | None) -> dict[str, Any]:
+def _served(entry: ServedRequests | None) -> dict[str, Any]:
     """Inferences since the service started, and the mean time of one on the device."""
     if entry is None:
         return {"inferences": 0, "mean_ms": None}
-    spent = entry["inference_stats"]["compute_infer"]
-    mean = spent["ns"] / spent["count"] / 1e6 if spent["count"] else None
-    return {"inferences": entry["inference_count"], "mean_ms": mean}
+    spent = entry.inference_stats.compute_infer
+    mean = spent.ns / spent.count / 1e6 if spent.count else None
+    return {"inferences": entry.inference_count, "mean_ms": mean}
 
 
 def _print_list(console: Console, models: Sequence[Mapping[str, Any]], devices: bool) -> None:
@@ -247,6 +258,8 @@ def _remove(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _show(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.methods import MODEL_SHOW
+    from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
     if arguments.graph:
@@ -256,63 +269,59 @@ def _show(arguments: argparse.Namespace, output: Output) -> int:
     if arguments.output is not None:
         raise UsageError("-o names the file that --graph draws to; give both or none")
     with Client(arguments.socket) as client:
-        model = client.show(arguments.model)
-    output.emit(model, lambda console: _print_model(console, model))
+        model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
+    output.emit(strict.to_plain(model), lambda console: _print_model(console, model))
     return 0
 
 
-def _print_model(console: Console, model: Mapping[str, Any]) -> None:
+def _print_model(console: Console, model: ModelShown) -> None:
     from datetime import datetime
 
-    source, device = model["source"], model["device"]
-    state = model["state"].lower() + (f": {model['reason']}" if model["reason"] else "")
+    source, device = model.source, model.device
+    kernels = sum(kernel.launches > 0 for kernel in model.kernels)
+    state = model.state.lower() + (f": {model.reason}" if model.reason else "")
     console.print(fields([
-        ("model", f"{model['name']} ({state})"),
-        ("source", f"{source['filename']}, opset {source['opset']}, by {source['producer'] or 'unknown'}"),
-        ("its sha256", source["sha256"]),
-        ("file sha256", model["sha256"]),
-        ("added", datetime.fromtimestamp(model["added"]).astimezone().isoformat(" ", "seconds")),
-        ("asked for", f"precision {model['precision']}{_asked_shapes(model['shapes'])}"),
-        ("computes in", source["precision"]),
-        *(("", why) for why in _chosen(source["choice"])),
-        ("compiled for", f"{device['name']} ({device['platform']}), driver {device['driver_version']}"),
-        ("served by", placement_text(model["placement"])),
-        ("compiled by", ", ".join(f"{name} {version}" for name, version in model["compiler"].items())),
-        ("size", f"file {bytes_text(model['bytes'])}; on the device constants "
-                 f"{bytes_text(model['constant_bytes'])}, scratch {bytes_text(model['arena_bytes'])}"),
-        ("steps", f"{model['launches']} launches of {_launched(model, 'launches')} kernels, "
-                  f"{model['copies']} copies, {model['host_calls']} host calls"),
+        ("model", f"{model.name} ({state})"),
+        ("source", f"{source.filename}, opset {source.opset}, by {source.producer or 'unknown'}"),
+        ("its sha256", source.sha256),
+        ("file sha256", model.sha256),
+        ("added", datetime.fromtimestamp(model.added).astimezone().isoformat(" ", "seconds")),
+        ("asked for", f"precision {model.precision}{_asked_shapes(model.shapes)}"),
+        ("computes in", source.precision),
+        *(("", why) for why in _chosen(source.choice)),
+        ("compiled for", f"{device.name} ({device.platform}), driver {device.driver_version}"),
+        ("served by", placement_text(model.placement)),
+        ("compiled by", ", ".join(f"{name} {version}" for name, version in model.compiler.items())),
+        ("size", f"file {bytes_text(model.bytes)}; on the device constants "
+                 f"{bytes_text(model.constant_bytes)}, scratch {bytes_text(model.arena_bytes)}"),
+        ("steps", f"{model.launches} launches of {kernels} kernels, "
+                  f"{model.copies} copies, {model.host_calls} host calls"),
         *_prepared(model),
         *_proof(model),
-        *(("note", note) for note in model["notes"]),
+        *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
-    tensors = [("in", t) for t in model["inputs"]] + [("out", t) for t in model["outputs"]]
+    tensors = [("in", t) for t in model.inputs] + [("out", t) for t in model.outputs]
     console.print(
         table(
             ("", "tensor", "type"),
-            [(k, t["name"], shape_text(t["datatype"], t["shape"])) for k, t in tensors],
+            [(k, t.name, shape_text(t.datatype, t.shape)) for k, t in tensors],
         )
     )
     console.print()
     console.print(
-        table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model["kernels"]))
+        table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model.kernels))
     )
 
 
-def _prepared(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _prepared(model: ModelShown) -> list[tuple[str, str]]:
     """What is computed out of constants when the model is loaded, where something is."""
-    if not model["prepared_bytes"]:
+    if not model.prepared_bytes:
         return []
-    launches = sum(kernel["prepared"] for kernel in model["kernels"])
-    kept = bytes_text(model["prepared_bytes"])
-    of = f"{launches} launches of {_launched(model, 'prepared')} kernels"
+    launches = sum(kernel.prepared for kernel in model.kernels)
+    kept = bytes_text(model.prepared_bytes)
+    of = f"{launches} launches of {sum(kernel.prepared > 0 for kernel in model.kernels)} kernels"
     return [("prepared", f"once, when it is loaded: {of}, {kept} kept")]
-
-
-def _launched(model: Mapping[str, Any], when: str) -> int:
-    """How many kernels are launched at all in an inference ("launches") or in preparation ("prepared")."""
-    return sum(kernel[when] > 0 for kernel in model["kernels"])
 
 
 def _chosen(choice: Mapping[str, Any] | None) -> list[str]:
@@ -324,27 +333,27 @@ def _asked_shapes(shapes: Mapping[str, Sequence[int]]) -> str:
     return "".join(f", {name} {list(shape)}" for name, shape in shapes.items())
 
 
-def _kernel_row(kernel: Mapping[str, Any]) -> tuple[str, ...]:
-    grid, block = ("x".join(map(str, kernel[key])) for key in ("grid", "block"))
-    return (kernel["name"], str(kernel["launches"]), grid, block, kernel["schedule"])
+def _kernel_row(kernel: ShownKernel) -> tuple[str, ...]:
+    grid, block = ("x".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
+    return (kernel.name, str(kernel.launches), grid, block, kernel.schedule)
 
 
-def _proof(model: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _proof(model: ModelShown) -> list[tuple[str, str]]:
     """What the compiled form was compared with, when compiled and when loaded here."""
-    proof, checked = model["proof"], model["checked"]
+    proof, checked = model.proof, model.checked
     rows = []
     if proof is None:
         rows.append(("proof", "none: the file carries no reference outputs"))
     else:
-        where = f" on {proof['device']}" if proof["device"] else ", not run when it was compiled"
-        rows.append(("proof", f"{proof['probes']} inputs against {proof['reference']}{where}"))
-        rows += [("", _compared(output)) for output in proof["outputs"]]
+        where = f" on {proof.device}" if proof.device else ", not run when it was compiled"
+        rows.append(("proof", f"{proof.probes} inputs against {proof.reference}{where}"))
+        rows += [("", _compared(output)) for output in proof.outputs]
     if checked is not None:
-        rows.append(("checked", f"again when it was loaded on {checked['device']}"))
-        rows += [("", _compared(output)) for output in checked["outputs"]]
+        rows.append(("checked", f"again when it was loaded on {checked.device}"))
+        rows += [("", _compared(output)) for output in checked.outputs]
     return rows
 
 
-def _compared(entry: Mapping[str, Any]) -> str:
-    error = "not measured" if entry["error"] is None else f"error {entry['error']:.2g} of the largest value"
-    return f"{clean(entry['name'])}: {error}, allowed {entry['tolerance']:.2g}"
+def _compared(entry: ComparedOutput) -> str:
+    error = "not measured" if entry.error is None else f"error {entry.error:.2g} of the largest value"
+    return f"{clean(entry.name)}: {error}, allowed {entry.tolerance:.2g}"

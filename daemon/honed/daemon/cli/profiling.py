@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,8 @@ from .trace import trace
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.protocol.results import ModelProfile
 
 
 def register(commands: Any) -> None:
@@ -48,44 +49,47 @@ def register(commands: Any) -> None:
 
 
 def _profile(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
+    from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
     wanted = arguments.trace is not None
     with Client(arguments.socket) as client:
-        profile = client.profile(arguments.model, arguments.runs, timeline=wanted)
-        shown = client.show(arguments.model) if wanted else {}
-    if wanted:
+        told = client.profile(arguments.model, arguments.runs, timeline=wanted)
+        shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model)) if wanted else None
+    profile = MODEL_PROFILE.result_of(told)
+    if shown is not None:
         with replacing(arguments.trace) as file:
             file.write(json.dumps(trace(profile, shown), allow_nan=False).encode())
-    output.emit(profile, lambda console: _print(console, profile))
+    output.emit(told, lambda console: _print(console, profile))
     return 0
 
 
-def _print(console: Console, profile: Mapping[str, Any]) -> None:
-    device = profile["device"]
-    line(console, f"{profile['name']} on {device['name']}, mean of {profile['runs']} inferences")
-    if profile["peaks"]:
-        line(console, f"measured peaks: {peaks_text(profile['peaks'])}")
+def _print(console: Console, profile: ModelProfile) -> None:
+    device = profile.device
+    line(console, f"{profile.name} on {device.name}, mean of {profile.runs} inferences")
+    if profile.peaks:
+        line(console, f"measured peaks: {peaks_text(profile.peaks)}")
     console.print()
     headings = ("kernel", ">count", ">us", ">time", ">GFLOP/s", ">GB/s", ">of peak")
     rows = [
         (
-            row["name"],
-            str(row["count"]),
-            f"{row['us']:,.0f}",
-            f"{row['share']:.1%}",
-            _figure(row["gflops"]),
-            _figure(row["gbs"]),
-            f"{row['peak_share']:.1%}" if row["peak_share"] else "-",
+            row.name,
+            str(row.count),
+            f"{row.us:,.0f}",
+            f"{row.share:.1%}",
+            _figure(row.gflops),
+            _figure(row.gbs),
+            f"{row.peak_share:.1%}" if row.peak_share else "-",
         )
-        for row in profile["rows"]
+        for row in profile.rows
     ]
     console.print(table(headings, rows))
     console.print()
-    whole = profile["whole_us"]
-    part = f" ({profile['sum_us'] / whole:.0%})" if whole else ""
-    times = f"the sum is {profile['sum_us']:,.0f} us{part} of {whole:,.0f} us for the whole"
-    line(console, f"{profile['launches']} launches an inference; {times}.")
+    whole = profile.whole_us
+    part = f" ({profile.sum_us / whole:.0%})" if whole else ""
+    times = f"the sum is {profile.sum_us:,.0f} us{part} of {whole:,.0f} us for the whole"
+    line(console, f"{profile.launches} launches an inference; {times}.")
 
 
 def _figure(value: float | None) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from .output import clean, console
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
+    from honed.jobs.events import News
 
 
 class Reporter:
@@ -36,12 +37,14 @@ class Reporter:
             print(f"{self._title}: {fraction:4.0%} {text}", file=sys.stderr, flush=True)
         self._stage = stage
 
-    def event(self, event: Mapping[str, Any]) -> None:
-        """Show a "stage" or a "note" of the compiling child; other events are left to others."""
-        if event["event"] == "stage":
-            self.update(event["stage"], event["fraction"], event["text"])
-        elif event["event"] == "note":
-            self.note(event["text"])
+    def show(self, news: News) -> None:
+        """Show a stage or a note of the compiling child; other news are left to others."""
+        from honed.jobs.events import Note, Stage
+
+        if isinstance(news, Stage):
+            self.update(news.stage, news.fraction, news.text)
+        elif isinstance(news, Note):
+            self.note(news.text)
 
     def note(self, text: str) -> None:
         """A sentence the user should see."""

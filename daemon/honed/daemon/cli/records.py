@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,9 @@ from .recordsfile import Where, add_state_dir_option, find_records, prepare, ser
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.jobs.commands import Job
+    from honed.jobs.events import Exported, Faults, History, Imported, R
 
     from .inservice import Remote
 
@@ -60,28 +62,31 @@ def register(commands: Any) -> None:
 
 
 def _export(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import Export
+
     where = find_records(arguments)
     if where.by_service:
         done = _exported_by_service(where, arguments)
     else:
-        command = ["export", f"--records={where.path}", f"--output={arguments.output}"]
-        done = run_records([*command, "--best"] if arguments.best else command, "export")
-    document = {"records": str(where.path), "output": str(arguments.output), "count": done["count"]}
+        job = Export(records=where.path, output=arguments.output, best=arguments.best)
+        done = run_records(job, "export")
+    document = {"records": str(where.path), "output": str(arguments.output), "count": done.count}
     output.emit(
         document,
-        lambda console: line(console, f"{done['count']} records are written to {arguments.output}."),
+        lambda console: line(console, f"{done.count} records are written to {arguments.output}."),
     )
     return 0
 
 
-def _exported_by_service(where: Where, arguments: argparse.Namespace) -> dict[str, Any]:
-    from honed.runtime.errors import Internal
+def _exported_by_service(where: Where, arguments: argparse.Namespace) -> Exported:
+    from honed.jobs.commands import Export
+    from honed.protocol.errors import Internal
     from honed.runtime.files import replacing
 
     from .inservice import started_in_service
 
     with replacing(arguments.output) as file:  # first of all, so that it is known that it can be written
-        with started_in_service(where.socket, "export", best=arguments.best) as child:
+        with started_in_service(where.socket, Export, best=arguments.best) as child:
             done = _followed(child, "export")
             if len(child.descriptors) != 1:
                 raise Internal("the service sent no records; compare versions")
@@ -91,41 +96,41 @@ def _exported_by_service(where: Where, arguments: argparse.Namespace) -> dict[st
 
 
 def _import(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.jobs.commands import Import
+    from honed.protocol.strict import to_plain
+
     where = find_records(arguments)
     if where.by_service:
         done = _imported_by_service(where, arguments)
     else:
         where.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         prepare(where.path)
-        command = ["import", f"--records={where.path}"]
         device = arguments.device or service_device(arguments.socket)
-        if device:
-            command.append(f"--device={device}")
-        done = run_records([*command, "--", str(arguments.file)], "import")
-    document = {"records": str(where.path), **{key: done[key] for key in ("count", "merged", "refused")}}
-    output.emit(document, lambda console: _print_imported(console, document))
+        done = run_records(Import(records=where.path, file=arguments.file, device=device), "import")
+    document = {"records": str(where.path), **to_plain(done)}
+    output.emit(document, lambda console: _print_imported(console, done))
     return 0
 
 
-def _imported_by_service(where: Where, arguments: argparse.Namespace) -> dict[str, Any]:
+def _imported_by_service(where: Where, arguments: argparse.Namespace) -> Imported:
+    from honed.jobs.commands import Import
     from honed.runtime.calls import open_model
 
     from .inservice import started_in_service
 
     descriptor = open_model(arguments.file)
     try:
-        with started_in_service(where.socket, "import", [descriptor], device=arguments.device) as child:
+        with started_in_service(where.socket, Import, [descriptor], device=arguments.device) as child:
             return _followed(child, "import")
     finally:
         os.close(descriptor)
 
 
-def _print_imported(console: Console, document: Mapping[str, Any]) -> None:
-    refused = document["refused"]
+def _print_imported(console: Console, done: Imported) -> None:
+    refused = done.refused
     line(
         console,
-        f"{document['count']} records are new, {document['merged']} were here already, "
-        f"{len(refused)} cannot be used.",
+        f"{done.count} records are new, {done.merged} were here already, {len(refused)} cannot be used.",
     )
     for reason in refused[:_SHOWN]:
         line(console, f"  {reason}")
@@ -133,34 +138,44 @@ def _print_imported(console: Console, document: Mapping[str, Any]) -> None:
         line(console, f"  and {len(refused) - _SHOWN} more; --json shows them all")
 
 
-def run_records(arguments: list[str], title: str) -> dict[str, Any]:
-    """The last word of `python -m honed.tuner records ARGUMENTS`."""
+def run_records(job: Job[R], title: str) -> R:
+    """The result of a job on records of this user."""
     from honed.daemon.limits import Limits
 
     from . import compiler
 
-    return compiler.run(["records", *arguments], title, Limits())
+    return compiler.run(job, title, Limits())
 
 
-def read_records(where: Where, command: str, model: str = "") -> dict[str, Any]:
-    """The last word of a command that only reads, "history" of a model or "faults".
-
-    Where the service ran it, with what else that answered.
-    """
-    from .inservice import started_in_service
-
-    if where.by_service:
-        with started_in_service(where.socket, command, model=model) as child:
-            return {**_followed(child, command), **child.whole}
-    name = [f"--name={model}"] if model else []
-    return run_records([command, f"--records={where.path}", *name], command)
-
-
-def _followed(child: Remote, title: str) -> dict[str, Any]:
-    """Its last word, with progress on stderr."""
+def _followed(child: Remote[R], title: str) -> R:
+    """Its result, with progress on stderr."""
     from .progress import Reporter
 
     with Reporter(title) as reporter:
-        for event in child.events():
-            reporter.event(event)
+        for news in child.events():
+            reporter.show(news)
         return child.result()
+
+
+def read_history(where: Where, model: str) -> History:
+    """What the records have of a model."""
+    from honed.jobs.commands import ShowHistory
+
+    if not where.by_service:
+        return run_records(ShowHistory(records=where.path, name=model), "history")
+    from .inservice import started_in_service
+
+    with started_in_service(where.socket, ShowHistory, model=model) as child:
+        return _followed(child, "history")
+
+
+def read_faults(where: Where) -> tuple[Faults, dict[str, Any] | None]:
+    """What the records have in quarantine, and the kernel log as the service reads it, where it was asked."""
+    from honed.jobs.commands import ListFaults
+
+    if not where.by_service:
+        return run_records(ListFaults(records=where.path), "faults"), None
+    from .inservice import started_in_service
+
+    with started_in_service(where.socket, ListFaults) as child:
+        return _followed(child, "faults"), child.whole["kernel_log"]

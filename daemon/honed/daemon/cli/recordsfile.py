@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.places import places, records_in
-from honed.runtime.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 
 _SIDE_FILES = ("", ".lock")
 

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from honed.jobs.events import Done, Estimate, Row, TasksFound
+
     from .compiler import Child
     from .inservice import Remote
     from .progress import Reporter
 
-Row = Mapping[str, Any]  # of a task, as the tuning child gives it
-_Column = tuple[str, Callable[[Row], str]]  # its heading, and a task's cell
+_Column = tuple[str, Callable[["Row"], str]]  # its heading, and a task's cell
 _NAME = 12  # characters of a task's name that are always shown
 _WIDE = 110  # columns from which everything is shown
 _NARROW = 70  # columns below which only what matters most is shown
@@ -50,6 +51,8 @@ def register(commands: Any) -> None:
 
 def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     from honed.daemon.limits import Limits
+    from honed.jobs.commands import Tasks
+    from honed.protocol.strict import to_plain
     from honed.runtime.client import Client
 
     from .compiler import started
@@ -61,28 +64,29 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     with ExitStack() as held:
         client = held.enter_context(Client(arguments.socket))
         served = {kernel["task"]: kernel["schedule"] for kernel in client.show(arguments.model)["kernels"]}
-        child: Child | Remote
+        child: Child[Done] | Remote[Done]
         if only_by_service(client.status()):
-            child = held.enter_context(started_in_service(arguments.socket, "tasks", model=arguments.model))
+            child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
         else:
             found = held.enter_context(tunable(client, arguments.model))
-            command = ["tasks", *found.arguments]
-            child = held.enter_context(started(command, limits, seconds=limits.compile_seconds))
+            child = held.enter_context(started(found.tasks, limits, seconds=limits.compile_seconds))
         told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
-    rows = [{**row, "schedule": served.get(row["task"])} for row in told["tasks"]]
-    document = {"model": arguments.model, "tasks": rows, "estimate": told["model"]}
-    output.emit(document, lambda console: _print(console, document))
+    rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
+    document = {"model": arguments.model, "tasks": rows, "estimate": to_plain(told.model)}
+    output.emit(document, lambda console: _print(console, told, served))
     return 0
 
 
-def _told(child: Child | Remote, reporter: Reporter) -> Mapping[str, Any]:
+def _told(child: Child[Done] | Remote[Done], reporter: Reporter) -> TasksFound:
     """The event with the tasks."""
+    from honed.jobs.events import TasksFound
+
     from .compiler import CompilerDied
 
     told = None
     for event in child.events():
-        reporter.event(event)
-        if event["event"] == "tasks":
+        reporter.show(event)
+        if isinstance(event, TasksFound):
             told = event
     child.result()
     if told is None:
@@ -90,26 +94,26 @@ def _told(child: Child | Remote, reporter: Reporter) -> Mapping[str, Any]:
     return told
 
 
-def _print(console: Console, document: Mapping[str, Any]) -> None:
-    rows: Sequence[Row] = document["tasks"]
+def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> None:
+    """`served` is the schedule of each task in the version that is served."""
     columns: list[_Column] = [
-        (">runs", lambda row: str(row["weight"])),
-        (">MFLOP", lambda row: f"{row['flops'] / 1e6:,.1f}"),
-        (">MB", lambda row: f"{row['bytes'] / 1e6:,.2f}"),
-        (">floor us", lambda row: _time(row["roofline_us"])),
-        (">best us", lambda row: _time(row["best_us"])),
-        (">of peak", lambda row: _percent(row["roofline_share"])),
-        ("from", lambda row: origin(row["schedule"])),
+        (">runs", lambda row: str(row.weight)),
+        (">MFLOP", lambda row: f"{row.flops / 1e6:,.1f}"),
+        (">MB", lambda row: f"{row.bytes / 1e6:,.2f}"),
+        (">floor us", lambda row: _time(row.roofline_us)),
+        (">best us", lambda row: _time(row.best_us)),
+        (">of peak", lambda row: _percent(row.roofline_share)),
+        ("from", lambda row: origin(served.get(row.task))),
         ("state", state_text),
     ]
     if console.width < _WIDE:
         columns = [column for column in columns if column[0] not in (">MB", ">of peak")]
     console.print(
-        _tasks_table(rows, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
+        _tasks_table(told.tasks, columns, _name_room(console.width, 84 if console.width >= _WIDE else 67))
     )
     console.print()
-    print_reasons(console, rows)
-    line(console, f"{counted(rows)}; {latency_text(document['estimate'])}.")
+    print_reasons(console, told.tasks)
+    line(console, f"{counted(told.tasks)}; {latency_text(told.model)}.")
 
 
 def origin(schedule: str | None) -> str:
@@ -125,16 +129,16 @@ def progress_table(rows: Sequence[Row], width: int) -> Table:
     """The tasks while they are tuned and afterwards, in `width` columns: with fewer it shows less."""
     wide, narrow = width >= _WIDE, width < _NARROW
     columns: list[_Column] = [
-        (">best us", lambda row: _time(row["best_us"])),
-        (">trials", lambda row: str(row["trials"])),
+        (">best us", lambda row: _time(row.best_us)),
+        (">trials", lambda row: str(row.trials)),
     ]
     if not narrow:
-        columns.insert(0, (">runs", lambda row: str(row["weight"])))
-        columns.insert(2, (">GFLOP/s", lambda row: _figure(row["gflops"])))
-        columns.insert(3, (">of peak", lambda row: _percent(row["roofline_share"])))
-        columns.append((">failed", lambda row: str(sum(row["failures"].values()))))
+        columns.insert(0, (">runs", lambda row: str(row.weight)))
+        columns.insert(2, (">GFLOP/s", lambda row: _figure(row.gflops)))
+        columns.insert(3, (">of peak", lambda row: _percent(row.roofline_share)))
+        columns.append((">failed", lambda row: str(sum(row.failures.values()))))
     if wide:
-        columns[-1] = ("failed", lambda row: failures_text(row["failures"]) or "-")
+        columns[-1] = ("failed", lambda row: failures_text(row.failures) or "-")
     columns.append(("state", state_text))
     return _tasks_table(rows, columns, _name_room(width, 95 if wide else 27 if narrow else 63))
 
@@ -143,23 +147,23 @@ def _tasks_table(rows: Iterable[Row], columns: Sequence[_Column], room: int) -> 
     """A row for each task, its name in `room` characters."""
     return table(
         ("task", *(heading for heading, _ in columns)),
-        [(short(row["name"], room), *(cell(row) for _, cell in columns)) for row in rows],
+        [(short(row.name, room), *(cell(row) for _, cell in columns)) for row in rows],
     )
 
 
 def state_text(row: Row) -> str:
     """A task's state; "waits" for one that is to be tuned and was not yet."""
-    return "waits" if row["state"] == "tuning" and not row["trials"] else str(row["state"])
+    return "waits" if row.state == "tuning" and not row.trials else str(row.state)
 
 
 def print_reasons(console: Console, rows: Iterable[Row]) -> None:
     """Why tasks were not tuned or ended early, tasks of the same reason together."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        if row["reason"]:
+        if row.reason:
             # What follows a colon is about the one task; for the skipped ones it is not needed.
-            reason = row["reason"].split(":")[0] if row["state"] == "skipped" else row["reason"]
-            grouped.setdefault((row["state"], reason), []).append(row["name"])
+            reason = row.reason.split(":")[0] if row.state == "skipped" else row.reason
+            grouped.setdefault((row.state, reason), []).append(row.name)
     for (state, reason), names in grouped.items():
         line(console, f"{state}, {reason}: {', '.join(short(name, 40) for name in names)}")
     if grouped:
@@ -173,9 +177,9 @@ def counted(rows: Iterable[Row]) -> str:
     return f"{states.total()} tasks{f': {parts}' if parts else ''}"
 
 
-def latency_text(estimate: Mapping[str, Any]) -> str:
+def latency_text(estimate: Estimate) -> str:
     """The estimated time of one inference, then and now."""
-    before, now = estimate["before_us"], estimate["now_us"]
+    before, now = estimate.before_us, estimate.now_us
     if before == now:
         return f"estimated {milliseconds(now)} an inference"
     gain = f", {before / now:.2f} times as fast" if now else ""

@@ -72,7 +72,7 @@ def _watch(client: Client, document: Mapping[str, Any], interval: float) -> None
     """Show the service until the user has seen enough; one that stops is waited for."""
     from rich.live import Live
 
-    from honed.runtime.errors import Unavailable
+    from honed.protocol.errors import Unavailable
 
     shown = console(sys.stdout, follow=True)
     trouble = ""

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.places import records_in
+from honed.jobs.commands import Tasks
+from honed.protocol.errors import ModelRefused, Unavailable
 from honed.runtime.client import Client
-from honed.runtime.errors import ModelRefused, Unavailable
 
 from .recordsfile import check_access
 
@@ -20,12 +21,11 @@ _CURRENT = "current.honed"  # the version served now
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tunable:
-    """`folder` is for files of ours too; it is removed afterwards. `sha256` is of the version served now."""
+    """`folder` is for files of ours; it is removed afterwards. `sha256` is of the version served now."""
 
     folder: Path
-    records: Path
     sha256: str
-    arguments: tuple[str, ...]  # for the commands `tune` and `tasks` of the child
+    tasks: Tasks
 
     @property
     def tuned(self) -> Path:
@@ -51,24 +51,17 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
                 f"add it as ONNX: 'hone add FILE.onnx --name {model} --replace'"
             )
         check_access(records)
-        source = given.save_sources(folder / "source")
-        shapes = (f"--shape={key}={','.join(map(str, shape))}" for key, shape in given.shapes.items())
-        found = Tunable(
-            folder=folder,
+        tasks = Tasks(
+            file=given.save_sources(folder / "source"),
+            name=model,
+            shapes=given.shapes,
+            precision=given.precision,
+            device=device or None,
+            current=given.save_compiled(folder / _CURRENT),
             records=records,
-            sha256=given.sha256,
-            arguments=(
-                *shapes,
-                f"--precision={given.precision}",
-                f"--current={given.save_compiled(folder / _CURRENT)}",
-                *((f"--device={device}",) if device else ()),
-                f"--records={records}",
-                f"--cache-dir={status['places']['cache_dir']}",
-                f"--name={model}",
-                str(source),
-            ),
+            cache_dir=Path(status["places"]["cache_dir"]),
         )
-        yield found
+        yield Tunable(folder=folder, sha256=given.sha256, tasks=tasks)
 
 
 def _device(status: Mapping[str, Any], model: str) -> str:

@@ -8,12 +8,27 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from honed.jobs.events import (
+    Estimate,
+    News,
+    Note,
+    Ranking,
+    Round,
+    Row,
+    Stage,
+    Table,
+    TasksFound,
+    Trial,
+    Tuned,
+)
+from honed.protocol.strict import to_plain
+
 from .output import clean, console, fields, seconds_text
-from .tasks import Row, counted, failures_text, latency_text, milliseconds, progress_table, short
+from .tasks import counted, failures_text, latency_text, milliseconds, progress_table, short
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -21,6 +36,7 @@ if TYPE_CHECKING:
 
 _AROUND = 10  # lines of the live view besides the tasks
 _REFRESHES = 2  # a second
+NOTHING = Estimate(before_us=0.0, now_us=0.0)  # before the tasks were told
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,54 +49,55 @@ class Run:
     stage: str = ""
     text: str = ""
     rows: dict[str, Row] = field(default_factory=dict)
-    estimate: dict[str, float] = field(default_factory=dict)
-    ranking: Mapping[str, Any] | None = None  # of the latest batch that has one
+    estimate: Estimate = NOTHING
+    ranking: Ranking | None = None  # of the latest batch that has one
     trials: int = 0
     seconds_left: float | None = None
     told: float = 0.0  # when `seconds_left` was
     stopping: bool = False
     notes: list[str] = field(default_factory=list)
 
-    def take(self, event: Mapping[str, Any], now: float) -> None:
+    def take(self, event: News | Tuned, now: float) -> None:
         """Learn from an event of the child, its last word included."""
-        match event["event"]:
-            case "stage":
-                self.stage, self.text = event["stage"], event["text"]
-            case "note":
-                self.notes.append(event["text"])
-            case "trial":
+        match event:
+            case Stage():
+                self.stage, self.text = event.stage, event.text
+            case Note():
+                self.notes.append(event.text)
+            case Trial():
                 self._trial(event)
-            case "tasks" | "round" | "done":
-                self.rows = {row["task"]: row for row in event["tasks"]}
-                self.estimate = dict(event["model"])
-                if event["event"] == "tasks":
-                    self.begun, self.stage, self.text = now, "search", ""
-                elif event["event"] == "round":
-                    self.trials = event["trials"]
-                    self.ranking = event["ranking"] or self.ranking
-                    self.seconds_left, self.told = event["seconds_left"], now
+            case Table():
+                self.rows = {row.task: row for row in event.tasks}
+                self.estimate = event.model
+        if isinstance(event, TasksFound):
+            self.begun, self.stage, self.text = now, "search", ""
+        elif isinstance(event, Round):
+            self.trials = event.trials
+            self.ranking = event.ranking or self.ranking
+            self.seconds_left, self.told = event.seconds_left, now
 
-    def _trial(self, event: Mapping[str, Any]) -> None:
+    def _trial(self, event: Trial) -> None:
         self.trials += 1
-        row = self.rows.get(event["task"])
+        row = self.rows.get(event.task)
         if row is None:
             return
-        best, before = event["best_us"], row["best_us"]
-        more = {"trials": row["trials"] + 1}
-        if event["outcome"] != "right":
-            more["failures"] = dict(Counter(row["failures"]) + Counter([event["outcome"]]))
+        best, before = event.best_us, row.best_us
+        more: dict[str, Any] = {"trials": row.trials + 1}
+        if event.outcome != "right":
+            more["failures"] = dict(Counter(row.failures) + Counter([event.outcome]))
         if best:
-            more["best_us"], more["gflops"] = best, row["flops"] / best / 1e3
-            more["roofline_share"] = row["roofline_us"] / best
-            self.estimate["now_us"] -= row["weight"] * ((before or best) - best)
-        self.rows[event["task"]] = {**row, **more}
+            more["best_us"], more["gflops"] = best, row.flops / best / 1e3
+            more["roofline_share"] = row.roofline_us / best
+            won = row.weight * ((before or best) - best)
+            self.estimate = replace(self.estimate, now_us=self.estimate.now_us - won)
+        self.rows[event.task] = replace(row, **more)
 
     @property
     def failures(self) -> Mapping[str, int]:
         """Of all tasks, by reason."""
         whole: Counter[str] = Counter()
         for row in self.rows.values():
-            whole.update(row["failures"])
+            whole.update(row.failures)
         return whole
 
     def rate(self, now: float) -> float | None:
@@ -103,12 +120,27 @@ class Run:
         """How well the cost model ranked the latest batch."""
         if self.ranking is None:
             return "not measured yet"
-        correlation = self.ranking["correlation"]
-        known = correlation is not None and math.isfinite(correlation)
+        correlation = self.ranking.correlation
+        known = math.isfinite(correlation)
         return (
             f"rank correlation {f'{correlation:.2f}' if known else 'unknown'} in the latest batch of "
-            f"{self.ranking['batch']}, whose fastest it ranked {self.ranking['best_rank']}."
+            f"{self.ranking.batch}, whose fastest it ranked {self.ranking.best_rank}."
         )
+
+
+def told(done: Tuned, run: Run) -> dict[str, Any]:
+    """The part of what --json says of a run that is the same wherever it was done."""
+    plain = to_plain(done)
+    for name in ("output", "model"):
+        del plain[name]
+    return {
+        **plain,
+        "stopped": run.stopping,
+        "estimate": to_plain(run.estimate),
+        "ranking": to_plain(run.ranking),
+        "notes": run.notes,
+        "tasks": [to_plain(row) for row in run.rows.values()],
+    }
 
 
 class View:
@@ -124,7 +156,7 @@ class View:
             self._start()
         return self
 
-    def show(self, event: Mapping[str, Any]) -> None:
+    def show(self, event: News) -> None:
         """Take in and show an event."""
         before, now = self._run.stage, time.monotonic()
         self._run.take(event, now)
@@ -174,7 +206,7 @@ def rendered(run: Run, now: float, width: int, height: int) -> RenderableType:
     if not run.rows:
         return head
     rows = list(run.rows.values())
-    ranked = [row for row in rows if row["state"] != "skipped"] + [r for r in rows if r["state"] == "skipped"]
+    ranked = [row for row in rows if row.state != "skipped"] + [r for r in rows if r.state == "skipped"]
     shown = ranked[: max(1, height - _AROUND)]
     parts: list[RenderableType] = [head, progress_table(shown, width)]
     if len(shown) < len(ranked):
@@ -199,22 +231,22 @@ def _summary(run: Run, now: float) -> list[tuple[str, str]]:
     return pairs
 
 
-def _line(run: Run, event: Mapping[str, Any], now: float, *, new_stage: bool) -> str:
+def _line(run: Run, event: News, now: float, *, new_stage: bool) -> str:
     """What is said of an event where there is no terminal; "" where nothing is."""
-    match event["event"]:
-        case "stage" if new_stage:
+    match event:
+        case Stage() if new_stage:
             return run.text or run.stage
-        case "note":
-            return f"note: {event['text']}"
-        case "tasks":
+        case Note():
+            return f"note: {event.text}"
+        case TasksFound():
             return f"{counted(run.rows.values())}; {latency_text(run.estimate)}"
-        case "round":
-            row = run.rows.get(event["task"])
-            best = f", {short(row['name'], 40)} {row['best_us']:,.1f} us" if row and row["best_us"] else ""
+        case Round():
+            row = run.rows.get(event.task)
+            best = f", {short(row.name, 40)} {row.best_us:,.1f} us" if row and row.best_us else ""
             rate, left = run.rate(now), run.left(now)
             speed = f" ({rate:.2f} a second)" if rate else ""
             end = f", {seconds_text(left)} left" if left is not None else ""
-            latency = milliseconds(run.estimate["now_us"])
+            latency = milliseconds(run.estimate.now_us)
             return f"{run.trials} trials{speed}, estimated {latency}{best}{end}"
         case _:
             return ""

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from .tasks import failures_text, milliseconds, print_reasons, progress_table, s
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from honed.jobs.events import Tuned
     from honed.runtime.client import Client
 
     from .compiler import Child
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from .tunable import Tunable
     from .tuneview import Run
 
-Told = Mapping[str, Any] | None  # the answer of ModelPublish
+Published = Mapping[str, Any] | None  # the answer of ModelPublish
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -63,7 +65,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     from .inservice import only_by_service
-    from .tuneview import Run
+    from .tuneview import Run, told
 
     benchtuning.check(arguments)
     if arguments.bench is not None:
@@ -75,24 +77,19 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     with Client(arguments.socket) as client:
         status = client.status()
         tuned = _in_service if only_by_service(status) else _here
-        done, told = tuned(client, arguments, run)
+        done, answer = tuned(client, arguments, run)
         serves = client.show(model)["sha256"]
-    published = told is not None and told["published"]
-    if told is not None:
-        done = {**done, "sentence": told["sentence"]}
+    published = answer is not None and answer["published"]
+    if answer is not None:
+        done = replace(done, sentence=answer["sentence"])
         if published:
-            done |= {"before_us": told["old_us"], "after_us": told["new_us"]}
+            done = replace(done, before_us=answer["old_us"], after_us=answer["new_us"])
     document = {
+        **told(done, run),
         "model": model,
         "published": published,
         "sha256": serves,
-        "stopped": run.stopping,
-        **{key: value for key, value in done.items() if key not in ("event", "output", "tasks", "model")},
-        "estimate": run.estimate,
-        "ranking": run.ranking,
-        "notes": run.notes,
         "records": str(records_in(Path(status["places"]["state_dir"]))),
-        "tasks": list(run.rows.values()),
     }
     output.emit(document, lambda console: _print(console, document, run))
     return 0
@@ -104,7 +101,7 @@ def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
 
     from .compiler import started
 
-    with started(["tune", *_budget(arguments), *benchtuning.command(arguments)], Limits()) as child:
+    with started(benchtuning.job(arguments, **_budget(arguments)), Limits()) as child:
         document = benchtuning.document(_searched(child, run), run)
 
     def show(console: Console) -> None:
@@ -115,40 +112,37 @@ def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
     return 0
 
 
-def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Mapping[str, Any], Told]:
+def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tuned, Published]:
     """Tune in a child of ours, with records of this user; what it told last, and what the service said."""
     from honed.daemon.limits import Limits
+    from honed.jobs.commands import Tune
 
     from .compiler import started
     from .tunable import tunable
 
     with tunable(client, arguments.model) as found:
-        with started(_command(arguments, found), Limits()) as child:
+        with started(found.tasks.derived(Tune, output=found.tuned, **_budget(arguments)), Limits()) as child:
             done = _searched(child, run)
-        return done, _published(client, arguments.model, found, done) if done["output"] else None
+        return done, _published(client, arguments.model, found, done) if done.output else None
 
 
-def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Mapping[str, Any], Told]:
+def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tuned, Published]:
     """The same in a child of the service, which publishes what it found by itself."""
+    from honed.jobs.commands import Tune
+
     from .inservice import started_in_service
 
-    options = {"model": arguments.model, "trials": arguments.trials}
-    if arguments.minutes is not None:
-        options["seconds"] = float(arguments.minutes * 60)
-    with started_in_service(client.socket, "tune", **options) as child:
+    options = {"model": arguments.model, **_budget(arguments)}
+    with started_in_service(client.socket, Tune, **options) as child:
         return _searched(child, run), child.whole["published"]
 
 
-def _command(arguments: argparse.Namespace, found: Tunable) -> list[str]:
-    return ["tune", f"--output={found.tuned}", *_budget(arguments), *found.arguments]
+def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
+    seconds = None if arguments.minutes is None else float(arguments.minutes * 60)
+    return {"trials": arguments.trials, "seconds": seconds}
 
 
-def _budget(arguments: argparse.Namespace) -> list[str]:
-    trials = [] if arguments.trials is None else [f"--trials={arguments.trials}"]
-    return trials + ([] if arguments.minutes is None else [f"--seconds={arguments.minutes * 60:g}"])
-
-
-def _searched(child: Child | Remote, run: Run) -> Mapping[str, Any]:
+def _searched(child: Child[Tuned] | Remote[Tuned], run: Run) -> Tuned:
     """The last word of the tuning child, shown while it works."""
     from .compiler import CompilerDied
     from .tuneview import View
@@ -167,7 +161,7 @@ def _searched(child: Child | Remote, run: Run) -> Mapping[str, Any]:
 
 
 @contextmanager
-def _stopping(child: Child | Remote, stop: Callable[[], None]) -> Iterator[None]:
+def _stopping(child: Child[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 
@@ -187,9 +181,9 @@ def _stopping(child: Child | Remote, stop: Callable[[], None]) -> Iterator[None]
             signal.signal(number, handler)
 
 
-def _published(client: Client, model: str, found: Tunable, done: Mapping[str, Any]) -> Mapping[str, Any]:
+def _published(client: Client, model: str, found: Tunable, done: Tuned) -> Mapping[str, Any]:
     """Have the service take the tuned version, if it finds it right and faster, too."""
-    why = f"hone tune: {done['trials']} trials in {seconds_text(done['seconds'])}"
+    why = f"hone tune: {done.trials} trials in {seconds_text(done.seconds)}"
     return client.publish(model, found.tuned, expected=found.sha256, why=why)
 
 
@@ -199,12 +193,13 @@ def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
 
 
 def _print_table(console: Console, document: Mapping[str, Any], run: Run) -> None:
-    console.print(progress_table(document["tasks"], console.width))
+    rows = list(run.rows.values())
+    console.print(progress_table(rows, console.width))
     console.print()
-    print_reasons(console, document["tasks"])
+    print_reasons(console, rows)
     seconds = document["seconds"]
     rate = f", {document['trials'] / seconds:.2f} a second" if seconds else ""
-    rows = [
+    pairs = [
         ("tasks", f"{document['tuned']} tuned, {document['skipped']} skipped, {document['lost']} lost"),
         ("trials", f"{document['trials']} in {seconds_text(seconds)}{rate}"),
         ("spent", spent_text(document["spent"])),
@@ -213,7 +208,7 @@ def _print_table(console: Console, document: Mapping[str, Any], run: Run) -> Non
         ("records", document["records"]),
         *(("note", note) for note in document["notes"]),
     ]
-    console.print(fields(rows))
+    console.print(fields(pairs))
     console.print()
 
 

@@ -39,7 +39,7 @@ _STACKS: tuple[tuple[str, Stack], ...] = (
 )
 _PACKAGES: dict[Part, dict[str, str]] = {  # part -> name -> the only version known to work, or ""
     "runtime": {"honed": "", "numpy": "", "msgpack": ""},
-    "daemon": {"pyopencl": "", "psutil": "", "rich": "", "systemd-python": ""},
+    "daemon": {"pyopencl": "", "rich": "", "systemd-python": ""},
     "tuner": {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1", "onnx": ""},
 }
 

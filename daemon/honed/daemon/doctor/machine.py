@@ -11,6 +11,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from honed.daemon.idle.thermal import temperatures
+from honed.machine import sysfs
+
 from .accounts import Names
 from .readings import Clock, Gpu, Machine, Node
 
@@ -32,8 +35,8 @@ def read_machine(root: Path, names: Names) -> Machine:
         available_bytes=memory.get("MemAvailable", 0),
         gpus=gpus,
         nodes=tuple(_node(root, path, names) for path in paths if os.path.exists(root / path.lstrip("/"))),
-        clocks=tuple(_clock(p) for p in _glob(root, "sys/class/devfreq/*.gpu*")),
-        gpu_celsius=_temperature(root),
+        clocks=tuple(map(_clock, sysfs.gpu_clocks(root))),
+        gpu_celsius=temperatures(root).get("gpu-thermal"),
         panthor_firmware=any(os.path.exists(root / f"{_FIRMWARE}{end}") for end in ("", ".xz", ".zst")),
     )
 
@@ -111,19 +114,11 @@ def _node(root: Path, path: str, names: Names) -> Node:
 def _clock(folder: Path) -> Clock:
     return Clock(
         name=folder.name,
-        current=_number(folder / "cur_freq"),
-        minimum=_number(folder / "min_freq"),
-        maximum=_number(folder / "max_freq"),
+        current=sysfs.number(folder / "cur_freq") or 0,
+        minimum=sysfs.number(folder / "min_freq") or 0,
+        maximum=sysfs.number(folder / "max_freq") or 0,
         governor=_text(folder / "governor"),
     )
-
-
-def _temperature(root: Path) -> float | None:
-    for zone in _glob(root, "sys/class/thermal/thermal_zone*"):
-        if _text(zone / "type") == "gpu-thermal":
-            text = _text(zone / "temp")
-            return int(text) / 1000 if text.lstrip("-").isdigit() else None
-    return None
 
 
 def _meminfo(text: str) -> dict[str, int]:
@@ -145,15 +140,7 @@ def _link_name(link: Path) -> str:
 
 def _text(path: Path) -> str:
     """A small file's text, "" where it cannot be read: hidden and absent files are the same to the doctor."""
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> int:
-    text = _text(path)
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return sysfs.read(path) or ""
 
 
 def lines(path: Path) -> Iterable[str]:

@@ -11,19 +11,18 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from honed.machine.children import python, run
+
 from .readings import Device, Ended, OpenCL, Platform
 
 DEADLINE = 20.0  # seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
-_MAX_NOISE = 300  # characters of a driver's last words worth showing
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +36,15 @@ class Answer:
 
 def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> Answer:
     """Run this module in a child with `environ`; past `deadline` seconds the child is killed."""
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, *arguments],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        out, noise = child.communicate(timeout=deadline)
-    except subprocess.TimeoutExpired:
+    said, death = run(python(__name__, *arguments), seconds=deadline, environment=environ)
+    if death.late:
         return Answer("hung", {}, f"it did not answer within {deadline:g} s")
-    finally:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
-    said = _last_words(noise)
-    if child.returncode < 0:
-        name = signal.Signals(-child.returncode).name
-        return Answer("crashed", {}, f"it died of {name}{said}")
-    try:
-        document = json.loads(out)
-    except ValueError:
-        return Answer("crashed", {}, f"it ended with status {child.returncode}{said}")
+    if death.status != 0 or not said:
+        return Answer("crashed", {}, str(death))
+    document = json.loads(said)
     if "error" in document:
-        return Answer("failed", {}, f"{document['error']}{said}")
+        printed = f" (it said last: {death.said})" if death.said else ""
+        return Answer("failed", {}, f"{document['error']}{printed}")
     return Answer("ok", document, "")
 
 
@@ -84,11 +66,6 @@ def list_platforms(environ: Mapping[str, str]) -> OpenCL:
         loader=answer.document.get("loader", ""),
         platforms=platforms,
     )
-
-
-def _last_words(noise: bytes) -> str:
-    lines = [line.strip() for line in noise.decode(errors="replace").splitlines() if line.strip()]
-    return f" (it printed: {lines[-1][:_MAX_NOISE]})" if lines else ""
 
 
 def _library(library: str) -> dict[str, Any]:

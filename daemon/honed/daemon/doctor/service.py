@@ -7,8 +7,8 @@ import subprocess
 from pathlib import Path
 from typing import Any, Literal
 
+from honed.protocol.errors import HonedError, PermissionDenied
 from honed.runtime.client import Client
-from honed.runtime.errors import HonedError, PermissionDenied
 
 from .readings import Daemon
 

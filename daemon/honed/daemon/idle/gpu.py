@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import tree
+from honed.machine import sysfs
+
 from .readings import Sample
 
 _LOAD = re.compile(r"(\d{1,3})(?:@\d+(?:Hz)?)?")  # "12@300000000Hz", Rockchip's devfreq
@@ -26,22 +27,16 @@ class Gpu:
 
     def samples(self, now: float) -> list[Sample]:
         """Utilisation and clock; `now` in seconds of a steady clock. May block for 100 ms (kbase)."""
-        folder = self._devfreq()
+        folder = next(iter(sysfs.gpu_clocks(self._root)), None)
         return [self._utilisation(folder, now), _clock(folder)]
-
-    def _devfreq(self) -> Path | None:
-        for folder in tree.entries(self._root / "sys/class/devfreq"):
-            if "gpu" in folder.name or "mali" in folder.name:
-                return folder
-        return None
 
     def _utilisation(self, devfreq: Path | None, now: float) -> Sample:
         if devfreq and _suspended(devfreq):
             return _used(0.0, "the GPU is suspended")  # its devfreq may keep the last figure before that
-        found = _LOAD.fullmatch(tree.read(devfreq / "load") or "") if devfreq else None
+        found = _LOAD.fullmatch(sysfs.read(devfreq / "load") or "") if devfreq else None
         if found:
             return _used(float(found[1]), "of the time, says its devfreq")
-        percent = tree.number(self._root / "sys/class/misc/mali0/device/utilisation")
+        percent = sysfs.number(self._root / "sys/class/misc/mali0/device/utilisation")
         if percent is not None:
             return _used(float(percent), "of 100 ms, says kbase")
         percent_open = self._by_open_drivers(now)
@@ -67,13 +62,13 @@ class Gpu:
 
     def _counters(self) -> Iterator[tuple[tuple[str, str], int]]:
         """(client, engine) and nanoseconds, of each process whose files this one may look into."""
-        for process in tree.entries(self._root / "proc"):
+        for process in sysfs.entries(self._root / "proc"):
             if not process.name.isdecimal():
                 continue
-            for link in tree.entries(process / "fd"):
+            for link in sysfs.entries(process / "fd"):
                 if not _is_render_node(link):
                     continue
-                text = tree.read(process / "fdinfo" / link.name) or ""
+                text = sysfs.read(process / "fdinfo" / link.name) or ""
                 client = _CLIENT.search(text)
                 if client and _DRIVER.search(text):
                     yield from (((client[1], name), int(ns)) for name, ns in _ENGINE.findall(text))
@@ -87,7 +82,7 @@ def _is_render_node(link: Path) -> bool:
 
 
 def _suspended(devfreq: Path) -> bool:
-    return tree.read(devfreq / "device/power/runtime_status") == "suspended"
+    return sysfs.read(devfreq / "device/power/runtime_status") == "suspended"
 
 
 def _used(percent: float | None, text: str) -> Sample:
@@ -98,12 +93,12 @@ def _clock(devfreq: Path | None) -> Sample:
     """How far the clock is raised, percent of the way from its lowest to its highest."""
     if devfreq is None:
         return _raised(None, "no GPU with a devfreq clock")
-    current = tree.number(devfreq / "cur_freq")
+    current = sysfs.number(devfreq / "cur_freq")
     if current is None:
         return _raised(None, f"{devfreq.name} does not tell its clock")
     if _suspended(devfreq):
         return _raised(0.0, "the GPU is suspended")
-    governor = tree.read(devfreq / "governor") or "unknown"
+    governor = sysfs.read(devfreq / "governor") or "unknown"
     low, high = _range(devfreq)
     if governor in _FIXED_GOVERNORS or high <= low:
         return _raised(None, f"{_mhz(current)} MHz, which governor {governor} keeps")
@@ -113,9 +108,9 @@ def _clock(devfreq: Path | None) -> Sample:
 
 def _range(devfreq: Path) -> tuple[int, int]:
     """Lowest and highest frequency in Hz; older kernels say 0 for no bound of their own."""
-    steps = (tree.read(devfreq / "available_frequencies") or "").split()
+    steps = (sysfs.read(devfreq / "available_frequencies") or "").split()
     known = [int(step) for step in steps if step.isdecimal()] or [0]
-    low, high = tree.number(devfreq / "min_freq"), tree.number(devfreq / "max_freq")
+    low, high = sysfs.number(devfreq / "min_freq"), sysfs.number(devfreq / "max_freq")
     return low or min(known), high or max(known)
 
 

@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import tree
+from honed.machine import sysfs
+
 from .pressure import cores
 
 _LOAD_SECONDS = 60.0  # Documentation/filesystems/proc.rst, loadavg
@@ -66,10 +67,10 @@ def tree_seconds(root: Path, pids: Collection[int]) -> dict[int, float]:
     """
     parents: dict[int, int] = {}
     spent: dict[int, float] = {}
-    for folder in tree.entries(root / "proc"):
+    for folder in sysfs.entries(root / "proc"):
         # proc_pid_stat(5): the name in parentheses may hold anything; ppid is the second field after it,
         # utime, stime, cutime and cstime the twelfth to fifteenth.
-        text = tree.read(folder / "stat") or "" if folder.name.isdecimal() else ""
+        text = sysfs.read(folder / "stat") or "" if folder.name.isdecimal() else ""
         after = text.rpartition(")")[2].split()
         if len(after) > 14:
             parents[int(folder.name)] = _whole(after[1])

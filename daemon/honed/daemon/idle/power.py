@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import tree
+from honed.machine import sysfs
+
 from .readings import Sample
 
 
@@ -12,13 +13,13 @@ def power(root: Path) -> Sample:
     """1 while a battery of the machine discharges, else 0; batteries of mice and the like do not count."""
     online: list[str] = []
     batteries: list[tuple[str, str]] = []
-    for supply in tree.entries(root / "sys/class/power_supply"):
-        kind = tree.read(supply / "type")
-        if tree.read(supply / "scope") == "Device":
+    for supply in sysfs.entries(root / "sys/class/power_supply"):
+        kind = sysfs.read(supply / "type")
+        if sysfs.read(supply / "scope") == "Device":
             continue
         if kind == "Battery":
-            batteries.append((supply.name, tree.read(supply / "status") or "Unknown"))
-        elif tree.number(supply / "online"):
+            batteries.append((supply.name, sysfs.read(supply / "status") or "Unknown"))
+        elif sysfs.number(supply / "online"):
             online.append(supply.name)
     discharging = [name for name, status in batteries if status == "Discharging"]
     if discharging:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from . import tree
+from honed.machine import sysfs
+
 from .readings import Sample
 
 _SOME = re.compile(r"^some avg10=(\d+(?:\.\d+)?)", re.MULTILINE)  # Documentation/accounting/psi.rst
@@ -18,7 +19,7 @@ def pressure(root: Path) -> list[Sample]:
 
 
 def _pressure(root: Path, kind: str) -> Sample:
-    found = _SOME.search(tree.read(root / "proc/pressure" / kind) or "")
+    found = _SOME.search(sysfs.read(root / "proc/pressure" / kind) or "")
     return Sample(
         signal=f"{kind} pressure",
         value=float(found[1]) if found else None,
@@ -33,7 +34,7 @@ def load(root: Path) -> Sample:
     """Runnable and waiting tasks, mean of the last minute, for each core."""
     count = cores(root)
     try:
-        tasks = float((tree.read(root / "proc/loadavg") or "").split()[0])
+        tasks = float((sysfs.read(root / "proc/loadavg") or "").split()[0])
     except (IndexError, ValueError):
         return Sample(signal="load", value=None, unit="per core", text="the kernel does not tell")
     text = f"{tasks:.2f} in all, on {count} cores, mean of a minute"
@@ -43,7 +44,7 @@ def load(root: Path) -> Sample:
 def cores(root: Path) -> int:
     """Processors that are online; 1 where the machine does not tell."""
     count = 0
-    for part in (tree.read(root / "sys/devices/system/cpu/online") or "").split(","):
+    for part in (sysfs.read(root / "sys/devices/system/cpu/online") or "").split(","):
         first, _, last = part.partition("-")
         if first.isdecimal() and (last or first).isdecimal():
             count += int(last or first) - int(first) + 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import tree
+from honed.machine import sysfs
+
 from .readings import Sample
 
 _FIRST = ("gpu", "soc", "package")  # zones that say most of a GPU beside a CPU; others only without them
@@ -41,8 +42,8 @@ def samples(root: Path) -> list[Sample]:
 def _hottest(root: Path) -> dict[str, _Zone]:
     """By type; zones that are off, or whose driver has no answer now, are left out."""
     found: dict[str, _Zone] = {}
-    for folder in tree.entries(root / "sys/class/thermal"):
-        kind, millidegrees = tree.read(folder / "type"), tree.number(folder / "temp")
+    for folder in sysfs.entries(root / "sys/class/thermal"):
+        kind, millidegrees = sysfs.read(folder / "type"), sysfs.number(folder / "temp")
         if not folder.name.startswith("thermal_zone") or not kind or millidegrees is None:
             continue
         if not _PLAUSIBLE[0] < millidegrees < _PLAUSIBLE[1]:
@@ -67,9 +68,9 @@ def _sample(kind: str, zone: _Zone) -> Sample:
 def _lowest_trip(zone: Path) -> float | None:
     """°C; trip points at or below 0 are not set."""
     trips: list[float] = []
-    for file in tree.entries(zone):
+    for file in sysfs.entries(zone):
         if file.name.startswith("trip_point_") and file.name.endswith("_type"):
-            at = tree.number(file.with_name(file.name.removesuffix("_type") + "_temp"))
-            if at is not None and 0 < at < _PLAUSIBLE[1] and tree.read(file) in _THROTTLES:
+            at = sysfs.number(file.with_name(file.name.removesuffix("_type") + "_temp"))
+            if at is not None and 0 < at < _PLAUSIBLE[1] and sysfs.read(file) in _THROTTLES:
                 trips.append(at / 1000)
     return min(trips, default=None)

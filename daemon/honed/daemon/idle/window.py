@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 
 _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 

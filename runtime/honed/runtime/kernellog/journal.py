@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 from systemd import journal
 
-from honed.runtime.errors import PermissionDenied, Unavailable
+from honed.protocol.errors import PermissionDenied, Unavailable
 
 from .kmsg import RECORDS_A_READ, boot_id
 from .record import LogClock, Record, device_name

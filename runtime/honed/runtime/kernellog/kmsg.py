@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from honed.runtime.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 
 from .record import LogClock, Record, device_name
 

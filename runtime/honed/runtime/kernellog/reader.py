@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from honed.runtime.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 
 from .kmsg import KmsgReader
 from .record import Record

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from honed.protocol.errors import DeviceError
 from honed.runtime.devices import Device
-from honed.runtime.errors import DeviceError
 from honed.runtime.opencl import cl, context
 from honed.runtime.profile import DeviceLimits
 from honed.runtime.timing import event_seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from honed.runtime.errors import DeviceError
+from honed.protocol.errors import DeviceError
 from honed.runtime.opencl import cl
 from honed.runtime.timing import event_seconds
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from honed.runtime.errors import DeviceError
+from honed.protocol.errors import DeviceError
 from honed.runtime.opencl import cl
 
 from .bench import Bench

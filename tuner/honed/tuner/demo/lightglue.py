@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 
 from .graph import GraphBuilder
 

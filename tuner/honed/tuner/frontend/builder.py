@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, shape_inference
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 
 from . import fold
 from .values import Refuse, Value, numpy_dtype

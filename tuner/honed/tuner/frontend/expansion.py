@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 
 Key = tuple[str, str]  # domain and name
 

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import onnx
 from onnx import TensorProto, helper
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import MissingFiles, ModelRefused
 
 from .reasons import shown
 
@@ -25,8 +25,8 @@ _PACKED_BITS = {
 _MOST_DIMENSIONS = 32  # NumPy's limit before version 2
 
 
-class MissingExternalData(ModelRefused):
-    """Files beside the model that hold its data are not there; `locations` names them."""
+class MissingExternalData(MissingFiles):
+    """Files beside the model that hold its data are not there."""
 
     def __init__(self, locations: tuple[str, ...]) -> None:
         listed = ", ".join(shown(name, 200) for name in locations[:5]) + (
@@ -35,8 +35,8 @@ class MissingExternalData(ModelRefused):
         super().__init__(
             f"the model's data files are missing beside it: {listed}; put them in the same folder",
             tuple(f"external data file {shown(name, 200)} is missing" for name in locations),
+            locations,
         )
-        self.locations = locations
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

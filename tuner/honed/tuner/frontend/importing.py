@@ -16,7 +16,7 @@ import tvm
 from onnx import NodeProto, helper, numpy_helper
 from tvm import relax
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 
 from .normalise import Normalised
 from .relax_ops import CORE, Node

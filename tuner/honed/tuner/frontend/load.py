@@ -11,7 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-un
 from google.protobuf.message import DecodeError, Message  # type: ignore[import-untyped]
 from onnx import checker
 
-from honed.runtime.errors import InvalidArgument, ModelRefused
+from honed.protocol.errors import InvalidArgument, ModelRefused
 
 from .builder import schema
 from .external import check_data, load_external, tensors

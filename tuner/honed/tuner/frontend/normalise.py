@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import helper, numpy_helper
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 from honed.tuner.graph import PASSES, Applied, Pass, improve
 from honed.tuner.mixed.halves import Keep
 

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 from honed.tuner.mixed.halves import Keep, put_casts, saturated, usually
 
 from .signature import TensorSpec

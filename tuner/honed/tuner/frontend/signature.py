@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import onnx
 
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
-from honed.runtime.errors import InvalidArgument
 
 from .reasons import Reasons
 from .values import Refuse, numpy_dtype

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 
 from . import fold, reasons
 from .builder import Builder, infer, schema, static_shape

@@ -17,6 +17,7 @@ from .factors import fold_factors
 from .graph import Graph
 from .moves import join_moves
 from .norms import join_norms
+from .pairs import join_pairs
 from .parts import split_parts
 from .siblings import combine_siblings
 from .twins import merge_twins
@@ -51,6 +52,7 @@ PASSES = (  # in the order in which they run
     Pass("columns", permute_columns),
     Pass("parts", split_parts),
     Pass("siblings", combine_siblings),
+    Pass("pairs", join_pairs),
 )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 from honed.runtime.model import Attr
 
 from .program import Call, FunctionCall, HostFunctionCall, Program, Value, ValueView

@@ -8,10 +8,12 @@ from tvm.ir import IRModule
 
 from honed.runtime.profile import DeviceProfile
 
+from .joining import Joins, join_attentions, never
 from .reductions import assign_single_elements
 from .target import target_for
 from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
+from .winograd import legalisations
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")
@@ -30,19 +32,21 @@ _DENOMINATOR = (
 )  # fmt: skip
 
 
-def legalize(module: IRModule, profile: DeviceProfile, *, views: bool = True) -> IRModule:
+def legalize(
+    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True
+) -> IRModule:
     """`main` as calls of fused functions; see `legalize_traced`."""
-    return legalize_traced(module, profile, views=views)[0]
+    return legalize_traced(module, profile, joins, views=views)[0]
 
 
 def legalize_traced(
-    module: IRModule, profile: DeviceProfile, *, views: bool = True
+    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True
 ) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
-    Without `views` all operands are copied. Constants are not folded here: TVM's FoldConstant compiles every
-    operator it folds, the frontend has folded them before. The variables of what each call computes are those
-    of the module given.
+    Attentions that `joins` is for are one function. Without `views` all operands are copied. Constants are
+    not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has folded them before.
+    The variables of what each call computes are those of the module given.
     """
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
         simple = tvm.transform.Sequential(
@@ -55,7 +59,9 @@ def legalize_traced(
         strided, written = read_by_strides(simple) if views else (simple, {})
         annotated = tvm.transform.Sequential(
             [
-                relax.transform.LegalizeOps({"relax.erf": _erf}, skip_ops=list(HOST_OPERATORS)),
+                relax.transform.LegalizeOps(
+                    {"relax.erf": _erf, **legalisations(profile)}, skip_ops=list(HOST_OPERATORS)
+                ),
                 relax.transform.AnnotateTIROpPattern(),
             ]
         )(strided)
@@ -68,7 +74,10 @@ def legalize_traced(
         fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(
             grouped
         )
-    return assign_single_elements(fused), traced
+        joined, parts = join_attentions(assign_single_elements(fused), joins)
+    return joined, traced | {
+        var: tuple(o for made in all_ for o in traced[made]) for var, all_ in parts.items()
+    }
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -11,12 +11,13 @@ from tvm.ir import IRModule
 from tvm.target import Target
 from tvm_ffi import structural_hash
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.forked import Forked
 
 from .cost import function_flops
 from .graph import read_program
+from .joining import Joins, never
 from .legalize import legalize_traced
 from .opencl import Lowered, LoweringFailed, lower_function
 from .operands import constant_parameters, packable
@@ -77,6 +78,7 @@ def lower_module(
     first: First = default_kernels,
     names: Mapping[relax.Var, str] | None = None,
     processes: int = 0,
+    joins: Joins = never,
     *,
     views: bool = True,
 ) -> LoweredModel:
@@ -84,12 +86,12 @@ def lower_module(
 
     `names` are those of the operators that variables of the module hold the results of. `progress` is called
     with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
-    process does it. `views` is as in `legalize`. Raises ModelRefused with every function that cannot be
-    lowered.
+    process does it. `joins` and `views` are as in `legalize`. Raises ModelRefused with every function that
+    cannot be lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal, traced = legalize_traced(module, profile, views=views)
+    legal, traced = legalize_traced(module, profile, joins, views=views)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
     program = read_program(legal, operators)

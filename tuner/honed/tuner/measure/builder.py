@@ -14,29 +14,26 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from honed.machine.limits import data_bytes, limit_data
 from honed.runtime import devices
-from honed.runtime.offspring import die_with
 from honed.runtime.opencl import cl, context
 
 from . import codec
 from .bound import build
 from .candidate import Candidate
-from .memory import bound_data
 
 
 def main(argv: list[str] | None = None) -> int:
     """Serve the channel until it closes: a device to open, then candidates to build."""
     parser = argparse.ArgumentParser(prog="honed.tuner.measure.builder")
     parser.add_argument("--channel", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True, help="process id of who started this")
     options = parser.parse_args(argv)
-    die_with(options.parent)
     channel = socket.socket(fileno=options.channel)
     with suppress(codec.ChannelClosed):
         opened = codec.receive(channel)
         device = devices.select(opened["device"])
         queue = cl.CommandQueue(context(device.cl))
-        bound_data(opened["memory_bytes"])
+        limit_data(data_bytes() + opened["memory_bytes"])
         while True:
             message = codec.receive(channel)
             candidate = codec.candidate_from_plain(message["candidate"])

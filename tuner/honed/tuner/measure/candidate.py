@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.outcome import Outcome
 
 if TYPE_CHECKING:
     from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not
@@ -56,23 +56,6 @@ class Candidate:
     def of(cls, name: str, lowered: Lowered) -> Candidate:
         """What a schedule was lowered to; `name` is its id."""
         return cls(id=name, source=lowered.source, inner=lowered.inner, launches=lowered.launches)
-
-
-class Outcome(StrEnum):
-    """How far a candidate came; each but the last is a refusal."""
-
-    BUILD = "build"  # the driver's compiler refused it, crashed or took too long
-    RUN = "run"  # an event failed, or START was not before END
-    DEADLINE = "deadline"  # it did not end in time
-    IMPOSSIBLE = "impossible"  # faster than the device's measured peaks
-    FAULT = "fault"  # the kernel log holds a fault of its process
-    UNWRITTEN = "unwritten"  # poisoned output was left as it was
-    OUT_OF_BOUNDS = "out-of-bounds"  # a guard band was written
-    WRONG = "wrong"  # differs from the reference
-    BARRIER = "barrier"  # a barrier in divergent control flow
-    MEMORY = "memory"  # the device ran out of memory
-    CRASH = "crash"  # its process died
-    RIGHT = "right"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

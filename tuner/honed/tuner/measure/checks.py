@@ -16,8 +16,9 @@ from honed.runtime import bounds, proof
 from honed.runtime.mali import Model
 from honed.runtime.profile import DeviceLimits, DevicePeaks, DeviceProfile
 from honed.tuner.lower.barriers import divergent_barriers
+from honed.tuner.outcome import Outcome
 
-from .candidate import Candidate, Outcome, Workload
+from .candidate import Candidate, Workload
 from .limits import Checks, Limits
 
 Array = NDArray[np.generic]

@@ -13,18 +13,17 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
+from honed.machine.limits import data_bytes, limit_data
+from honed.protocol.errors import HonedError
+from honed.protocol.strict import from_plain, to_plain
 from honed.runtime import devices
-from honed.runtime.errors import HonedError
-from honed.runtime.offspring import die_with
 from honed.runtime.opencl import cl, failure
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.strict import from_plain, to_plain
 
 from . import codec, probes
 from .bound import Reader
 from .examine import Examination
 from .limits import Checks, Limits
-from .memory import bound_data, data_bytes
 from .session import Session
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
@@ -36,9 +35,7 @@ def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
     """Serve the channel until it closes. `read` is how events are read, another one in tests only."""
     parser = argparse.ArgumentParser(prog="honed.tuner.measure.child")
     parser.add_argument("--channel", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True, help="process id of who started this")
     options = parser.parse_args(argv)
-    die_with(options.parent)
     channel = socket.socket(fileno=options.channel)
     with suppress(codec.ChannelClosed):
         _serve(channel, read)
@@ -87,7 +84,7 @@ def _opened(message: codec.Message, announce: Callable[[str, float], None], read
         announce,
         read,
     )
-    bound_data(limits.memory_bytes)
+    limit_data(data_bytes() + limits.memory_bytes)
     return session
 
 

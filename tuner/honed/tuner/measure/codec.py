@@ -10,10 +10,11 @@ from typing import Any
 
 import msgpack
 
-from honed.runtime.strict import from_plain, to_plain
+from honed.protocol.strict import from_plain, to_plain
 from honed.tuner.lower.program import KernelLaunch, Value
+from honed.tuner.outcome import Outcome
 
-from .candidate import Candidate, Outcome, Timing, Verdict, Workload
+from .candidate import Candidate, Timing, Verdict, Workload
 
 _LENGTH = struct.Struct("<I")
 MAX_BYTES = 64 << 20

@@ -8,13 +8,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from honed.protocol.errors import DeviceError
 from honed.runtime import surveying
-from honed.runtime.errors import DeviceError
 from honed.runtime.opencl import cl
+from honed.tuner.outcome import Outcome
 
 from . import bound, checks
 from .bound import Bound
-from .candidate import Candidate, Outcome, Timing, Verdict
+from .candidate import Candidate, Timing, Verdict
 from .checks import Array, Finished, Refusal
 from .guarded import Guarded
 from .prepared import prepared_launches

@@ -7,7 +7,7 @@ import select
 import time
 from dataclasses import dataclass, field
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
 from honed.runtime.kernellog import (
     SETTLE_S,
     Certainty,

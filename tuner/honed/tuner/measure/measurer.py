@@ -10,15 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from honed.runtime.errors import DeviceError, InvalidArgument
+from honed.protocol.errors import DeviceError, InvalidArgument
+from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.kernellog import FaultStory, Reader, Severity
 from honed.runtime.profile import DevicePeaks, DeviceProfile
-from honed.runtime.strict import from_plain, to_plain
+from honed.tuner.outcome import Outcome
 
 from . import checks as check
 from . import codec
 from .building import Builders, cached_in
-from .candidate import Candidate, Outcome, Verdict, Workload
+from .candidate import Candidate, Verdict, Workload
 from .faultwatch import FaultWatch
 from .limits import ALL, SPARE_CORES, Checks, Limits
 from .process import COMMAND, NO_CACHES, Child, Ended
@@ -313,7 +314,7 @@ class Measurer:
 
 def _of_ended(ended: Ended) -> Verdict:
     """What a child's end says of the candidate it was measuring."""
-    if ended.out_of_memory:
+    if ended.death.out_of_memory:
         return Verdict(
             outcome=Outcome.MEMORY, reason=f"its process ran out of memory or was killed ({ended})"
         )
@@ -321,7 +322,7 @@ def _of_ended(ended: Ended) -> Verdict:
         "build": "in the driver's compiler",
         "first": "at its first launch, in which drivers may compile",
     }.get(ended.phase, "running")
-    if ended.late:
+    if ended.death.late:
         outcome = Outcome.BUILD if ended.phase == "build" else Outcome.DEADLINE
         return Verdict(outcome=outcome, reason=f"it was killed {where}: {ended}")
     outcome = Outcome.BUILD if ended.phase == "build" else Outcome.CRASH

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from honed.protocol.errors import InvalidArgument
 from honed.runtime import bounds, peaks
 from honed.runtime.devices import Device
-from honed.runtime.errors import InvalidArgument
 from honed.runtime.mali import model_of
 from honed.runtime.opencl import cl, context
 from honed.runtime.profile import DevicePeaks, DeviceProfile

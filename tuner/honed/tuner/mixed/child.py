@@ -58,7 +58,6 @@ def main(argv: list[str] | None = None) -> int:
     confined.add_arguments(parser)
     parser.add_argument("--sets", type=int, required=True)
     arguments = parser.parse_args(argv)
-    confined.confine(arguments)
     try:
         result: dict[str, Any] = asdict(_decided(arguments.folder, arguments.sets, arguments.threads))
     except Exception as error:  # noqa: BLE001  an evaluator may raise anything about an untrusted model

@@ -11,8 +11,8 @@ from typing import IO
 import numpy as np
 from numpy.lib import format as npy
 
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.calibration import files_in
-from honed.runtime.errors import InvalidArgument
 from honed.tuner.frontend.signature import TensorSpec
 
 from .halves import Array

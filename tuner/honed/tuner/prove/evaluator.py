@@ -33,7 +33,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("evaluator", choices=EVALUATORS)
     parser.add_argument("--sets", type=int, required=True)
     args = parser.parse_args(argv)
-    confined.confine(args)
     try:
         result = {"evaluator": _evaluate(args.folder, args.evaluator, args.sets, args.threads)}
     except _Failed as error:

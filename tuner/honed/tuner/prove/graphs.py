@@ -9,8 +9,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
-from honed.runtime.errors import InvalidArgument
 
 _MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or ranges
 

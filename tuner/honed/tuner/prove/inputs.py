@@ -8,7 +8,7 @@ import zlib
 import numpy as np
 import onnx
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 
 from . import graphs, ranges
 from .ranges import Range

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, inliner
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
 from honed.runtime.proof import Difference, compare
 
 from . import graphs, shapes

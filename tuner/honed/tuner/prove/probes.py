@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.proof import compare
 
 from . import graphs

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import inliner
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 
 from . import graphs, shapes
 

@@ -14,7 +14,7 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
-from honed.runtime.errors import ModelRefused
+from honed.protocol.errors import ModelRefused
 
 from . import graphs
 from .graphs import Value

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import onnx
 
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import dtype as carried_dtype
-from honed.runtime.errors import InvalidArgument
 
 from . import graphs, shapes
 from .ranges import MOVING

@@ -1,4 +1,4 @@
-"""What tuning has learned, kept in SQLite: candidates and their verdicts, tasks, versions, cost models.
+"""What tuning has learned, kept in SQLite: candidates and their verdicts, tasks and versions.
 
 with Records.open(path) as records:
     for candidate in records.abandoned():
@@ -13,11 +13,9 @@ from __future__ import annotations
 from .exchange import Imported, export_jsonl, import_jsonl
 from .rows import (
     Candidate,
-    CostModel,
     Default,
     ModelVersion,
     NewCandidate,
-    Outcome,
     Progress,
     Setup,
     State,
@@ -30,12 +28,10 @@ from .store import Quarantined, Records
 
 __all__ = [
     "Candidate",
-    "CostModel",
     "Default",
     "Imported",
     "ModelVersion",
     "NewCandidate",
-    "Outcome",
     "Progress",
     "Quarantined",
     "Records",

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from honed.runtime.errors import HonedError, InvalidArgument, PermissionDenied, ResourceExhausted, Unavailable
+from honed.protocol.errors import (
+    HonedError,
+    InvalidArgument,
+    PermissionDenied,
+    ResourceExhausted,
+    Unavailable,
+)
 from honed.runtime.files import sync_folder
 
 from . import sql

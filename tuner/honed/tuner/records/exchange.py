@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Literal, NoReturn
 
-from honed.runtime import strict
-from honed.runtime.errors import InvalidArgument, Unavailable
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.runtime.profile import DeviceIdentity
+from honed.tuner.outcome import Stored
 
 from .rows import (
     Candidate,
-    Outcome,
     Setup,
     State,
     Task,
@@ -108,7 +108,7 @@ def line_setup(line: Line) -> Setup:
 def _line(records: Records, candidate: Candidate, setup: Setup) -> Line:
     task = records.task(candidate.workload)
     assert candidate.outcome is not None  # it has a verdict
-    assert candidate.state is not State.IN_FLIGHT or candidate.outcome is Outcome.RIGHT
+    assert candidate.state is not State.IN_FLIGHT or candidate.outcome is Stored.RIGHT
     return Line(
         honed_records=FORMAT,
         device=setup.device,

@@ -8,9 +8,10 @@ import math
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
+from honed.tuner.outcome import Outcome, Stored
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
 
@@ -21,18 +22,6 @@ class State(StrEnum):
     IN_FLIGHT = "in-flight"  # noted before it runs; still so after a crash
     DONE = "done"
     QUARANTINED = "quarantined"  # never to run again on this device
-
-
-class Outcome(StrEnum):
-    """The step of the verdict at which a candidate ended; only RIGHT ones have figures that count."""
-
-    NOT_BUILT = "not-built"
-    NOT_RUN = "not-run"
-    IMPOSSIBLE = "impossible"
-    FAULTED = "faulted"
-    WRONG = "wrong"
-    RIGHT = "right"
-    ABANDONED = "abandoned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,14 +77,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a candidate ended. `quarantine` it where running it again could harm: faults, hangs, crashes."""
+    """How a candidate ended."""
 
     outcome: Outcome
     reason: str = ""
     timing: Timing | None = None
-    quarantine: bool = False
     story: str | None = None  # the kernel log's records of its fault
-    source_sha256: str | None = None  # where it was not known before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +97,7 @@ class Candidate:
     trace: str
     trace_sha256: str
     state: State
-    outcome: Outcome | None
+    outcome: Stored | None  # RIGHT ones alone have figures that count
     reason: str
     story: str | None
     timing: Timing | None
@@ -171,15 +158,6 @@ class Default:
     rate: float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostModel:
-    """What was learned about a device."""
-
-    blob: bytes
-    trained_on: int  # candidates
-    saved_s: float
-
-
 def sha256(text: str) -> str:
     """Hexadecimal SHA-256 of `text` as UTF-8; what a trace is known by."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -197,8 +175,6 @@ def check_verdict(verdict: Verdict) -> None:
     """Raise InvalidArgument for figures that cannot be, or a right candidate without any."""
     if verdict.outcome is Outcome.RIGHT and verdict.timing is None:
         raise InvalidArgument("a right candidate has no timing; time it before it is recorded")
-    if verdict.outcome is Outcome.RIGHT and verdict.quarantine:
-        raise InvalidArgument("a right candidate cannot be quarantined; give the outcome that condemns it")
     if verdict.timing is not None:
         check_timing(verdict.timing)
 

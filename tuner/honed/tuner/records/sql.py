@@ -141,7 +141,7 @@ FINISH: Final = """UPDATE candidates SET
         state = :state, owner = NULL, outcome = :outcome, reason = :reason, story = :story,
         median_s = :median_s, low_s = :low_s, high_s = :high_s, repeats = :repeats,
         yardstick_ratio = :yardstick_ratio,
-        source_sha256 = COALESCE(:source_sha256, source_sha256), finished_s = :now, measured_by = :measured_by
+        finished_s = :now, measured_by = :measured_by
     WHERE id = :id AND state = 'in-flight' AND owner = :owner"""
 CONDEMN: Final = """UPDATE candidates SET
         state = 'quarantined', outcome = 'faulted', reason = :reason, story = :story
@@ -177,8 +177,6 @@ STALE: Final = f"""WITH ranked AS (
         SELECT c.id, ROW_NUMBER() OVER (PARTITION BY c.trace_sha256 ORDER BY {_FAIR}, c.id) AS place
         FROM candidates c JOIN devices d ON d.id = c.device WHERE c.workload = :workload AND {_STALE})
     {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY {_FAIR}, c.id LIMIT :limit"""
-STALE_COUNT: Final = f"""SELECT COUNT(DISTINCT c.workload || c.trace_sha256)
-    FROM candidates c JOIN devices d ON d.id = c.device WHERE {_STALE}"""
 FINISHED: Final = f"""{_FROM} WHERE c.state <> 'in-flight' AND {_HERE} ORDER BY c.id"""
 IMPORT: Final = """INSERT INTO candidates
         (workload, device, driver, compiler, trace, trace_sha256, state, outcome, reason, story, median_s,
@@ -216,12 +214,6 @@ ADD_PROGRESS: Final = """INSERT INTO progress (model, trials, latency_s, created
     VALUES (:model, :trials, :latency_s, :now)"""
 PROGRESS: Final = "SELECT trials, latency_s, created_s FROM progress WHERE model = :model ORDER BY id"
 MODELS: Final = "SELECT DISTINCT model FROM progress UNION SELECT model FROM versions ORDER BY model"
-PUT_COST_MODEL: Final = """INSERT INTO cost_models (device, compiler, blob, sha256, trained_on, saved_s)
-    SELECT id, :compiler, :blob, :sha256, :trained_on, :now FROM devices WHERE key = :device
-    ON CONFLICT (device, compiler) DO UPDATE SET blob = excluded.blob, sha256 = excluded.sha256,
-        trained_on = excluded.trained_on, saved_s = excluded.saved_s"""
-COST_MODEL: Final = """SELECT m.blob, m.sha256, m.trained_on, m.saved_s
-    FROM cost_models m JOIN devices d ON d.id = m.device WHERE d.key = :device AND m.compiler = :compiler"""
 PUT_YARDSTICK: Final = """INSERT INTO yardsticks (device, driver, seconds)
     SELECT id, :driver, :seconds FROM devices WHERE key = :device ON CONFLICT DO NOTHING"""
 YARDSTICK: Final = """SELECT y.seconds FROM yardsticks y JOIN devices d ON d.id = y.device

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -16,9 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound
+from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
+from honed.tuner.outcome import Stored
 
 from . import sql
 from .database import Opened, explained, open_database, transaction
@@ -26,11 +26,9 @@ from .owner import Owner
 from .rows import (
     ABANDONED_REASON,
     Candidate,
-    CostModel,
     Default,
     ModelVersion,
     NewCandidate,
-    Outcome,
     Progress,
     Setup,
     State,
@@ -141,15 +139,14 @@ class Records:
         flight.
         """
         check_verdict(verdict)
-        state = State.QUARANTINED if verdict.quarantine else State.DONE
+        state = State.QUARANTINED if verdict.outcome.quarantines else State.DONE
         values = {
             "id": candidate_id,
             "owner": self._owner,
             "state": state,
-            "outcome": verdict.outcome,
+            "outcome": verdict.outcome.stored_as,
             "reason": verdict.reason,
             "story": verdict.story,
-            "source_sha256": verdict.source_sha256,
             "now": self._clock(),
             "measured_by": self.measured_by,
             **timing_values(verdict.timing),
@@ -216,11 +213,6 @@ class Records:
         The fastest first: the first to measure again. Their figures say nothing about this setup.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
-
-    def stale_count(self, setup: Setup) -> int:
-        """How many candidates `stale` would give for all workloads."""
-        count: int = self._rows(sql.STALE_COUNT, self._here(setup))[0][0]
-        return count
 
     def quarantined(self, setup: Setup) -> list[Candidate]:
         """All candidates that must not run on this device, with any driver or compiler, oldest first."""
@@ -299,30 +291,6 @@ class Records:
             Setup(device=DeviceIdentity(**{**json.loads(row[0]), "driver_version": row[1]}), compiler=row[2])
             for row in self._rows(sql.SETUPS, {})
         ]
-
-    def save_cost_model(self, setup: Setup, blob: bytes, trained_on: int) -> None:
-        """Keep what was learned about a device with this compiler, in place of what was kept before."""
-        values = {
-            **self._here(setup),
-            "blob": blob,
-            "sha256": hashlib.sha256(blob).hexdigest(),
-            "trained_on": trained_on,
-            "now": self._clock(),
-        }
-        with self._writing():
-            self._add_device(setup)
-            self._connection.execute(sql.PUT_COST_MODEL, values)
-
-    def cost_model(self, setup: Setup) -> CostModel | None:
-        """What was learned about the device; None where nothing was, or its checksum is wrong."""
-        rows = self._rows(sql.COST_MODEL, self._here(setup))
-        if not rows:
-            return None
-        blob, checksum, trained_on, saved_s = rows[0]
-        if hashlib.sha256(blob).hexdigest() != checksum:
-            logger.warning("the cost model in %s is damaged; a new one will be learned", self.path)
-            return None
-        return CostModel(blob=blob, trained_on=trained_on, saved_s=saved_s)
 
     def put_default(self, workload: str, setup: Setup, default: Default) -> None:
         """Note what a workload's default schedule takes, in place of what was noted."""
@@ -435,7 +403,7 @@ def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
         trace=trace,
         trace_sha256=trace_sha256,
         state=State(state),
-        outcome=None if outcome is None else Outcome(outcome),
+        outcome=None if outcome is None else Stored(outcome),
         reason=reason,
         story=story,
         timing=timing,

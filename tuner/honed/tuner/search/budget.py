@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 from tvm.ir.utils import derived_object
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
@@ -75,7 +75,8 @@ def registers(elements: int, bits: int, least_bits: int) -> int:
 
 def nests(func: tirx.PrimFunc) -> list[Nest]:
     """Those of all blocks."""
-    return [_nest(realize, around) for realize, around in _blocks(func.body, ())]
+    found = list(_blocks(func.body, ()))
+    return [_nest(realize, around, found) for realize, around in found]
 
 
 def launches_of(func: tirx.PrimFunc) -> list[tuple[int, int]]:
@@ -129,8 +130,15 @@ def _blocks(
         yield from _blocks(stmt.block.body, around)
 
 
-def _nest(realize: s_tir.SBlockRealize, around: tuple[tirx.For, ...]) -> Nest:
-    """A private result is held for what the loops cover that are neither threads nor reduced."""
+def _nest(
+    realize: s_tir.SBlockRealize,
+    around: tuple[tirx.For, ...],
+    others: Sequence[tuple[s_tir.SBlockRealize, tuple[tirx.For, ...]]],
+) -> Nest:
+    """A private result is held for what the loops cover that are neither threads nor reduced.
+
+    Nor those that all blocks which use it stand in: the next turn's takes the place of the last one's.
+    """
     block = realize.block
     unrolled = tuple(loop for loop in around if loop.kind == tirx.ForKind.UNROLLED)
     reduced: set[Any] = set()
@@ -141,8 +149,25 @@ def _nest(realize: s_tir.SBlockRealize, around: tuple[tirx.For, ...]) -> Nest:
     if not reduced:
         return Nest((), 0, unrolled)
     bits = int("".join(c for c in str(block.writes[0].source.dtype) if c.isdigit()) or 8)
-    held = tuple(loop for loop in around if _private(loop) and loop.loop_var not in reduced)
+    turns = _shared_loops(block.writes[0].source, around, others)
+    # Virtual threads take no turns.
+    kept = (loop for n, loop in enumerate(around) if n >= turns or _tag(loop))
+    held = tuple(loop for loop in kept if _private(loop) and loop.loop_var not in reduced)
     return Nest(held, bits, unrolled)
+
+
+def _shared_loops(
+    buffer: ir.Var,
+    around: tuple[tirx.For, ...],
+    others: Sequence[tuple[s_tir.SBlockRealize, tuple[tirx.For, ...]]],
+) -> int:
+    """How many of the outermost loops around a block are around all that use a buffer of its."""
+    shared = len(around)
+    for realize, loops in others:
+        if any(used.source.same_as(buffer) for used in (*realize.block.reads, *realize.block.writes)):
+            same = (one.same_as(other) for one, other in zip(around, loops, strict=False))
+            shared = min(shared, next((n for n, equal in enumerate(same) if not equal), len(loops)))
+    return shared
 
 
 def _private(loop: tirx.For) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import xgboost
 from numpy.typing import NDArray
+
+from honed.jobs.events import Ranking
 
 Array = NDArray[np.float32]
 
@@ -31,15 +32,6 @@ _PARAMETERS = {
     "tree_method": "hist",
     "verbosity": 0,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """How well a batch was ranked before it was measured."""
-
-    correlation: float  # Spearman's, of predicted scores and measured speed; nan for a batch of equals
-    best_rank: int  # where the batch's fastest stood in the predicted order; 1 is first
-    batch: int
 
 
 class Scores(Protocol):
@@ -158,7 +150,7 @@ def ranking(predicted: Array, seconds: NDArray[np.float64]) -> Ranking | None:
     correlation = float("nan") if equal else _spearman(predicted, speed)
     order = np.argsort(-predicted, kind="stable")
     best = int(np.flatnonzero(order == int(np.argmax(speed)))[0]) + 1
-    return Ranking(correlation, best, len(seconds))
+    return Ranking(correlation=correlation, best_rank=best, batch=len(seconds))
 
 
 def _spearman(a: NDArray[np.floating[Any]], b: NDArray[np.floating[Any]]) -> float:

@@ -6,12 +6,13 @@ of its own, so that most draws fit the device; operands are copied through local
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import CHOICES, REDUCE, SPATIAL, Keep, calls, is_dear
+from .blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, is_dear
 from .parts import (
     Part,
     SketchLimits,
@@ -67,7 +68,7 @@ def grouped(
     ]
     reduce = [loop for loop, kind in zip(loops, main.info.kinds, strict=True) if kind == REDUCE]
     levels = _split(schedule, spatial, by, most)
-    outer, inner, _ = sample_tile(schedule, reduce[0], by.reduced)
+    outer, inner, _ = sample_tile(schedule, reduce[0], _taken_at_once(main.info, by))
     schedule.reorder(
         *levels.groups, *levels.virtual, *levels.threads, outer, inner, *reduce[1:], *levels.registers
     )
@@ -89,6 +90,13 @@ def grouped(
     schedule.annotate(inner, "pragma_auto_unroll_max_step", steps)
     schedule.decompose_reduction(main.block, outer)
     return True
+
+
+def _taken_at_once(contracted: BlockInfo, by: GroupTile) -> int:
+    """The most steps of the outer reduction: few where each is a window, as windows share their elements."""
+    reduced = [e for e, kind in zip(contracted.extents, contracted.kinds, strict=True) if kind == REDUCE]
+    window = math.prod(reduced[1:])
+    return by.reduced if window == 1 or not by.shared else max(1, 2 * by.reduced // window)
 
 
 def _split(schedule: Schedule, spatial: list[tuple[LoopRV, int]], by: GroupTile, most: int) -> _Levels:

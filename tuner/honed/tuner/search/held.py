@@ -16,6 +16,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
 from .blocks import REDUCE, SPATIAL, BlockInfo, Keep, last_axis
+from .flat import flatten
 from .parts import (
     Part,
     SketchLimits,
@@ -59,6 +60,7 @@ def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     if found is None:
         return False
     before, rest = found
+    rest = flatten(schedule, before, rest) or rest
     main = rest[0]
     along = [last_axis(schedule, main.block, n) for n in range(len(schedule.get(main.block).reads))]
     if None in along:

@@ -92,7 +92,8 @@ def loads_of(start: Drawn) -> int:
 def _product(sketch: Drawn) -> _Product | None:
     text = str(sketch.steps)
     tiles = [(place, d) for place, d in sorted(sketch.decisions.items()) if isinstance(d, Tile)]
-    if "threadIdx.y" not in text or "TransformLayout" in text or len(tiles) < 5:
+    packs = "TransformLayout" in text and "TransformBlockLayout" not in text
+    if "threadIdx.y" not in text or packs or len(tiles) < 5:
         return None
     rows, high, vectors, wide, steps = tiles[-5:]
     if high[1].most != wide[1].most:

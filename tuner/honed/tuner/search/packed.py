@@ -17,14 +17,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from .blocks import REDUCE, SPATIAL, Keep, reads_along, step_along
-from .packing import channels_last, pack
+from .packing import channels_last, launch_packing, pack
 from .parts import (
     COPIED,
     Part,
     SketchLimits,
     accumulate,
     below,
-    bind_alone,
     bind_copied,
     by_single_items,
     contraction,
@@ -97,7 +96,7 @@ def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     for loop in (*loops.window, *loops.tile):
         schedule.unroll(loop)
     schedule.decompose_reduction(main, loops.outside[0])
-    _launch_weights(schedule, weights, what, limits)
+    launch_packing(schedule, weights, what.lanes, limits)
     _launch_image(schedule, image, what, limits)
     launch_others(schedule, [p for p in before if p.block is not image], rest, limits, most)
     return True
@@ -227,19 +226,11 @@ def _hold(schedule: Schedule, main: SBlockRV, read: int, at: LoopRV, lanes: int)
         schedule.unroll(loop)
 
 
-def _launch_weights(schedule: Schedule, block: SBlockRV, what: _Convolution, limits: SketchLimits) -> None:
-    """A launch of its own, in which a work-item packs a window of an input channel for a vector of others."""
-    outputs, inputs, *window = schedule.get_loops(block)
-    outputs, lanes = schedule.split(outputs, [None, what.lanes])
-    schedule.reorder(outputs, inputs, *window, lanes)
-    bind_alone(schedule, fuse(schedule, [outputs, inputs]), limits)
-    for loop in window:
-        schedule.unroll(loop)
-    schedule.vectorize(lanes)
-
-
 def _launch_image(schedule: Schedule, block: SBlockRV, what: _Convolution, limits: SketchLimits) -> None:
     """A launch of its own, in which a work-item computes the same place of several channels."""
     loops = list(schedule.get_loops(block))
-    vector = loops.pop() if what.vector > 1 else schedule.add_unit_loop(loops[-1])
+    if len(loops) > len(what.rows) + 3:  # batch, channels, rows, columns, and their vectors
+        vector = loops.pop()
+    else:  # rows that end with a vector are not cut by their layout
+        loops[-1], vector = schedule.split(loops[-1], [None, what.vector])
     bind_copied(schedule, loops, len(loops) - len(what.rows) - 2, COPIED, vector, limits)

@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx.analysis import undefined_vars
 
 from .blocks import SPATIAL, BlockInfo
+from .parts import SketchLimits, bind_alone, fuse
 
 
 def pack(
@@ -65,3 +66,14 @@ def channels_last(schedule: Schedule, block: SBlockRV, what: BlockInfo, channel:
         return [*before, at[channel] // lanes, *after, at[channel] % lanes]
 
     schedule.transform_layout(block, ("write", 0), order)
+
+
+def launch_packing(schedule: Schedule, block: SBlockRV, lanes: int, limits: SketchLimits) -> None:
+    """Launch what `pack` made by itself, a work-item for a vector and a window of an input channel."""
+    outputs, inputs, *window = schedule.get_loops(block)
+    outputs, vector = schedule.split(outputs, [None, lanes])
+    schedule.reorder(outputs, inputs, *window, vector)
+    bind_alone(schedule, fuse(schedule, [outputs, inputs]), limits)
+    for loop in window:
+        schedule.unroll(loop)
+    schedule.vectorize(vector)

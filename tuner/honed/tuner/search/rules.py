@@ -20,7 +20,7 @@ from .budget import Budget, Size, Threads
 from .gpu import GroupRules, Tiling, group_postprocs, group_space
 from .grouped import GroupTile
 from .parts import SketchLimits
-from .sketches import grouped_sketches, sketches
+from .sketches import attention_sketches, grouped_sketches, point_sketches, sketches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +157,10 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
     Candidates are draws that went through `postprocs`. Empty only for functions without blocks (opaque).
     """
     rules = rules_of(profile.rules)
+    if attended := attention_space(func, profile):
+        return attended
+    if transforming := point_sketches(func, rules.sketches):
+        return transforming
     found = sketches(func, rules.sketches)
     if rules.groups is None:
         return found or group_space(func, target, _LAST_RESORT)
@@ -168,6 +172,18 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
         if tiled:  # too few elements to keep the device busy: have groups reduce together, too
             return found + group_space(func, target, replace(rules.groups, tiling=None))
     return found + group_space(func, target, rules.groups)
+
+
+def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
+    """`space` of an attention; empty for all other functions, and where its rows do not fit."""
+    rules = rules_of(profile.rules)
+    tile = rules.groups.tile if rules.groups is not None else None
+    return attention_sketches(func, tile, rules.sketches)
+
+
+def transforms(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
+    """Whether a function transforms tiles, for which default rules write all sums out for each element."""
+    return bool(point_sketches(func, rules_of(profile.rules).sketches))
 
 
 def _elements(func: tirx.PrimFunc) -> int:

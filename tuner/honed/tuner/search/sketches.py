@@ -20,12 +20,16 @@ from functools import partial
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
+from .attention import attention
+from .attention_groups import attention_groups
 from .blocks import SPATIAL, Keep, inline_elementwise
 from .channels import channels
 from .grouped import GroupTile, grouped
 from .held import held
 from .packed import packed
 from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
+from .points import points
+from .pointwise import pointwise
 from .rows import columns, columns_again, rows, rows_again
 from .sliced import SLICES, sliced
 from .tile import tile, tile_across, tile_padded
@@ -43,6 +47,7 @@ def _all() -> tuple[Sketch, ...]:
     return (
         held,
         packed,
+        pointwise,
         windowed,
         channels,
         tile,
@@ -67,6 +72,11 @@ def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
     return _fitting(func, tries)
 
 
+def point_sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
+    """The sketch of a function that transforms tiles: others write all of its sums out for each element."""
+    return _fitting(func, [partial(points, limits=limits)])
+
+
 def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -> list[Schedule]:
     """The grouped sketches with and without vectors; none where the function is no contraction.
 
@@ -83,14 +93,35 @@ def grouped_sketches(func: tirx.PrimFunc, by: GroupTile, limits: SketchLimits) -
     return _fitting(func, tries)
 
 
+def attention_sketches(func: tirx.PrimFunc, by: GroupTile | None, limits: SketchLimits) -> list[Schedule]:
+    """The sketches of an attention; none where the function is no attention, or one that does not fit.
+
+    Groups share rows where local memory pays. First they copy what they multiply there: on an H100
+    LightGlue's attentions take 16 us so, and 26 read where they lie.
+    """
+    lanes = lane_choices(func, limits)
+    tries: list[Callable[[Schedule], bool]] = [partial(attention, limits=limits, most=n) for n in lanes]
+    if by is not None and by.shared:
+        tries += [
+            partial(attention_groups, by=by, limits=limits, most=lanes[0], copied=copied)
+            for copied in (True, False)
+        ]
+    return _different(unscheduled(as_module(func)), tries)
+
+
 def _fitting(func: tirx.PrimFunc, tries: Iterable[Callable[[Schedule], bool]]) -> list[Schedule]:
-    """What the tries that fit make of a function, without those that do the same as an earlier one."""
+    """What the tries that fit make of a function with its elementwise blocks inlined."""
     inlined = unscheduled(as_module(func))
     inline_elementwise(inlined, Keep.PADDING)  # as every sketch does first, or goes on from there
+    return _different(inlined, tries)
+
+
+def _different(begun: Schedule, tries: Iterable[Callable[[Schedule], bool]]) -> list[Schedule]:
+    """What the tries that fit make of a schedule, without those that do the same as an earlier one."""
     found: dict[str, Schedule] = {}
     for make in tries:
         for _ in range(_ATTEMPTS):
-            schedule = inlined.copy()
+            schedule = begun.copy()
             try:
                 if make(schedule):
                     found.setdefault(steps(schedule.trace), schedule)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
 from honed.runtime.leaseclient import LeaseHolder
 from honed.tuner.tune.session import Gate
 

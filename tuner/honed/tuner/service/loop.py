@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from honed.protocol.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
+from honed.protocol.strict import from_plain
 from honed.runtime.client import Client
-from honed.runtime.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
 from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.profile import DeviceIdentity
-from honed.runtime.strict import from_plain
 from honed.tuner.setup import setup_for
 
 from . import profiles

@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from honed.runtime.errors import HonedError
+from honed.protocol.errors import HonedError
 from honed.runtime.version import own_version
 
 _EXAMPLES = """examples:

@@ -7,8 +7,8 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.runtime import strict
-from honed.runtime.errors import HonedError
+from honed.protocol import strict
+from honed.protocol.errors import HonedError
 from honed.runtime.files import replacing
 
 from .choice import Known, unknown

@@ -6,15 +6,16 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from honed.jobs import events
+from honed.jobs.commands import Compile
+from honed.protocol.errors import AlreadyExists
 from honed.runtime.client import Client
-from honed.runtime.errors import AlreadyExists
 from honed.runtime.exported import Exported
 from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.origin import Origin
 from honed.tuner.measure.limits import Limits
-from honed.tuner.tune.compiling import Compilation, compile_apart
+from honed.tuner.tune.compiling import compile_apart
 from honed.tuner.tune.opening import Opened
 from honed.tuner.tune.session import Budget
 from honed.tuner.tune.task import headroom, headrooms
@@ -106,27 +107,28 @@ class Pass:
                 tasks=headrooms(session.tasks),
             )
 
-    def _heard(self, event: dict[str, Any]) -> None:
+    def _heard(self, event: events.News) -> None:
         """What the session tells while it works; it goes on when this returns."""
-        if event["event"] in ("note", "broke", "condemned"):
-            _log.warning("%s: %s", self._plan.name, event.get("text") or event.get("reason"))
-        if event["event"] == "tasks" and self._estimate is None:
-            # What is served already has the schedules recorded, or default ones.
-            kernels = self._client.show(self._plan.name)["kernels"]
-            tuned = any(Origin.parse(kernel["schedule"]).tried for kernel in kernels)
-            self._estimate = event["model"]["now_us" if tuned else "before_us"]
-        if event["event"] == "round":
-            self._report(event)
-            if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
-                self._publish(least=_WORTH)
+        match event:
+            case events.Note(text=text) | events.Broke(reason=text) | events.Condemned(reason=text):
+                _log.warning("%s: %s", self._plan.name, text)
+            case events.TasksFound() if self._estimate is None:
+                # What is served already has the schedules recorded, or default ones.
+                kernels = self._client.show(self._plan.name)["kernels"]
+                tuned = any(Origin.parse(kernel["schedule"]).tried for kernel in kernels)
+                self._estimate = event.model.now_us if tuned else event.model.before_us
+            case events.Round():
+                self._report(event)
+                if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
+                    self._publish(least=_WORTH)
 
-    def _report(self, event: dict[str, Any]) -> None:
+    def _report(self, event: events.Round) -> None:
         if time.monotonic() - self._reported_at < _REPORT_SECONDS:
             return
         self._reported_at = time.monotonic()
-        before, now = event["model"]["before_us"] / 1e3, event["model"]["now_us"] / 1e3
+        before, now = event.model.before_us / 1e3, event.model.now_us / 1e3
         text = (
-            f"{self._plan.name}: {event['trials']} trials, estimated {now:.3g} ms an inference, "
+            f"{self._plan.name}: {event.trials} trials, estimated {now:.3g} ms an inference, "
             f"{before:.3g} ms with default schedules"
         )
         _log.info("%s", text)
@@ -136,7 +138,7 @@ class Pass:
         """Have the service take the best found so far, if its estimate is `least` times better."""
         assert self._opened is not None
         session = self._opened.session
-        now = session.table()["model"]["now_us"]
+        now = session.table().model.now_us
         if (
             self._stopping
             or not session.trials
@@ -151,8 +153,8 @@ class Pass:
         self._gate.leave()
         tuned = self._folder / "tuned.honed"
         compile_apart(
-            Compilation(
-                source=self._source,
+            Compile(
+                file=self._source,
                 output=tuned,
                 device=self._place.device,
                 precision=self._given.precision,

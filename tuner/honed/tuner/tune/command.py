@@ -1,77 +1,44 @@
-"""`python -m honed.tuner tune | tasks`: a tuning run as JSON lines."""
+"""The jobs that tune a model, and that list its tasks."""
 
 from __future__ import annotations
 
-import argparse
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from honed.tuner.shapes import parse_shapes
-from honed.tuner.valhall.benches import BENCHES, marked
+from honed.jobs import commands, events
+from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
 from . import publishing
 from .instruments import Bench
 from .opening import Opened
+from .publishing import Outcome
 from .search_child import Found
-from .session import Budget, Session
+from .session import Budget, Emit, Session
 from .task import Stage
 
-Emit = Callable[[dict[str, Any]], None]
 
-
-def add_commands(commands: Any, parents: list[argparse.ArgumentParser]) -> None:
-    """Add `tune` and `tasks` to the parser of the compiling child."""
-    tune = commands.add_parser("tune", parents=parents, help="make a model faster on this machine's device")
-    tune.set_defaults(run=tune_model)
-    tasks = commands.add_parser("tasks", parents=parents, help="the tuning tasks of a model")
-    tasks.set_defaults(run=list_tasks)
-    for parser in (tune, tasks):
-        parser.add_argument("file", type=Path)
-        parser.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,224,224")
-        parser.add_argument("--precision", choices=("auto", "fp32", "fp16"), default="auto")
-        parser.add_argument("--calibration", type=Path, help="inputs to measure errors in fp16 on")
-        parser.add_argument("--current", type=Path, help="the version served now, which chose the precision")
-        where = parser.add_mutually_exclusive_group()
-        where.add_argument("--device")
-        where.add_argument(
-            "--bench", choices=BENCHES, help="judge by machine code for this device, not there"
-        )
-        parser.add_argument("--bench-root", type=Path, default=ROOT, help="where the bench's compiler is")
-        parser.add_argument("--records", type=Path, required=True)
-        parser.add_argument("--cache-dir", type=Path, required=True)
-        parser.add_argument("--name", help="the model's name in the records")
-    tune.add_argument("--trials", type=int)
-    tune.add_argument("--seconds", type=float)
-    tune.add_argument("--seed", type=int, default=0)
-    tune.add_argument("-o", "--output", type=Path)
-
-
-def list_tasks(arguments: argparse.Namespace, emit: Emit) -> None:
+def list_tasks(job: commands.Tasks, emit: Emit) -> events.Done:
     """Extract the tasks and time their default schedules; search nothing."""
-    with _opened(arguments, emit) as run:
-        run.session.run(_extraction(arguments, run), Budget(trials=0))
-    emit({"event": "done"})
+    with _opened(job, emit) as run:
+        run.session.run(_extraction(job, run), Budget(trials=0))
+    return events.Done()
 
 
-def tune_model(arguments: argparse.Namespace, emit: Emit) -> None:
-    """Tune within the budget, compile with the best schedules, compare, and tell."""
-    with _stoppable() as stop, _opened(arguments, emit) as run:
+def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
+    """Tune within the budget, compile with the best schedules, and compare."""
+    with _stoppable() as stop, _opened(job, emit, job.seed) as run:
         stop.session = run.session
         if stop.asked:
             run.session.stop()
-        run.session.run(
-            _extraction(arguments, run), Budget(trials=arguments.trials, seconds=arguments.seconds)
-        )
+        run.session.run(_extraction(job, run), Budget(trials=job.trials, seconds=job.seconds))
         run.search.close()
-        publish = publishing.predicted if arguments.bench else publishing.measured
-        done = _told(run.session) | publish(arguments, emit, run)
-    emit(done)
+        publish = publishing.predicted if job.bench else publishing.measured
+        return _told(run.session, publish(job, emit, run))
 
 
 @dataclass(slots=True)
@@ -99,47 +66,43 @@ def _stoppable() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _opened(arguments: argparse.Namespace, emit: Emit) -> Opened:
-    name = arguments.name or arguments.file.stem
+def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> Opened:
+    name = job.name or job.file.stem
     return Opened(
-        marked(name, arguments.bench) if arguments.bench else name,
-        device=arguments.device,
-        records=arguments.records,
-        cache_dir=arguments.cache_dir,
-        seed=getattr(arguments, "seed", 0),
+        marked(name, job.bench) if job.bench else name,
+        device=job.device,
+        records=job.records,
+        cache_dir=job.cache_dir,
+        seed=seed,
         emit=emit,
-        bench=Bench(arguments.bench, arguments.bench_root) if arguments.bench else None,
+        bench=Bench(job.bench, job.bench_root or ROOT) if job.bench else None,
     )
 
 
-def _extraction(arguments: argparse.Namespace, run: Opened) -> Callable[[], Found]:
-    shapes = parse_shapes(arguments.shape)
+def _extraction(job: commands.Search[Any], run: Opened) -> Callable[[], Found]:
     return lambda: run.search.extract(
-        arguments.file,
-        shapes,
-        arguments.precision,
-        calibration=arguments.calibration,
-        like=arguments.current,
+        job.file, job.shapes, job.precision, calibration=job.calibration, like=job.current
     )
 
 
-def _told(session: Session) -> dict[str, Any]:
-    """The last event of a run, but for what was made of it."""
+def _told(session: Session, outcome: Outcome) -> events.Tuned:
     stages = Counter(p.stage for p in session.tasks)
     failures: Counter[str] = Counter()
     for p in session.tasks:
         failures.update(p.failures)
-    return {
-        "event": "done",
-        "output": None,
-        "trials": session.trials,
-        "seconds": round(session.seconds, 1),
-        "tuned": stages[Stage.TUNED],
-        "skipped": stages[Stage.SKIPPED],
-        "lost": stages[Stage.LOST],
-        "failures": dict(failures),
-        "spent": session.spent.plain(),
-        **session.table(),
-        "before_us": None,
-        "after_us": None,
-    }
+    table = session.table()
+    return events.Tuned(
+        output=outcome.output,
+        trials=session.trials,
+        seconds=round(session.seconds, 1),
+        tuned=stages[Stage.TUNED],
+        skipped=stages[Stage.SKIPPED],
+        lost=stages[Stage.LOST],
+        failures=dict(failures),
+        spent=session.spent.rounded(),
+        tasks=table.tasks,
+        model=table.model,
+        before_us=outcome.before_us,
+        after_us=outcome.after_us,
+        sentence=outcome.sentence,
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from statistics import median
 
 import numpy as np
 
+from honed.machine.children import python, run
+from honed.protocol.errors import DeviceError, HonedError
 from honed.runtime import devices, proof
-from honed.runtime.errors import DeviceError, HonedError
 from honed.runtime.executor import Executor, load
-
-from .apart import run_apart
 
 _SECONDS = 6.0
 _LEAST, _MOST = 5, 200  # runs of each
@@ -40,17 +38,13 @@ class Comparison:
 
 def compare(old: Path, new: Path, spec: str) -> Comparison:
     """Compare in a child process. Raises DeviceError where one of them cannot be run."""
-    command = [sys.executable, "-P", "-m", "honed.tuner.tune.compare", str(old), str(new), "--device", spec]
-    try:
-        done = run_apart(command, _DEADLINE)
-    except subprocess.TimeoutExpired as error:
-        raise DeviceError(f"comparing the two versions took more than {_DEADLINE:g} s") from error
-    lines = done.stdout.splitlines()
+    program = python("honed.tuner.tune.compare", str(old), str(new), "--device", spec)
+    said, death = run(program, seconds=_DEADLINE)
+    lines = said.splitlines()
     answer = json.loads(lines[-1]) if lines else {}
     if "runs" in answer:
         return Comparison(**answer)
-    last = (done.stderr.strip().splitlines() or [f"it ended with status {done.returncode}"])[-1]
-    raise DeviceError(answer.get("failed") or f"comparing the two versions failed: {last}")
+    raise DeviceError(answer.get("failed") or f"comparing the two versions failed: {death}")
 
 
 def main() -> int:

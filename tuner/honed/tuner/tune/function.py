@@ -11,7 +11,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from honed.runtime.errors import DeviceError
+from honed.jobs import events
+from honed.protocol.errors import DeviceError
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function
 from honed.tuner.lower.schedule import narrow_indices
@@ -74,7 +75,7 @@ def tune_function(
             records=records or Path(own) / "records.sqlite",
             cache_dir=cache_dir or Path(own),
             seed=seed,
-            emit=emit,
+            emit=lambda event: emit(events.to_map(event)),
         ) as run,
     ):
         budget = Budget(trials=trials, seconds=seconds)

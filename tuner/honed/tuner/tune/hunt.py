@@ -11,8 +11,8 @@ import numpy as np
 import tvm
 from tvm.target import Target
 
+from honed.protocol.strict import to_plain
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.strict import to_plain
 from honed.tuner.forked import Forked
 from honed.tuner.lower.opencl import LoweringFailed
 from honed.tuner.lower.schedule import narrow_indices
@@ -59,19 +59,19 @@ class Hunt:
         """A batch of candidates.
 
         `known` are traces with their seconds (None: refused) that this hunt was not told of yet, `kin` the
-        best ones of other tasks: they count at the first call only.
+        best ones of other tasks: they count at the first call only. The answer says whether any rule `fits`.
         """
         if self._batches is None:
             self._batches = self._begun(kin, round_)
         if self._batches is None:
-            return {"candidates": [], "why": "no schedule rule fits the function", "way": "", "last": True}
+            return {"fits": False}
         for trace, seconds in known:
             with suppress(LoweringFailed):
                 self._batches.know(trace, _measured(seconds))
         batch = self._batches.next()
         self._proposed |= {p.id: p for p in batch.proposals}
         entries = self._entries([(p.id, p.trace, p.score, p.scheduled) for p in batch.proposals])
-        return {"candidates": entries, "why": "", "way": str(batch.way), "last": batch.last}
+        return {"fits": True, "candidates": entries, "way": str(batch.way), "last": batch.last}
 
     def _begun(self, kin: Sequence[str], round_: int) -> Batches | None:
         func, tools = narrow_indices(self.func), self._tools

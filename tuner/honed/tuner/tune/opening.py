@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from honed.runtime.errors import HonedError
+from honed.jobs import events
+from honed.protocol.errors import HonedError
 from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS
@@ -16,10 +15,8 @@ from honed.tuner.setup import setup_for
 from .instruments import Bench, on_bench, on_device
 from .proposals import Proposals
 from .search_child import SearchChild
-from .session import Gate, Session
+from .session import Emit, Gate, Session
 from .trials import Trials
-
-Emit = Callable[[dict[str, Any]], None]
 
 
 class Opened:
@@ -44,7 +41,7 @@ class Opened:
 
         Raises DeviceError where there is no device or bench, and what `Records.open` raises.
         """
-        emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "look at the device"})
+        emit(events.Stage(stage="extract", fraction=0.0, text="look at the device"))
         if bench is None:
             instrument = on_device(device, cache_dir, limits, _kernel_log(emit))
         else:
@@ -57,7 +54,7 @@ class Opened:
         if instrument.yardstick is not None:
             self.records.keep_yardstick(setup, instrument.yardstick)
         for note in self.records.notes:
-            emit({"event": "note", "text": note})
+            emit(events.Note(text=note))
         cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
         self.search = SearchChild(
             profile,
@@ -93,5 +90,5 @@ def _kernel_log(emit: Emit) -> Reader | None:
     try:
         return open_reader()
     except HonedError as error:
-        emit({"event": "note", "text": f"candidates are not watched for GPU faults: {error}"})
+        emit(events.Note(text=f"candidates are not watched for GPU faults: {error}"))
         return None

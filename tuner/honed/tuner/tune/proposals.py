@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from honed.jobs.events import Ranking
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
+from honed.tuner.outcome import Stored
 
 from .search_child import DefaultSchedule, Loaded, Proposed, SearchBroke, SearchChild
 from .task import Progress, Task
@@ -79,7 +81,7 @@ class Proposals:
             with suppress(SearchBroke):
                 self._made[begun.task.key] = self._waited(lambda: self._collected(begun))
 
-    def learn(self, task: Task, results: Mapping[str, float | None]) -> dict[str, Any] | None:
+    def learn(self, task: Task, results: Mapping[str, float | None]) -> Ranking | None:
         """Tell what a batch took; gives how well it had been ranked, where that can be said."""
         if self._child is None or self.search.pid != self._child:
             return None  # its successor reads the records
@@ -128,7 +130,7 @@ class Proposals:
         if key in self._told:
             return []  # the child knows them already
         return [
-            (c.trace, c.timing.fair_s if c.outcome is kept.Outcome.RIGHT and c.timing else None)
+            (c.trace, c.timing.fair_s if c.outcome is Stored.RIGHT and c.timing else None)
             for c in self._records.history(key, self._setup)
         ]
 

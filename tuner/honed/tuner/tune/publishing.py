@@ -1,81 +1,76 @@
-"""What a run comes to in the end: a file compiled with the best schedules, and a sentence on it.
-
-The functions here give what they add to the run's last event.
-"""
+"""What a run comes to in the end: a file compiled with the best schedules, and a sentence on it."""
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from honed.jobs.commands import Compile, Tune
+from honed.jobs.events import Stage
 from honed.runtime import profilefile
-from honed.tuner.shapes import parse_shapes
 
 from .compare import Comparison, compare
-from .compiling import Compilation, compile_apart
+from .compiling import compile_apart
 from .opening import Opened
-from .session import Session
+from .session import Emit, Session
 
-Emit = Callable[[dict[str, Any]], None]
 # Below this, a difference between two medians is noise.
 _GAIN = 1.02
 
 
-def measured(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What was made of a session; as in `honed.jobs.events.Tuned`."""
+
+    sentence: str
+    output: str | None = None
+    before_us: float | None = None
+    after_us: float | None = None
+
+
+def measured(job: Tune, emit: Emit, run: Opened) -> Outcome:
     """Compile the best and compare it with what is served now: only what is faster is kept."""
     session, spec = run.session, run.spec
-    if arguments.output is None or all(p.best_trace is None for p in session.tasks):
-        return {"sentence": _nothing(session)}
+    if job.output is None or all(p.best_trace is None for p in session.tasks):
+        return Outcome(sentence=_nothing(session))
     assert spec is not None
-    emit({"event": "stage", "stage": "publish", "fraction": 0.0, "text": "compile with the best schedules"})
+    emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
     with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
-        wanted = replace(_compilation(arguments, run, folder), device=spec)
+        wanted = replace(_compilation(job, job.output, run, folder), device=spec)
         compile_apart(wanted)
-        current = arguments.current or Path(folder) / "default.honed"
-        if arguments.current is None:
+        current = job.current or Path(folder) / "default.honed"
+        if job.current is None:
             compile_apart(replace(wanted, output=current, records=None, like=wanted.output))
-        emit({"event": "stage", "stage": "publish", "fraction": 0.7, "text": "compare side by side"})
-        found = compare(current, arguments.output, spec)
-    event = {"before_us": found.old * 1e6, "after_us": found.new * 1e6}
-    sentence = _sentence(found)
+        emit(Stage(stage="publish", fraction=0.7, text="compare side by side"))
+        found = compare(current, job.output, spec)
+    outcome = Outcome(sentence=_sentence(found), before_us=found.old * 1e6, after_us=found.new * 1e6)
     if found.wrong or found.new * _GAIN > found.old:
-        arguments.output.unlink(missing_ok=True)
-        return event | {"sentence": sentence}
+        job.output.unlink(missing_ok=True)
+        return outcome
     why = f"tuned: {session.trials} trials in {session.seconds:.0f} s"
     run.records.add_version(session.name, why, found.new)
-    return event | {"output": str(arguments.output), "sentence": sentence}
+    return replace(outcome, output=str(job.output))
 
 
-def predicted(arguments: argparse.Namespace, emit: Emit, run: Opened) -> dict[str, Any]:
+def predicted(job: Tune, emit: Emit, run: Opened) -> Outcome:
     """Compile with the best predicted schedules; nothing is compared, for the device is not here."""
-    event = {"sentence": _foretold(run.session, run.profile.identity.name)}
-    if arguments.output is None or not run.session.tasks:
-        return event
-    emit({"event": "stage", "stage": "publish", "fraction": 0.0, "text": "compile with the best schedules"})
+    outcome = Outcome(sentence=_foretold(run.session, run.profile.identity.name))
+    if job.output is None or not run.session.tasks:
+        return outcome
+    emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
     with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
-        compile_apart(_compilation(arguments, run, folder))
-    return event | {"output": str(arguments.output)}
+        compile_apart(_compilation(job, job.output, run, folder))
+    return replace(outcome, output=str(job.output))
 
 
-def _compilation(arguments: argparse.Namespace, run: Opened, folder: str) -> Compilation:
+def _compilation(job: Tune, output: Path, run: Opened, folder: str) -> Compile:
     """For the device that was tuned on; its profile goes to a file in `folder`."""
     profile = Path(folder) / "profile.toml"
     profile.write_text(profilefile.dumps(run.profile))
-    return Compilation(
-        source=arguments.file,
-        output=arguments.output,
-        device=None,
-        precision=arguments.precision,
-        shapes=parse_shapes(arguments.shape),
-        records=arguments.records,
-        profile=profile,
-        calibration=arguments.calibration,
-        like=arguments.current,
+    return job.derived(
+        Compile, name=None, output=output, device=None, profile=profile, like=job.current, memory_mib=0
     )
 
 
@@ -100,11 +95,9 @@ def _sentence(found: Comparison) -> str:
 
 
 def _foretold(session: Session, device: str) -> str:
-    model = session.table()["model"]
+    model = session.table().model
     if all(p.best_trace is None for p in session.tasks):
         found = _nothing(session)
     else:
-        found = (
-            f"{model['before_us'] / 1e3:.3g} ms with default schedules, {model['now_us'] / 1e3:.3g} ms now"
-        )
+        found = f"{model.before_us / 1e3:.3g} ms with default schedules, {model.now_us / 1e3:.3g} ms now"
     return f"predicted for {device}: {found}; times are bounds, and no answer was checked on the device"

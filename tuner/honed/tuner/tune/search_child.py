@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from honed.runtime.errors import Internal, ModelRefused
+from honed.jobs.events import Ranking
+from honed.machine.children import python
+from honed.protocol.errors import Internal, ModelRefused
+from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.strict import from_plain, to_plain
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.process import Child, Ended
@@ -21,7 +22,7 @@ from .scratch import scratch
 from .task import Task
 
 BATCH = 16  # candidates of a proposal
-COMMAND = (sys.executable, "-P", "-m", "honed.tuner.tune.searcher")
+COMMAND = python("honed.tuner.tune.searcher")
 Found = tuple[list[tuple[Task, int]], list[Task]]  # tasks with their outputs, and what cannot be tuned
 
 
@@ -47,6 +48,10 @@ class SearchBroke(Exception):
     def __init__(self, text: str, *, killed: bool = False) -> None:
         super().__init__(text)
         self.killed = killed
+
+
+class NoSchedule(SearchBroke):
+    """No schedule rule fits the function of a task; asking again is of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +244,8 @@ class SearchChild:
     def collect(self) -> Proposed:
         """The batch that `begin` had made; waits for it."""
         answer = self._answered(lambda child: child.answer(self._deadlines.propose))
-        if answer["why"]:
-            raise SearchBroke(str(answer["why"]))
+        if not answer["fits"]:
+            raise NoSchedule("no schedule rule fits the function")
         return Proposed(
             loaded=_loaded(answer),
             entries=[_entry(plain) for plain in answer["candidates"]],
@@ -254,11 +259,11 @@ class SearchChild:
         answer = self._ask(message, self._deadlines.propose)
         return [_entry(plain) for plain in answer["candidates"]]
 
-    def learn(self, task: str, results: Mapping[str, float | None]) -> dict[str, Any] | None:
+    def learn(self, task: str, results: Mapping[str, float | None]) -> Ranking | None:
         """Tell what a batch of a loaded task took; gives how well it was ranked, where that can be said."""
         message = {"do": "learn", "task": task, "results": dict(results)}
-        ranking: dict[str, Any] | None = self._ask(message, self._deadlines.propose)["ranking"]
-        return ranking
+        plain = self._ask(message, self._deadlines.propose)["ranking"]
+        return None if plain is None else from_plain(Ranking, plain, where="ranking")
 
     def _twice(self, message: Mapping[str, object], seconds: float) -> codec.Message:
         """Ask, and once again where the child was ended by a signal from elsewhere."""
@@ -277,8 +282,7 @@ class SearchChild:
             answer = ask(self._started())
         except Ended as ended:
             self._child = None
-            killed = ended.how == "signal SIGKILL" and not ended.late
-            raise SearchBroke(f"the compiler ended: {ended}", killed=killed) from ended
+            raise SearchBroke(f"the compiler ended: {ended}", killed=ended.death.killed) from ended
         if "refused" in answer:
             raise ModelRefused(str(answer["refused"]), tuple(answer["reasons"]))
         if "failed" in answer:

@@ -21,10 +21,9 @@ from zipfile import BadZipFile
 
 import tvm
 
-from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused
-from honed.runtime.offspring import die_with
+from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
+from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.strict import from_plain, to_plain
 from honed.tuner.forked import Forked
 from honed.tuner.lower.opencl import Lowered, LoweringFailed
 from honed.tuner.lower.target import target_for
@@ -48,9 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     """Serve the channel until it closes."""
     parser = argparse.ArgumentParser(prog="honed.tuner.tune.searcher")
     parser.add_argument("--channel", type=int, required=True)
-    parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(argv)
-    die_with(options.parent)
     channel = socket.socket(fileno=options.channel)
     with suppress(codec.ChannelClosed):
         _serve(channel)

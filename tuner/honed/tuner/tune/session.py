@@ -7,21 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
+from honed.jobs import events
+from honed.jobs.events import Spent
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Outcome, Verdict
+from honed.tuner.measure.candidate import Verdict
+from honed.tuner.outcome import Outcome
 from honed.tuner.records import Records
 
 from .proposals import Proposals
-from .search_child import Entry, Found, Loaded, Proposed, SearchBroke
-from .spent import Spent
+from .search_child import Entry, Found, Loaded, NoSchedule, Proposed, SearchBroke
+from .spent import on_candidate
 from .task import Progress, Stage, Task, finish, judge, latency, likely_next, next_task
 from .trials import Trials
 
-Emit = Callable[[dict[str, Any]], None]
+Emit = Callable[[events.News], None]
 _BREAKS = 2  # times a task's search may break before it is given up
 _IDLE = 3  # rounds in a row in which nothing could be tried before a task is left
 _WINDOW = 8  # candidates that are built ahead; the device is left when these are built, at the latest
@@ -116,7 +118,8 @@ class Session:
                 self._time_defaults()
                 self._doubt_peaks([p for p in self.tasks if p.stage is Stage.TUNING])
                 judge(self.tasks)
-            self.emit({"event": "tasks", **self.table()})
+            table = self.table()
+            self.emit(events.TasksFound(tasks=table.tasks, model=table.model))
             if self.tasks and not self._spent(budget):
                 self._note_start()
             cut = self._search(budget)
@@ -133,7 +136,7 @@ class Session:
         return True
 
     def _extract(self, found: Callable[[], Found]) -> None:
-        self.emit({"event": "stage", "stage": "extract", "fraction": 0.0, "text": "extract the tasks"})
+        self.emit(events.Stage(stage="extract", fraction=0.0, text="extract the tasks"))
         self._gate.leave()
         tasks, opaque = found()
         for task, outputs in tasks:
@@ -158,13 +161,13 @@ class Session:
             if self._trying.knows_speed and self._trusts(progress, trusted.get(progress.task.key)):
                 continue
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
-            self.emit({"event": "stage", "stage": "baseline", "fraction": n / len(live), "text": text})
+            self.emit(events.Stage(stage="baseline", fraction=n / len(live), text=text))
             following = [p.task for p in live[n + 1 :] if p.task.key not in trusted]
             while progress.default is None and progress.stage is Stage.TUNING:
                 try:
                     self._time_default(progress, following, last=n == len(live) - 1)
                 except SearchBroke as broke:
-                    self._broken(progress, f"its default schedule cannot be made: {broke}")
+                    self._broken(progress, f"its default schedule cannot be made: {broke}", broke)
             self._gate.leave()
         self._trying.settle_speed()
         self._condemn()
@@ -272,30 +275,31 @@ class Session:
         except SearchBroke as error:
             self._trying.unload()
             broke = f"its search ended: {error}"
-            self._broken(progress, broke)
+            self._broken(progress, broke, error)
         self._condemn()
         self._doubt_peaks([progress])
         if broke:
             progress.rounds += 1  # it says nothing of what the next may win
         else:
             progress.end_round(before, self.clock() - began, last=last)
-        spent = self._spent_now.with_search(self._proposals.seconds - searched)
+        spent = self._spent_now + Spent(search=self._proposals.seconds - searched)
         self.spent += spent
         judge(self.tasks)
         self._note_progress(self.trials - made)
+        table = self.table()
         self.emit(
-            {
-                "event": "round",
-                "round": sum(p.rounds for p in self.tasks),
-                "task": progress.task.key,
-                "way": way,
-                "spent": spent.plain(),
-                "ranking": ranking,
-                "trials": self.trials,
-                "seconds": self.seconds,
-                "seconds_left": None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
-                **self.table(),
-            }
+            events.Round(
+                round=sum(p.rounds for p in self.tasks),
+                task=progress.task.key,
+                way=way,
+                spent=spent.rounded(),
+                ranking=ranking,
+                trials=self.trials,
+                seconds=self.seconds,
+                seconds_left=None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
+                tasks=table.tasks,
+                model=table.model,
+            )
         )
 
     def _end_idle(self, progress: Progress, entries: list[Entry], tried: int, budget: Budget) -> None:
@@ -307,14 +311,14 @@ class Session:
 
     def _note_progress(self, trials: int) -> None:
         """Keep what the model is estimated to take after so many more trials, for its history."""
-        self.records.add_progress(self.name, trials, latency(self.tasks)["now_us"] * 1e-6)
+        self.records.add_progress(self.name, trials, latency(self.tasks).now_us * 1e-6)
 
-    def _broken(self, progress: Progress, reason: str) -> None:
+    def _broken(self, progress: Progress, reason: str, broke: SearchBroke) -> None:
         key = progress.task.key
         self._breaks[key] = self._breaks.get(key, 0) + 1
         progress.failures["compiler"] += 1
-        self.emit({"event": "broke", "task": key, "reason": reason})
-        if self._breaks[key] >= _BREAKS or "no schedule rule" in reason:
+        self.emit(events.Broke(task=key, reason=reason))
+        if self._breaks[key] >= _BREAKS or isinstance(broke, NoSchedule):
             progress.lose(reason)
 
     def _measure(self, progress: Progress, proposed: Proposed, budget: Budget) -> dict[str, float | None]:
@@ -335,7 +339,7 @@ class Session:
             began = self.clock()
             trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
             phases = self._trying.measurer.spent
-            self._spent_now = self._spent_now.with_candidate(phases, self.clock() - began)
+            self._spent_now += on_candidate(phases, self.clock() - began)
             self._gate.leave()
             if trial is None:
                 continue
@@ -352,14 +356,14 @@ class Session:
     def _filtered(self, progress: Progress, reason: str) -> None:
         """A candidate that was refused before the device saw it: no trial."""
         progress.filtered[reason] += 1
-        self.emit({"event": "filtered", "task": progress.task.key, "reason": reason})
+        self.emit(events.Filtered(task=progress.task.key, reason=reason))
 
     def _condemn(self, *, settle: bool = False) -> None:
         """Drop what was found right and has turned out to have faulted."""
         by_key = {p.task.key: p for p in self.tasks}
         for one in self._trying.condemned(settle=settle):
             progress = by_key[one.task]
-            self.emit({"event": "condemned", "task": one.task, "reason": one.reason})
+            self.emit(events.Condemned(task=one.task, reason=one.reason))
             if one.trace is None:
                 progress.lose(f"its default schedule faulted: {one.reason}")
                 continue
@@ -374,14 +378,13 @@ class Session:
         if verdict.outcome is not Outcome.RIGHT:
             progress.failures[str(verdict.outcome)] += 1
         self.emit(
-            {
-                "event": "trial",
-                "task": progress.task.key,
-                "outcome": str(verdict.outcome),
-                "reason": verdict.reason,
-                "us": None if seconds is None else seconds * 1e6,
-                "best_us": None if progress.best is None else progress.best * 1e6,
-            }
+            events.Trial(
+                task=progress.task.key,
+                outcome=str(verdict.outcome),
+                reason=verdict.reason,
+                us=None if seconds is None else seconds * 1e6,
+                best_us=None if progress.best is None else progress.best * 1e6,
+            )
         )
 
     def _spent(self, budget: Budget) -> bool:
@@ -394,10 +397,10 @@ class Session:
             self._stopping = True
         return not self._stopping
 
-    def table(self) -> dict[str, Any]:
-        """Every task as a row, the costliest first, and the model's estimated latency."""
+    def table(self) -> events.Table:
+        """Every task as a row, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
-        return {"tasks": [p.row() for p in rows], "model": latency(self.tasks)}
+        return events.Table(tasks=tuple(p.row() for p in rows), model=latency(self.tasks))
 
 
 def _seconds(default: kept.Default | None) -> float:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
 
+from honed.jobs.events import Estimate, Row
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks, Figure
 
@@ -141,26 +141,26 @@ class Progress:
         won = 0.0 if not before or self.best is None else max(0.0, 1 - self.best / before)
         self.rate = (_EXHAUSTED if last and not won else 0.5) * self.rate + 0.5 * won
 
-    def row(self) -> dict[str, Any]:
-        """What a table shows of it; times in microseconds."""
+    def row(self) -> Row:
+        """What a table shows of it."""
         best = self.best
-        return {
-            "task": self.task.key,
-            "name": self.task.name,
-            "weight": self.task.weight,
-            "flops": self.task.flops,
-            "bytes": self.task.bytes,
-            "roofline_us": self.roofline * 1e6,
-            "default_us": None if self.default is None else self.default * 1e6,
-            "best_us": None if best is None else best * 1e6,
-            "gflops": None if not best else self.task.flops / best / 1e9,
-            "roofline_share": None if not best else self.roofline / best,
-            "trials": self.trials,
-            "filtered": self.filtered.total(),
-            "failures": dict(self.failures),
-            "state": str(self.stage),
-            "reason": self.reason,
-        }
+        return Row(
+            task=self.task.key,
+            name=self.task.name,
+            weight=self.task.weight,
+            flops=self.task.flops,
+            bytes=self.task.bytes,
+            roofline_us=self.roofline * 1e6,
+            default_us=None if self.default is None else self.default * 1e6,
+            best_us=None if best is None else best * 1e6,
+            gflops=None if not best else self.task.flops / best / 1e9,
+            roofline_share=None if not best else self.roofline / best,
+            trials=self.trials,
+            filtered=self.filtered.total(),
+            failures=dict(self.failures),
+            state=str(self.stage),
+            reason=self.reason,
+        )
 
 
 def judge(tasks: list[Progress]) -> None:
@@ -178,10 +178,10 @@ def judge(tasks: list[Progress]) -> None:
             p.stage, p.reason = Stage.TUNING, ""
 
 
-def latency(tasks: list[Progress]) -> dict[str, float]:
-    """The model's estimated latency with default schedules and now, in microseconds."""
+def latency(tasks: list[Progress]) -> Estimate:
+    """The model's estimated latency."""
     before = sum(p.task.weight * (p.default if p.default is not None else p.best or 0.0) for p in tasks)
-    return {"before_us": before * 1e6, "now_us": sum(p.cost for p in tasks) * 1e6}
+    return Estimate(before_us=before * 1e6, now_us=sum(p.cost for p in tasks) * 1e6)
 
 
 def headroom(tasks: list[Progress]) -> float:

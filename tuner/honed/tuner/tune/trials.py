@@ -7,12 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from honed.runtime.errors import AlreadyExists, DeviceError, HonedError
+from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.kernellog import FaultStory
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Candidate, Outcome, Timing, Verdict, Workload
+from honed.tuner.measure.candidate import Candidate, Timing, Verdict, Workload
 from honed.tuner.measure.protocol import Begin, Measures
+from honed.tuner.outcome import Outcome
 from honed.tuner.records.rows import sha256
 
 from .speed import Speed
@@ -21,23 +22,6 @@ T = TypeVar("T")
 _STARTS = 3  # times a measuring child is started for one candidate before the device is given up
 _REMEMBERED = 256  # candidates; faults come to light within seconds
 _LEAST_YARDSTICKS = 5  # that a reference speed rests on
-
-_OUTCOMES = {
-    Outcome.BUILD: kept.Outcome.NOT_BUILT,
-    Outcome.BARRIER: kept.Outcome.NOT_BUILT,
-    Outcome.MEMORY: kept.Outcome.NOT_RUN,
-    Outcome.RUN: kept.Outcome.NOT_RUN,
-    Outcome.DEADLINE: kept.Outcome.NOT_RUN,
-    Outcome.CRASH: kept.Outcome.NOT_RUN,
-    Outcome.IMPOSSIBLE: kept.Outcome.IMPOSSIBLE,
-    Outcome.FAULT: kept.Outcome.FAULTED,
-    Outcome.UNWRITTEN: kept.Outcome.WRONG,
-    Outcome.OUT_OF_BOUNDS: kept.Outcome.WRONG,
-    Outcome.WRONG: kept.Outcome.WRONG,
-    Outcome.RIGHT: kept.Outcome.RIGHT,
-}
-# What may have harmed the device once is not tried again.
-_QUARANTINED = {Outcome.DEADLINE, Outcome.FAULT, Outcome.OUT_OF_BOUNDS, Outcome.CRASH}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,10 +164,9 @@ class Trials:
         self.records.finish(
             number,
             kept.Verdict(
-                outcome=_OUTCOMES[verdict.outcome],
+                outcome=verdict.outcome,
                 reason=verdict.reason,
                 timing=timing,
-                quarantine=verdict.outcome in _QUARANTINED,
                 story=story,
             ),
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from honed.runtime.errors import DeviceError
+from honed.protocol.errors import DeviceError
 
 ROOT = Path("/var/cache/honed-valhall")
 SECONDS = 60  # of CPU time for one program

@@ -6,14 +6,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 
-from honed.runtime.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument
 from honed.runtime.kernellog import FaultStory
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.measure import checks
-from honed.tuner.measure.candidate import Candidate, Outcome, Timing, Verdict, Workload
+from honed.tuner.measure.candidate import Candidate, Timing, Verdict, Workload
 from honed.tuner.measure.limits import ALL, Limits
 from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.measure.protocol import Begin
+from honed.tuner.outcome import Outcome
 
 from .compiler import Dump, NotBuilt
 from .judge import Compiler, Judge, seconds

@@ -1,0 +1,75 @@
+"""What benchmarks that run models share: compiling without a service, made-up inputs, runs in turns."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from honed.runtime.devices import Device
+from honed.runtime.executor import Executor
+from honed.runtime.model import Source
+from honed.runtime.profile import DeviceProfile
+from honed.tuner import frontend
+from honed.tuner.assemble import assemble
+from honed.tuner.attend import attentions
+from honed.tuner.compile import opened
+from honed.tuner.first import first_kernels
+from honed.tuner.frontend import Normalised
+from honed.tuner.lower.module import LoweredModel, lower_module
+
+Arrays = dict[str, np.ndarray]
+
+
+def normalised(
+    path: Path, profile: DeviceProfile, shapes: Mapping[str, tuple[int, ...]] | None = None
+) -> Normalised:
+    """A model in the types that a device has."""
+    limits = profile.limits
+    return frontend.normalise(frontend.load(path), shapes=shapes or {}, fp16=limits.fp16, fp64=limits.fp64)
+
+
+def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
+    """Its kernels as the service has them before any trial."""
+    joins = attentions(profile)
+    return lower_module(frontend.import_relax(model), profile, first=first_kernels, joins=joins)
+
+
+def ready(model: Normalised, lowered: LoweredModel, device: Device) -> Executor:
+    """A lowered model to be run."""
+    source = Source(
+        sha256="0" * 64, filename="bench", producer="", opset=17, precision=model.precision, notes=()
+    )
+    return opened(*assemble(source, device.profile, model, lowered, None), device)
+
+
+def made_up(model: Normalised) -> Arrays:
+    """Inputs of a model: normal, of a standard deviation of 0.1, the same every time."""
+    rng = np.random.default_rng(0)
+    return {i.name: (0.1 * rng.standard_normal(i.shape)).astype(i.numpy) for i in model.inputs}
+
+
+def in_turns(runs: Mapping[str, Callable[[], object]], turns: int) -> dict[str, float]:
+    """Median seconds of each, after a few runs that do not count; who follows whom is left to chance."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    order = random.Random(0)
+    for run in list(runs.values()) * 3:
+        run()
+    for _ in range(turns):
+        for name, run in order.sample(list(runs.items()), len(runs)):
+            began = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - began)
+    return {name: median(found) for name, found in times.items()}
+
+
+def apart(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference, of the largest value."""
+    exact = one.astype(np.float64)
+    if not exact.size:
+        return 0.0
+    return float(np.abs(exact - other.reshape(one.shape)).max() / max(1e-30, float(np.abs(exact).max())))

@@ -1,0 +1,357 @@
+"""The engines of the service at work: tells the machine what happens, and does what it wants done."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from honed.protocol.errors import HonedError, Unavailable
+
+from .commits import Commits
+from .config import Service
+from .deviceserver import DeviceServer
+from .dispatch import Dispatcher, Work
+from .inference import Plan
+from .inspection import Inspector
+from .latencies import Latencies
+from .limits import Limits
+from .placement import Placement
+from .profiles import merged
+from .regions import HeldRegion
+from .requests import Client, Ticket
+from .serving import actions, events
+from .serving.machine import Machine
+from .serving.registry import Registry
+from .serving.states import Engine, ServedModel
+from .servinglog import write
+from .statistics import Served
+from .store import Store
+
+PROFILE_SECONDS = 600.0
+_SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
+_log = logging.getLogger(__name__)
+
+
+class Pool:
+    """Every device server of one service. `models` are those that they serve, to be looked at."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        service: Service,
+        models: Registry,
+        store: Store,
+        commits: Commits,
+        inspector: Inspector,
+        latencies: Latencies,
+    ) -> None:
+        self._limits = limits
+        self._cache_dir = service.cache_dir
+        self._models = models
+        self._store = store
+        self._commits = commits
+        self._inspector = inspector
+        self._latencies = latencies
+        self.placement = Placement(service.device, service.devices, service.placement)
+        self._machine = Machine(models, self.placement.names, service.fallback, limits.max_queue)
+        self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
+        self._dispatcher = Dispatcher(limits, self.servers)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def _server(self, engine: Engine) -> DeviceServer:
+        return DeviceServer(engine, self._limits, self._cache_dir, self._models, self._store)
+
+    @property
+    def default(self) -> DeviceServer:
+        """Of models that are not placed elsewhere."""
+        return self.servers[self.placement.default]
+
+    # The machine, and what it wants done
+
+    def handle(self, event: events.Event) -> None:
+        """Something has happened. Raises a HonedError where the event is refused, which changes nothing."""
+        for action in self._machine.handle(event, time.monotonic(), time.time()):
+            self._perform(action)
+
+    def _perform(self, action: actions.Action) -> None:
+        match action:
+            case actions.Run():
+                self._run(action)
+            case actions.Answer(request):
+                self._dispatcher.answer(request)
+            case actions.Refuse(request, error):
+                self._dispatcher.refuse(request, error)
+            case actions.Load() | actions.Prove() | actions.Unload() | actions.Kill():
+                self._perform_on_worker(action, self.servers[action.engine])
+            case actions.StartServer(engine):
+                self._start(engine)
+            case actions.StopServer(engine):
+                self._begin(self._follow(self._stopped(self.servers[engine])))
+            case actions.Judge(model):
+                self._begin(self._follow(self.of(model).loader.judge(action)))
+            case actions.Persist(model):
+                self._begin(self._commits.persist(model))
+            case actions.Inspect(model):
+                self._begin(self._follow(self._inspected(model)))
+            case _:
+                write(action)
+
+    def _perform_on_worker(
+        self, action: actions.Load | actions.Prove | actions.Unload | actions.Kill, server: DeviceServer
+    ) -> None:
+        """What ends with the present worker at the latest."""
+        match action:
+            case actions.Load():
+                server.with_worker(self._begin(self._follow(server.loader.restore(action))))
+            case actions.Prove():
+                server.with_worker(self._begin(self._follow(server.loader.prove(action))))
+            case actions.Unload(_, key):
+                server.with_worker(self._begin(server.loader.tell("Unload", {"key": key})))
+            case actions.Kill(_, reason):
+                server.supervisor.kill(reason)
+
+    def _run(self, action: actions.Run) -> None:
+        if self.servers[action.engine].supervisor.state == "ready":
+            self._begin(self._follow(self._dispatcher.run(action)))
+        else:
+            self.handle(events.NotRun(action.engine))
+
+    async def _follow(self, work: Coroutine[Any, Any, events.Event | None]) -> None:
+        """Do something that ends in an event."""
+        event = await work
+        if event is not None:
+            self.handle(event)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What fails in a way nobody foresaw ends the service."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _inspected(self, model: ServedModel) -> events.Event | None:
+        """Read the file of a version that was gone back to."""
+        try:
+            read = await self._inspector.inspect(self._store.object(model.manifest.compiled))
+        except HonedError as error:  # the worker finds so, too, and says it of the model
+            _log.error("model %s: its earlier version cannot be read: %s", model.name, error)
+            return None
+        return events.Inspected(model.number, read)
+
+    # Device servers
+
+    async def run(self) -> None:
+        """Keep a worker on each device until cancelled; they are gone when this returns."""
+        try:
+            for name in self.placement.names:
+                self._start(name)
+                # One after the other: where peaks are measured, they are not measured side by side.
+                settled = self.servers[name].supervisor.settled()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(settled, _SETTLING_SECONDS)
+                self._warn_of_twins(self.servers[name])
+            await self._failure
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(self, name: str) -> None:
+        if name not in self.servers:
+            self.servers[name] = self._server(self._machine.engines[name])
+        server = self.servers[name]
+        server.running = self._begin(self._keep(server))
+
+    async def _keep(self, server: DeviceServer) -> None:
+        async with contextlib.aclosing(server.lives()) as lives:
+            async for event in lives:
+                self.handle(event)
+
+    async def _stopped(self, server: DeviceServer) -> events.Event:
+        if server.running is not None:
+            server.running.cancel()
+            await asyncio.wait([server.running])
+        return events.ServerStopped(server.name)
+
+    def _warn_of_twins(self, server: DeviceServer) -> None:
+        spec = server.supervisor.spec
+        for other in self.servers.values():
+            if other is not server and spec and other.supervisor.spec == spec:
+                told = "%r and %r are one device, %s; name it once in the configuration"
+                _log.warning(told, other.name, server.name, server.shown)
+
+    # Requests
+
+    async def infer(self, client: Client, model: ServedModel, plan: Plan) -> dict[str, Any]:
+        """The result of ModelInfer; raises what went wrong."""
+        arrived = time.monotonic()
+        work = Work(method="Infer", params=plan.for_worker, regions=plan.regions)
+        [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
+        now, queued = time.monotonic(), work.started - arrived
+        served = Served(
+            queued=queued,
+            whole=now - arrived,
+            input_ns=answer["input_ns"],
+            infer_ns=answer["infer_ns"],
+            output_ns=answer["output_ns"],
+            launches=model.compiled.launches if model.compiled else 0,
+        )
+        model.statistics.served(served, now, time.time_ns() // 1_000_000)
+        if model.at_home:  # another device's times say nothing about the version
+            self._latencies.note(model.name, work.version, answer["infer_ns"] * 1e-9, time.time())
+        return plan.result(answer["raw"], round(queued * 1e6), round(answer["infer_ns"] / 1000))
+
+    async def profile(
+        self, client: Client, model: ServedModel, runs: int, *, timeline: bool
+    ) -> dict[str, Any]:
+        """The result of ModelProfile; raises what went wrong. Other requests run between its runs."""
+
+        def params(key: str) -> dict[str, Any]:
+            return {"key": key, "timeline": timeline}
+
+        work = Work(method="Profile", params=params, regions=[], runs=runs)
+        return {"name": model.name, **merged(await self._ask(client, model, 2, PROFILE_SECONDS, work))}
+
+    async def _ask(
+        self, client: Client, model: ServedModel, priority: int, timeout: float, work: Work
+    ) -> list[dict[str, Any]]:
+        """The answers of the worker."""
+        now = time.monotonic()
+        with self._dispatcher.taken(work) as number:
+            ticket = Ticket(
+                number=number,
+                client=client,
+                model=model.name,
+                priority=priority,
+                arrived=now,
+                deadline=now + timeout,
+            )
+            try:
+                self.handle(events.Asked(ticket))
+                await work.wait(ticket.deadline)
+            finally:
+                self.handle(events.Left(number))
+        return work.answers
+
+    def release(self, region: HeldRegion) -> None:
+        """Let go of a region; with its last holder gone the workers unmap it."""
+        self._dispatcher.release(region)
+
+    def forget_client(self, client: Client) -> None:
+        """A connection is gone; its requests are cancelled."""
+        self.handle(events.ClientGone(client))
+
+    def limits_changed(self) -> None:
+        """The limits are others from now on."""
+        self._machine.limit_queues(self._limits.max_queue)
+
+    async def drain(self, seconds: float) -> None:
+        """Let what is queued finish for so long, then answer the rest with Unavailable."""
+        await self._dispatcher.answered(seconds)
+        self.handle(events.Stopping())
+        await self._dispatcher.taken_all()
+
+    # Where models are
+
+    def of(self, model: ServedModel) -> DeviceServer:
+        """The one that serves a model now."""
+        return self.servers[model.engine]
+
+    def check_at_home(self, model: ServedModel) -> None:
+        """Raise Unavailable where another device stands in for the model's own."""
+        if not model.at_home:
+            raise Unavailable(f"{model.name} has its versions changed on its own device only; {model.away}")
+
+    def asked(self, model: str, device: str) -> list[DeviceServer]:
+        """Those that a user's words for a device mean: several for "fastest". Raises NotFound."""
+        known = {
+            name: each.supervisor.spec for name, each in self.servers.items() if not each.engine.stand_in
+        }
+        return [self.servers[name] for name in self.placement.asked(model, device, known)]
+
+    def home(self, model: str, device: str = "", why: str = "") -> DeviceServer:
+        """Where a model belongs that was added for `device`, "" for any."""
+        return self.servers[self.placement.home(model, device, why).device]
+
+    @contextmanager
+    def keeping(self, server: DeviceServer, key: str) -> Iterator[None]:
+        """While this lasts the worker keeps a compiled file that no name stands for yet."""
+        self.handle(events.Kept(server.name, key))
+        try:
+            yield
+        finally:
+            self.handle(events.LetGo(server.name, key))
+
+    # What is shown
+
+    @property
+    def ready(self) -> bool:
+        """Whether some device has a worker, and none is about to get one."""
+        states = {server.state for server in self.servers.values()}
+        return "ready" in states and "starting" not in states
+
+    def queue(self) -> dict[str, int]:
+        """Requests of all devices that wait and run."""
+        total: Counter[str] = Counter()
+        for server in self.servers.values():
+            total.update(server.queue())
+        return {"waiting": total["waiting"], "running": total["running"]}
+
+    def waiting(self) -> Counter[str]:
+        """Requests that wait, by model."""
+        total: Counter[str] = Counter()
+        for server in self.servers.values():
+            total.update(server.engine.queue.by_model())
+        return total
+
+    def workers(self) -> frozenset[int]:
+        """Processes that serve, and the last ones that did."""
+        supervisors = [server.supervisor for server in self.servers.values()]
+        ended = {end["pid"] for supervisor in supervisors for end in supervisor.last_ends}
+        building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}
+        return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
+
+    def plain(self) -> list[dict[str, Any]]:
+        """The part `devices` of ServerStatus."""
+        return [
+            {
+                "name": server.name,
+                "default": server is self.default,
+                "stand_in": server.engine.stand_in,
+                "spec": server.supervisor.spec,
+                "device": server.identity(),
+                "peaks": server.peaks(),
+                "worker": server.worker(),
+                "queue": server.queue(),
+                "models": [model.name for model in self._models.of(server.name)],
+                "away": [
+                    model.name
+                    for model in self._models.all()
+                    if model.home == server.name and not model.at_home
+                ],
+            }
+            for server in self.servers.values()
+        ]
+
+    def placed(self, model: ServedModel) -> dict[str, Any]:
+        """The part `placement` of ModelShow."""
+        manifest = model.manifest
+        return {
+            "device": self.servers[model.home].shown,
+            "served_by": self.of(model).shown,
+            "why": self.placement.home(model.name, manifest.device, manifest.placed).why,
+            "away": model.away,
+        }

@@ -1,0 +1,116 @@
+"""What all parts of the machine share: its state, the moment, and the actions gathered so far."""
+
+from __future__ import annotations
+
+import itertools
+
+from honed.daemon.compiled import Compiled
+from honed.daemon.requests import Queue
+from honed.daemon.store import Manifest
+from honed.protocol.errors import HonedError, NotFound
+
+from .actions import Action, Refuse, Unload
+from .registry import Registry
+from .states import Deployment, Engine, Phase, ServedModel
+
+
+class Core:
+    """The state of one machine. `fallback` names the engine that stands in for others; "" for none."""
+
+    def __init__(self, registry: Registry, engines: tuple[str, ...], fallback: str, max_queue: int) -> None:
+        self.models = registry
+        self.fallback = fallback
+        self.max_queue = max_queue
+        self.engines: dict[str, Engine] = {}
+        self.now = 0.0  # of a monotonic clock
+        self.wall = 0.0  # seconds since 1970
+        self._actions: list[Action] = []
+        self._numbers = itertools.count(1)
+        for name in engines:
+            self.add_engine(name)
+
+    def act(self, action: Action) -> None:
+        """Have something done."""
+        self._actions.append(action)
+
+    def taken(self) -> list[Action]:
+        """What is to be done, which is then forgotten."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def add_engine(self, name: str, *, stand_in: bool = False) -> Engine:
+        """One that was not known; a stand-in rests at first."""
+        phase = Phase.RESTING if stand_in else Phase.STARTING
+        engine = Engine(name=name, queue=Queue(self.max_queue), stand_in=stand_in, phase=phase)
+        self.engines[name] = engine
+        return engine
+
+    def new_model(
+        self, manifest: Manifest, compiled: Compiled | None, home: str, engine: str | None = None
+    ) -> ServedModel:
+        """A version that is to be served by `engine`, or by the one it belongs to; not entered yet."""
+        serves = home if engine is None else engine
+        model = ServedModel(
+            number=next(self._numbers), manifest=manifest, compiled=compiled, home=home, engine=serves
+        )
+        self.deploy(model, serves)
+        return model
+
+    def enter(self, model: ServedModel) -> ServedModel | None:
+        """Serve it from now on; gives what it replaces, whose requests wait for it."""
+        replaced = self.models.put(model)
+        if replaced is not None and replaced.engine != model.engine:
+            self.move_waiting(model.name, replaced.engine, model.engine)
+        return replaced
+
+    def deploy(self, model: ServedModel, engine: str) -> Deployment:
+        """Have a deployment of a model on an engine, where it is not loaded yet."""
+        deployment = model.deployments[engine] = Deployment(number=next(self._numbers), engine=engine)
+        return deployment
+
+    def deployed(self, number: int) -> tuple[ServedModel, Deployment] | None:
+        """A deployment of what is served, with its model; None where it is there no more."""
+        for model in self.models.all():
+            for deployment in model.deployments.values():
+                if deployment.number == number:
+                    return model, deployment
+        return None
+
+    def on(self, engine: Engine) -> list[tuple[ServedModel, Deployment]]:
+        """Every deployment on an engine, by the names of the models."""
+        return [
+            (model, model.deployments[engine.name])
+            for model in self.models.all()
+            if engine.name in model.deployments
+        ]
+
+    def served_by(self, model: ServedModel, engine: Engine) -> bool:
+        """Whether it is served, and by this engine."""
+        return model.engine == engine.name and self.models.serves(model)
+
+    def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
+        """Answer everything that waits for a model with `error`."""
+        for ticket in self.engines[model.engine].queue.drop_model(model.name):
+            self.act(Refuse(ticket.number, error))
+
+    def move_waiting(self, name: str, left: str, other: str) -> None:
+        """Have everything that waits for a model at one engine wait at another."""
+        for ticket in self.engines[left].queue.drop_model(name):
+            self.engines[other].queue.retry(ticket)
+
+    def unload_unused(self, engine: str, key: str) -> None:
+        """Have an engine forget a compiled file, unless it is that of a model there or kept."""
+        for model in self.models.all():
+            before = model.trial.before if model.trial is not None else None
+            if (model.key == key and engine in model.deployments) or (
+                before is not None and (before.key, before.engine) == (key, engine)
+            ):
+                return
+        if not self.engines[engine].kept[key]:
+            del self.engines[engine].kept[key]
+            self.act(Unload(engine, key))
+
+
+def removed(name: str) -> NotFound:
+    """The error for requests whose model was removed while they waited."""
+    return NotFound(f"model {name!r} was removed; 'hone list' shows which there are")

@@ -1,0 +1,79 @@
+"""The serving state machine: events in, actions out. It alone changes a model's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import changes, events, failover, loads, requesting, trials
+from .actions import Action
+from .core import Core
+from .events import Event
+from .registry import Registry
+from .states import Engine
+
+
+class Machine:
+    """Which engine serves which version of which model, and which request runs next."""
+
+    def __init__(self, registry: Registry, engines: tuple[str, ...], fallback: str, max_queue: int) -> None:
+        """`engines` by name; `fallback` is the one that stands in for others, "" for none."""
+        self._core = Core(registry, engines, fallback, max_queue)
+
+    @property
+    def models(self) -> Registry:
+        """Every model at the version that is served."""
+        return self._core.models
+
+    @property
+    def engines(self) -> dict[str, Engine]:
+        """By name; to be looked at."""
+        return self._core.engines
+
+    def limit_queues(self, max_queue: int) -> None:
+        """So many requests may wait from now on; what waits already keeps waiting."""
+        self._core.max_queue = max_queue
+        for engine in self._core.engines.values():
+            engine.queue.limit = max_queue
+
+    def handle(self, event: Event, now: float, wall: float) -> list[Action]:
+        """What is to be done about an event, at `now` of a monotonic clock, `wall` seconds since 1970.
+
+        An event that is refused raises a HonedError and changes nothing.
+        """
+        self._core.now, self._core.wall = now, wall
+        _HANDLERS[type(event)](self._core, event)
+        return self._core.taken()
+
+
+_HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
+    events.Asked: requesting.asked,
+    events.Left: requesting.left,
+    events.ClientGone: requesting.client_gone,
+    events.Served: requesting.served,
+    events.Broken: requesting.broken,
+    events.Unfit: requesting.unfit,
+    events.NotRun: requesting.not_run,
+    events.Stopping: requesting.stopping,
+    events.WorkerReady: failover.worker_ready,
+    events.WorkerLost: failover.worker_lost,
+    events.ServerStopped: failover.server_stopped,
+    events.Loaded: loads.loaded,
+    events.LoadRefused: loads.refused,
+    events.LoadBroken: loads.broken,
+    events.Proven: loads.proven,
+    events.Disproved: loads.disproved,
+    events.Kept: loads.kept,
+    events.LetGo: loads.let_go,
+    events.Added: changes.added,
+    events.Damaged: changes.damaged,
+    events.NotRestored: changes.not_restored,
+    events.Removed: changes.gone,
+    events.SuccessorReady: trials.successor_ready,
+    events.VersionChosen: trials.version_chosen,
+    events.TurnedAway: trials.turned_away,
+    events.Pinned: trials.pinned,
+    events.Judged: trials.judged,
+    events.JudgingBroken: trials.judging_broken,
+    events.Inspected: trials.inspected,
+}

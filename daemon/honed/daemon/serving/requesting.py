@@ -1,0 +1,153 @@
+"""Requests: which runs next, where it goes when its worker fails, and when it is given up."""
+
+from __future__ import annotations
+
+from honed.daemon.requests import full
+from honed.protocol.errors import Unavailable
+
+from . import failover, trials
+from .actions import Answer, Failed, Kill, Refuse
+from .core import Core, removed
+from .events import Asked, Broken, ClientGone, Left, NotRun, Served, Stopping, Unfit
+from .scheduling import run_next
+from .states import MAX_CRASHES, Engine, Phase, Running, State
+
+
+def asked(core: Core, event: Asked) -> None:
+    """Let a request wait. Raises NotFound, Unavailable, or ResourceExhausted where too many wait."""
+    ticket = event.ticket
+    model = core.models.get(ticket.model)
+    engine = core.engines[model.engine]
+    if model.state is State.UNAVAILABLE:
+        raise Unavailable(f"model {model.name!r} cannot be used: {model.reason}")
+    if engine.phase is Phase.FAILED:
+        raise Unavailable(f"the worker does not start ({engine.reason}); 'hone doctor' may know why")
+    victim = engine.queue.submit(ticket)
+    if victim is not None:
+        core.act(Refuse(victim.number, full(engine.queue.limit)))
+    run_next(core, engine)
+
+
+def left(core: Core, event: Left) -> None:
+    """Forget a request that waits; one that runs ends for nobody."""
+    for engine in core.engines.values():
+        engine.queue.cancel(event.request)
+        if engine.running is not None and engine.running.ticket.number == event.request:
+            engine.running.left = True
+
+
+def client_gone(core: Core, event: ClientGone) -> None:
+    """Its requests have left before."""
+    for engine in core.engines.values():
+        engine.queue.forget_client(event.client)
+
+
+def served(core: Core, event: Served) -> None:
+    """Answer the request, or let it wait for its next run, which others come before."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    current = core.served_by(running.model, engine)
+    if current:
+        running.model.blame.crashes = 0
+    if not running.left and event.more:
+        running.ticket.attempts = 0  # it ran well
+        _wait_again(core, running)
+    elif not running.left:
+        core.act(Answer(running.ticket.number))
+        if current:
+            trials.served(core, running.model)
+    _go_on(core, engine)
+
+
+def broken(core: Core, event: Broken) -> None:
+    """Run the request once more in a new worker, or give up."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    engine.worker_ends()
+    core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
+    if event.device:
+        core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be spoilt
+    if core.served_by(running.model, engine):
+        _blame(core, engine, running, event.reason)
+    if not running.left:
+        _retry(core, running, event.reason)
+    _go_on(core, engine)
+
+
+def unfit(core: Core, event: Unfit) -> None:
+    """Tell the client what the worker says."""
+    engine = core.engines[event.engine]
+    running = _ended(core, engine)
+    if not running.left:
+        core.act(Refuse(running.ticket.number, event.error))
+    _go_on(core, engine)
+
+
+def not_run(core: Core, event: NotRun) -> None:
+    """Let the request wait for the next worker: this one's end is nobody's fault so far."""
+    engine = core.engines[event.engine]
+    running, engine.running = engine.running, None
+    assert running is not None
+    engine.worker_ends()
+    running.ticket.attempts -= 1
+    if not running.left:
+        _wait_again(core, running)
+
+
+def stopping(core: Core, _: Stopping) -> None:
+    """Refuse everything that is not answered."""
+    error = Unavailable("the service is stopping; call again when it runs")
+    for engine in core.engines.values():
+        for ticket in engine.queue.drop_all():
+            core.act(Refuse(ticket.number, error))
+        if engine.running is not None and not engine.running.left:
+            engine.running.left = True
+            core.act(Refuse(engine.running.ticket.number, error))
+
+
+def _ended(core: Core, engine: Engine) -> Running:
+    running, engine.running = engine.running, None
+    assert running is not None
+    engine.ended = core.now
+    return running
+
+
+def _go_on(core: Core, engine: Engine) -> None:
+    run_next(core, engine)
+    failover.dismiss(core, engine)
+
+
+def _wait_again(core: Core, running: Running) -> None:
+    """Have a request wait for its next run, where its model is served by now; refuse it where it is not."""
+    ticket, model = running.ticket, core.models.find(running.ticket.model)
+    if model is None:
+        core.act(Refuse(ticket.number, removed(ticket.model)))
+        return
+    other = core.engines[model.engine]
+    if model.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
+        told = model.reason or f"the worker does not start ({other.reason})"
+        core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {told}")))
+    else:
+        other.queue.retry(ticket)
+        run_next(core, other)
+
+
+def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
+    model = engine.suspect = running.model
+    model.blame.crashes += 1
+    if model.blame.crashes >= MAX_CRASHES:
+        trials.give_up(
+            core, model, f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
+        )
+
+
+def _retry(core: Core, running: Running, reason: str) -> None:
+    ticket = running.ticket
+    model = core.models.find(ticket.model)  # perhaps another version, or elsewhere by now
+    usable = model is not None and model.state is not State.UNAVAILABLE
+    if model is not None and usable and core.engines[model.engine].queue.retry(ticket):
+        model.statistics.retried()
+        run_next(core, core.engines[model.engine])
+        return
+    told = f"the request failed in {ticket.attempts} workers; last: {reason}"
+    core.act(Refuse(ticket.number, Unavailable(told)))

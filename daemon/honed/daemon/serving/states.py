@@ -1,0 +1,192 @@
+"""What the machine knows: engines, the models they serve, and how each model does."""
+
+from __future__ import annotations
+
+import enum
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from honed.daemon.compiled import Compiled
+from honed.daemon.requests import Queue, Ticket
+from honed.daemon.statistics import Statistics
+from honed.daemon.store import Manifest
+
+MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
+MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
+_HOUR = 3600.0
+
+
+class State(enum.Enum):
+    """Whether a model can be run; the values are the protocol's."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+class Phase(enum.Enum):
+    """What an engine's worker is doing."""
+
+    RESTING = "resting"  # a stand-in that is not needed
+    STARTING = "starting"
+    READY = "ready"
+    FAILED = "failed"  # it ended twice in a row before it was ready, and is started again
+    STOPPING = "stopping"  # a stand-in that is not needed any more
+
+
+@dataclass(slots=True, kw_only=True)
+class Deployment:
+    """A version of a model on one engine.
+
+    `checked` is the engine's comparison with the probes, of which those in `left` are to follow.
+    """
+
+    number: int
+    engine: str
+    state: State = State.LOADING
+    reason: str = ""
+    checked: dict[str, Any] | None = None
+    left: tuple[int, ...] = ()
+    loading: bool = False  # a Load is under way
+
+    def ready(self, checked: dict[str, Any] | None, left: tuple[int, ...] = ()) -> None:
+        """The engine has loaded it and found it right."""
+        self.state, self.reason, self.checked, self.left = State.READY, "", checked, left
+
+    def lost(self) -> None:
+        """The engine's worker is gone, and what it had loaded."""
+        self.loading, self.left = False, ()
+        if self.state is State.READY:
+            self.state = State.LOADING
+
+
+@dataclass(slots=True)
+class Blame:
+    """Workers that ended with a version: in a row while it ran, while it was loaded, and within an hour."""
+
+    crashes: int = 0
+    load_crashes: int = 0
+    times: tuple[float, ...] = ()
+
+    def crashed(self, now: float) -> int:
+        """A worker ended running it; gives how many did within an hour."""
+        self.times = (*(t for t in self.times if now - t < _HOUR), now)
+        return len(self.times)
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """A successor's first time in service. `before` is the version it replaced, still loaded."""
+
+    before: ServedModel
+    since: float  # monotonic seconds
+    served: int = 0
+    judging: bool = False
+    strikes: int = 0  # workers that ended while it was judged
+
+
+@dataclass(slots=True, kw_only=True)
+class ServedModel:
+    """A model at the version that is served; another version is another object. The machine alone changes it.
+
+    It belongs to the engine `home`, and `engine` is the one that serves it; `away` says why these differ, or
+    "". `compiled` is None where its file could not be read.
+    """
+
+    number: int
+    manifest: Manifest
+    compiled: Compiled | None
+    home: str
+    engine: str
+    away: str = ""
+    deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
+    blame: Blame = field(default_factory=Blame)
+    trial: Trial | None = None
+    statistics: Statistics = field(default_factory=Statistics)
+
+    @property
+    def name(self) -> str:
+        """What clients call it."""
+        return self.manifest.name
+
+    @property
+    def key(self) -> str:
+        """What workers call it: the compiled file's SHA-256."""
+        return self.manifest.compiled.sha256
+
+    @property
+    def at_home(self) -> bool:
+        """Whether the engine it belongs to serves it."""
+        return self.engine == self.home
+
+    @property
+    def deployment(self) -> Deployment:
+        """On the engine that serves it."""
+        return self.deployments[self.engine]
+
+    @property
+    def state(self) -> State:
+        """Whether it can be run."""
+        return self.deployment.state
+
+    @property
+    def reason(self) -> str:
+        """Why it cannot be run, or ""."""
+        return self.deployment.reason
+
+    @property
+    def remark(self) -> str:
+        """What users should know of its state, or ""."""
+        return self.reason or self.away
+
+    @property
+    def checked(self) -> dict[str, Any] | None:
+        """The comparison with its probes, by the engine that serves it."""
+        return self.deployment.checked
+
+
+@dataclass(slots=True, kw_only=True)
+class Running:
+    """A request that runs; nobody waits for one that was `left`."""
+
+    ticket: Ticket
+    model: ServedModel
+    left: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Engine:
+    """One that runs models, a request at a time: today always the worker of an OpenCL device.
+
+    `name` is the device's as configured, "" for the best there is. A `stand_in` runs only while it serves the
+    models of an engine that is lost. `worker` counts its workers; what one had loaded is gone with it.
+    """
+
+    name: str
+    queue: Queue
+    stand_in: bool = False
+    phase: Phase = Phase.STARTING
+    worker: int = 0
+    spec: str = ""  # the device's full name, once it was seen
+    family: str = ""  # of the device, likewise
+    reason: str = ""  # the last worker ended
+    running: Running | None = None
+    ended: float = float("-inf")  # when a request ended last, in monotonic seconds
+    suspect: ServedModel | None = None  # what ran when the worker was lost
+    proving: int | None = None  # the deployment that is compared with the probes left
+    kept: Counter[str] = field(default_factory=Counter)  # compiled files that no model stands for yet
+
+    @property
+    def shown(self) -> str:
+        """The device for people: its full name once it was seen."""
+        return self.spec or self.name or "the best device"
+
+    def worker_ends(self) -> None:
+        """Calls do not reach the worker any more; that it ended is told later."""
+        if self.phase is Phase.READY:
+            self.phase = Phase.STARTING
+
+    def idle_seconds(self, now: float) -> float:
+        """How long no request has run or waited."""
+        return 0.0 if self.running is not None or len(self.queue) else now - self.ended

@@ -1,0 +1,173 @@
+"""Versions of a model: successors and their trials, what happens when one does wrong, and changes by hand.
+
+The version before stays loaded until its successor has served cleanly (`versions.trial_over`). What a
+successor does wrong meanwhile puts the one before back at once, here first and then in the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from honed.daemon.store import version_file
+from honed.daemon.versions import History, go_back, settle, trial_over
+from honed.protocol.errors import AlreadyExists, Unavailable
+
+from .actions import FallBack, GiveUp, Inspect, Judge, Persist, Settled
+from .core import Core
+from .events import Inspected, Judged, JudgingBroken, Pinned, SuccessorReady, TurnedAway, VersionChosen
+from .scheduling import admit, load_now
+from .states import ServedModel, State, Trial
+
+_STRIKES = 2
+
+
+def successor_ready(core: Core, event: SuccessorReady) -> None:
+    """Serve it, on trial. Raises AlreadyExists where another version is served by now."""
+    before = core.models.numbered(event.model)
+    if before is None:
+        raise AlreadyExists("the version it was compared with is not served any more; publish it again")
+    successor = core.new_model(event.manifest, event.compiled, before.home)
+    successor.trial = Trial(before=before, since=core.now)
+    core.enter(successor)
+    end_trial(core, before)
+    admit(core, successor, event.proof)
+
+
+def version_chosen(core: Core, event: VersionChosen) -> None:
+    """Serve an earlier version again, by hand."""
+    left = core.models.get(event.manifest.name)
+    chosen = core.new_model(event.manifest, event.compiled, left.home)
+    core.enter(chosen)
+    end_trial(core, left)
+    admit(core, chosen, event.proof)
+    core.unload_unused(left.engine, left.key)
+
+
+def turned_away(core: Core, event: TurnedAway) -> None:
+    """List a successor that was not taken, its file aside."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        history = model.manifest.history
+        _rewrite(model, dataclasses.replace(history, versions=(*history.versions, event.version)))
+
+
+def pinned(core: Core, event: Pinned) -> None:
+    """Let no version take the place of the one served, or allow that again."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        _rewrite(model, dataclasses.replace(model.manifest.history, pinned=event.pinned))
+
+
+def inspected(core: Core, event: Inspected) -> None:
+    """Versions differ in their kernels, which are shown."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.compiled = event.compiled
+
+
+def served(core: Core, model: ServedModel) -> None:
+    """Count a successor's requests; after enough of them it is judged."""
+    if not model.at_home:
+        return
+    trial = model.trial
+    if trial is None:
+        if not model.manifest.history.current.settled:
+            # The service was started anew in its trial; its probes were checked again, and it serves.
+            _settle(core, model)
+        return
+    if trial.judging:
+        return
+    trial.served += 1
+    if trial_over(trial.served, core.now - trial.since):
+        trial.judging = True
+        core.act(Judge(model, trial.before))
+
+
+def judged(core: Core, event: Judged) -> None:
+    """A successor that is slower or differs goes; any other has served cleanly."""
+    model = core.models.numbered(event.model)
+    if model is None or model.trial is None:
+        return
+    if event.objection:
+        _fall_back(core, model, model.trial.before, event.objection)
+        return
+    end_trial(core, model)
+    _settle(core, model)
+    core.act(Settled(model.name, model.manifest.history.current.number))
+
+
+def judging_broken(core: Core, event: JudgingBroken) -> None:
+    """Judge it again later; a second worker is one too many."""
+    model = core.models.numbered(event.model)
+    if model is None or model.trial is None:
+        return
+    trial = model.trial
+    trial.served, trial.judging = 0, False
+    if model.at_home:  # else its engine is lost, which is not the version's doing
+        trial.strikes += 1
+    if trial.strikes >= _STRIKES:
+        told = f"{trial.strikes} workers ended while it ran; last: {event.reason}"
+        _fall_back(core, model, trial.before, told)
+
+
+def fault(core: Core, model: ServedModel, reason: str) -> None:
+    """A worker ended running a version; a successor on trial goes at the first time."""
+    if model.trial is not None and model.at_home and core.models.serves(model):
+        _fall_back(core, model, model.trial.before, f"the worker ended while it ran: {reason}")
+
+
+def give_up(core: Core, model: ServedModel, reason: str) -> None:
+    """The present version cannot be served at all: an earlier one may be, else the model is not."""
+    if model.at_home:
+        if model.trial is not None:
+            _fall_back(core, model, model.trial.before, reason)
+            return
+        earlier = model.manifest.history.earlier()
+        if earlier is not None:
+            file = version_file(model.manifest, earlier)
+            before = dataclasses.replace(model, manifest=dataclasses.replace(model.manifest, compiled=file))
+            core.act(Inspect(_fall_back(core, model, before, reason)))
+            return
+    reason = f"{model.away}, and there {reason}" if model.away else reason
+    core.act(GiveUp(model.name, reason))
+    fail(core, model, reason)
+
+
+def fail(core: Core, model: ServedModel, reason: str) -> None:
+    """The model cannot be run until the service starts again."""
+    model.deployment.state, model.deployment.reason = State.UNAVAILABLE, reason
+    core.refuse_waiting(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
+
+
+def end_trial(core: Core, model: ServedModel) -> None:
+    """The version before is not needed any more."""
+    trial, model.trial = model.trial, None
+    if trial is not None:
+        core.unload_unused(trial.before.engine, trial.before.key)
+
+
+def _fall_back(core: Core, model: ServedModel, before: ServedModel, why: str) -> ServedModel:
+    """Put `before` in the place of `model` now; the store follows. Gives what is served."""
+    history = model.manifest.history
+    number = next(v.number for v in reversed(history.versions) if v.sha256 == before.key and v.kept)
+    changed = settle(go_back(history, number, why, why, core.wall))
+    manifest = dataclasses.replace(model.manifest, compiled=before.manifest.compiled, history=changed)
+    earlier = core.new_model(manifest, before.compiled, model.home, model.engine)
+    earlier.away = model.away
+    core.act(FallBack(model.name, history.current.number, number, why))
+    core.enter(earlier)
+    end_trial(core, model)
+    core.unload_unused(model.engine, model.key)
+    load_now(core, earlier)
+    core.act(Persist(earlier))
+    return earlier
+
+
+def _settle(core: Core, model: ServedModel) -> None:
+    _rewrite(model, settle(model.manifest.history))
+    core.act(Persist(model))
+
+
+def _rewrite(model: ServedModel, history: History) -> None:
+    """Another history of the same version."""
+    model.manifest = dataclasses.replace(model.manifest, history=history)

@@ -1,0 +1,268 @@
+"""The jobs of `python -m honed.tuner`: each is a dataclass that is a command line, and is parsed from one.
+
+Each field is the option of its name, or the positional argument. Options with their default are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+from honed.machine.children import python
+from honed.protocol.errors import InvalidArgument
+
+from .events import Compiled, Done, Exported, Faults, History, Imported, R, Tuned, Written
+
+J = TypeVar("J", bound="Job[Any]")
+PRECISIONS = ("auto", "fp32", "fp16")
+Shapes = Mapping[str, tuple[int, ...]]
+_FLAGS = {"shapes": ("--shape",), "output": ("-o", "--output")}
+_CHOICES = {"precision": PRECISIONS, "model": ("lightglue",)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job(Generic[R]):
+    """A run of the child whose last word, if all goes well, is an R. `memory_mib` bounds it, 0: nothing."""
+
+    command: ClassVar[tuple[str, ...]]
+    positional: ClassVar[str] = ""  # the field that is no option
+    memory_mib: int = 0
+
+    @classmethod
+    def result(cls) -> type[R]:
+        """R."""
+        found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return found
+
+    def arguments(self) -> list[str]:
+        """The command line that `parse` takes, without the program."""
+        options, last = list[str](), list[str]()
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name == self.positional:
+                last = ["--", str(value)]
+            elif value != _default(each):
+                options += _texts(_flags(each)[-1], value)
+        return [*self.command, *options, *last]
+
+    def program(self) -> tuple[str, ...]:
+        """The program that does it."""
+        return python("honed.tuner", *self.arguments())
+
+    def derived(self, kind: type[J], **changes: Any) -> J:
+        """A job of another kind on the same, with what else it takes."""
+        shared = {f.name: getattr(self, f.name) for f in fields(kind) if hasattr(self, f.name)}
+        return kind(**shared | changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnFile(Job[R]):
+    """What is done with an ONNX file, which the user calls `name`.
+
+    `shapes` are those of open inputs. `calibration` is a folder of inputs to measure errors in fp16 on.
+    `device` is a spec, None for the best there is.
+    """
+
+    positional = "file"
+    file: Path
+    name: str | None = None
+    shapes: Shapes = field(default_factory=dict)
+    precision: str = "auto"  # of PRECISIONS
+    calibration: Path | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(OnFile[Done]):
+    """Finds out whether a file can be compiled; `profile` as `Compile` has it."""
+
+    command = ("check",)
+    profile: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile(OnFile[Compiled]):
+    """Compiles a file to `output`, with the best schedules of `records`, None: with what needs no trial.
+
+    `like` is a compiled form of the same model whose choice of precision is taken. With `profile`, a file, it
+    is for the device of that, and answers are not compared; with `device`, too, that profile has its peaks.
+    """
+
+    command = ("compile",)
+    output: Path
+    like: Path | None = None
+    profile: Path | None = None
+    records: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search(OnFile[R]):
+    """A session of tuning. `current` is the version served now, which chose the precision.
+
+    With `bench` candidates are judged by machine code for that device, which is not there; its compiler is in
+    `bench_root`. Peaks and cost models are kept in `cache_dir`.
+    """
+
+    current: Path | None = None
+    bench: str | None = None
+    bench_root: Path | None = None
+    records: Path
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tasks(Search[Done]):
+    """Finds a model's tasks, and times their default schedules."""
+
+    command = ("tasks",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tune(Search[Tuned]):
+    """Makes a model faster, within so many `trials` or `seconds`; `output` gets the tuned version."""
+
+    command = ("tune",)
+    output: Path | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnRecords(Job[R]):
+    """What is done with the records of tuning, a file."""
+
+    records: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export(OnRecords[Exported]):
+    """Writes records as JSON lines; with `best` only the best of each task."""
+
+    command = ("records", "export")
+    output: Path
+    best: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Import(OnRecords[Imported]):
+    """Takes in what another board exported, which must be of the device."""
+
+    command = ("records", "import")
+    positional = "file"
+    file: Path
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowHistory(OnRecords[History]):
+    """Tells a model's latency over its trials."""
+
+    command = ("records", "history")
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListFaults(OnRecords[Faults]):
+    """Tells the candidates in quarantine."""
+
+    command = ("records", "faults")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demo(Job[Written]):
+    """Writes a demo model; with `symbolic` the number of keypoints is open."""
+
+    command = ("demo",)
+    positional = "model"
+    model: str
+    output: Path
+    keypoints: int = 192
+    symbolic: bool = False
+    seed: int = 0
+
+
+JOBS: tuple[type[Job[Any]], ...] = (
+    Compile, Check, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Demo,
+)  # fmt: skip
+
+
+def parse(arguments: Sequence[str], about: str) -> Job[Any]:
+    """The job of a command line; `about` is shown by --help.
+
+    Exits with status 2 where it is none, and raises InvalidArgument for a shape that is none.
+    """
+    parser = argparse.ArgumentParser(prog="python -m honed.tuner", description=about)
+    top = parser.add_subparsers(required=True, metavar="COMMAND")
+    groups = {"": top}
+    for job in JOBS:
+        group = " ".join(job.command[:-1])
+        if group not in groups:
+            groups[group] = top.add_parser(group).add_subparsers(required=True, metavar="COMMAND")
+        one = groups[group].add_parser(job.command[-1], help=job.__doc__)
+        one.set_defaults(job=job)
+        hints = typing.get_type_hints(job)
+        for each in fields(job):
+            _add(one, each, hints[each.name], positional=each.name == job.positional)
+    given = vars(parser.parse_args(arguments))
+    kind: type[Job[Any]] = given.pop("job")
+    return kind(**given)
+
+
+def _add(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, *, positional: bool) -> None:
+    choices = _CHOICES.get(each.name)
+    kind = next((kind for kind in (Path, int, float) if kind in (hint, *typing.get_args(hint))), str)
+    default = _default(each)
+    if positional:
+        parser.add_argument(each.name, type=kind, choices=choices)
+    elif hint is bool:
+        parser.add_argument(*_flags(each), dest=each.name, action="store_true")
+    elif hint == Shapes:
+        parser.add_argument(*_flags(each), dest=each.name, default=default, action=_AddShape)
+    else:
+        required = default is MISSING
+        parser.add_argument(
+            *_flags(each), dest=each.name, type=kind, choices=choices, default=default, required=required
+        )
+
+
+def parse_shapes(texts: Iterable[str]) -> Shapes:
+    """`INPUT=1,3,224,224` for each input, whose name may hold an equals sign; raises InvalidArgument."""
+    return dict(map(_shape, texts))
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, equals, sizes = text.rpartition("=")
+    try:
+        if not equals or not name:
+            raise ValueError
+        return name, tuple(int(size) for size in sizes.split(",") if size.strip())
+    except ValueError:
+        raise InvalidArgument(f"--shape {text!r} is not of the form INPUT=1,3,224,224") from None
+
+
+class _AddShape(argparse.Action):
+    """Takes a shape into a map."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, getattr(namespace, self.dest) | parse_shapes([values]))
+
+
+def _flags(each: Field[Any]) -> tuple[str, ...]:
+    return _FLAGS.get(each.name, (f"--{each.name.replace('_', '-')}",))
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default if each.default_factory is MISSING else each.default_factory()
+
+
+def _texts(flag: str, value: Any) -> list[str]:
+    if value is True:
+        return [flag]
+    if isinstance(value, Mapping):
+        return [f"{flag}={name}={','.join(map(str, shape))}" for name, shape in value.items()]
+    return [f"{flag}={value:.12g}" if isinstance(value, float) else f"{flag}={value}"]

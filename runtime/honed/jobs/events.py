@@ -1,0 +1,352 @@
+"""What `python -m honed.tuner` tells: JSON maps, one a line, whose `event` names the kind.
+
+News while it works, then one last word: the result of its job, or why there is none. Times are microseconds
+where a name ends in `us`, else seconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from honed.protocol import strict
+from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
+
+_MAX_TEXT = 1000  # letters of what is shown of a stage
+
+
+class NoEvent(ValueError):
+    """A line, or a map, that is no event; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Progress: `fraction` of the whole is done, 0 to 1."""
+
+    stage: str
+    fraction: float
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fraction", min(1.0, max(0.0, self.fraction)))
+        object.__setattr__(self, "text", self.text[:_MAX_TEXT])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """Something the user should know."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is known of a task. `filtered` candidates were refused before they ran, `failures` after."""
+
+    task: str
+    name: str
+    weight: int  # how often one inference runs it
+    flops: int
+    bytes: int
+    roofline_us: float
+    default_us: float | None
+    best_us: float | None
+    gflops: float | None  # a second
+    roofline_share: float | None
+    trials: int
+    filtered: int = 0
+    failures: dict[str, int] = field(default_factory=dict)  # by outcome
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What one inference is estimated to take, with default schedules and now."""
+
+    before_us: float
+    now_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """The tasks of a model, the costliest first."""
+
+    tasks: tuple[Row, ...]
+    model: Estimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TasksFound(Table):
+    """The search begins: every default schedule was timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """Seconds by what was waited for; what goes on beside something else does not count twice."""
+
+    search: float = 0.0  # proposing, lowering and learning
+    build: float = 0.0  # the driver's compiler, and the first launch
+    check: float = 0.0  # runs on other inputs, comparisons, the kernel log
+    measure: float = 0.0  # timing
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+    def rounded(self) -> Spent:
+        """To milliseconds."""
+        return Spent(**{f.name: round(getattr(self, f.name), 3) for f in fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """How well a batch was ranked before it was measured."""
+
+    correlation: float  # Spearman's, of predicted scores and measured speed; nan for a batch of equals
+    best_rank: int  # where the batch's fastest stood in the predicted order; 1 is first
+    batch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round(Table):
+    """A batch of a task's candidates was measured; `way` is how it came to be."""
+
+    round: int
+    task: str
+    way: str
+    spent: Spent
+    ranking: Ranking | None
+    trials: int  # of all rounds
+    seconds: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A candidate ran. `us` is its time where it was right, `best_us` the task's best now."""
+
+    task: str
+    outcome: str
+    reason: str
+    us: float | None
+    best_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfTask:
+    """What befell a task, and why."""
+
+    task: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filtered(OfTask):
+    """A candidate was refused before it ran."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Broke(OfTask):
+    """Its search broke."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Condemned(OfTask):
+    """A candidate that was found right has turned out to have faulted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """Nothing is to be told of the result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """How the answers of a compiled model were judged; errors and tolerances by output.
+
+    `device` is None where they were not: then that is done where the model is added.
+    """
+
+    reference: str
+    probes: int
+    device: str | None
+    error: dict[str, float]
+    tolerance: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A compiled file was written; `fell_back` is why default rules alone made it, "" where they did not."""
+
+    output: str
+    sha256: str  # of the source
+    precision: str
+    why: str  # it was chosen
+    notes: tuple[str, ...]
+    fell_back: str = ""
+    kernels: int
+    launches: int
+    seconds: float
+    proof: Proof
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned(Table):
+    """A search ended. `output` is the tuned file, None where nothing faster was found; counts are of tasks.
+
+    `before_us` and `after_us` are what an inference takes, measured side by side; None where it was not.
+    """
+
+    output: str | None
+    trials: int
+    seconds: float
+    tuned: int
+    skipped: int
+    lost: int
+    failures: dict[str, int]
+    spent: Spent
+    before_us: float | None
+    after_us: float | None
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A demo model was written."""
+
+    output: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """So many records were written."""
+
+    output: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """`count` records are new, `merged` were there already, `refused` says why others cannot be used."""
+
+    count: int
+    merged: int
+    refused: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A model's estimated latency at one moment, after so many trials of all runs."""
+
+    time: float  # seconds since 1970
+    us: float
+    trials: int
+    what: str = "estimate"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """A version that tuning made, and what it measured of it."""
+
+    version: int
+    why: str
+    us: float | None
+    time: float  # seconds since 1970
+    trials: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What tuning has made of a model."""
+
+    points: tuple[Point, ...]
+    versions: tuple[Version, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """A candidate that is never run again on its device."""
+
+    candidate: str
+    task: str
+    name: str
+    outcome: str | None
+    reason: str
+    story: str | None
+    time: float  # seconds since 1970
+    device: str
+    driver_version: str
+    measured_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """Every candidate in quarantine, the oldest first."""
+
+    faults: tuple[Quarantined, ...]
+
+
+News = Stage | Note | TasksFound | Round | Trial | Filtered | Broke | Condemned
+Result = Done | Compiled | Tuned | Written | Exported | Imported | History | Faults
+R = TypeVar("R", bound=Result)
+_NEWS: dict[str, type[News]] = {
+    "stage": Stage,
+    "note": Note,
+    "tasks": TasksFound,
+    "round": Round,
+    "trial": Trial,
+    "filtered": Filtered,
+    "broke": Broke,
+    "condemned": Condemned,
+}
+_NAMES: dict[type, str] = {kind: name for name, kind in _NEWS.items()} | {
+    History: "history",
+    Faults: "faults",
+}
+
+
+def to_map(event: News | Result | HonedError) -> dict[str, Any]:
+    """As it travels."""
+    if isinstance(event, ModelRefused):
+        files = {"external_data": list(event.files)} if isinstance(event, MissingFiles) else {}
+        return {"event": "refused", "message": str(event), "reasons": list(event.reasons), **files}
+    if isinstance(event, HonedError):
+        return {"event": "error", "code": event.code, "message": str(event)}
+    return {"event": _NAMES.get(type(event), "done"), **strict.to_plain(event)}
+
+
+def from_map(plain: object, result: type[R]) -> News | R | HonedError:
+    """The event of a map, where the job's result is a `result`; raises NoEvent. Other fields are ignored."""
+    if not isinstance(plain, Mapping) or not isinstance(plain.get("event"), str):
+        raise NoEvent(f"{strict.shown(plain)} names no event")
+    name = plain["event"]
+    if name in ("refused", "error"):
+        return _error(plain)
+    kind = result if name == _NAMES.get(result, "done") else _NEWS.get(name)
+    if kind is None:
+        raise NoEvent(f"{strict.shown(name)} is no event of this job")
+    told = {key: value for key, value in plain.items() if key != "event"}
+    try:
+        return strict.from_plain(kind, told, where=name, unknown_ignored=True)
+    except strict.Mismatch as error:
+        raise NoEvent(str(error)) from error
+
+
+def parse(line: bytes, result: type[R]) -> News | R | HonedError:
+    """The event of a line; as `from_map`."""
+    try:
+        return from_map(json.loads(line), result)
+    except NoEvent:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise NoEvent(f"{line[:80]!r} is no JSON") from error
+
+
+def _error(plain: Mapping[str, Any]) -> HonedError:
+    told = {"message": "the compiler gave no reason", **plain}
+    if plain["event"] == "refused":
+        told |= {"code": ModelRefused.code, "type": "MissingFiles" if plain.get("external_data") else None}
+    return error_from_map(told)

@@ -1,0 +1,213 @@
+"""Child processes: what they may take, how long they may take it, and what ended them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO
+
+from honed.protocol.errors import InvalidArgument
+
+_MAX_ARGUMENT = 32_000  # letters, of four bytes at most; Linux allows 128 KiB for one
+_TAIL = 8192  # bytes of what a child wrote that are looked at
+_MAX_SAID = 300  # letters
+_LINE = 4 << 20  # bytes
+# What ends a process that somebody else ends, or that memory runs out for.
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+_OUT_OF_MEMORY = ("bad_alloc", "out of memory", "cannot allocate memory", "memoryerror")
+# A parent that used vfork stands still, all of its threads with it, until the child got a processor.
+setattr(subprocess, "_USE_VFORK", False)  # noqa: B010 - documented, and typed as if it could not be set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """What a child may take; 0: no more than its parent may.
+
+    memory_mib: what it writes to, as RLIMIT_DATA counts it: OpenCL drivers reserve far more address space
+    than they use. address_mib: its address space. cpu_seconds: processor time of all its threads.
+    """
+
+    memory_mib: int = 0
+    address_mib: int = 0
+    cpu_seconds: int = 0
+    niceness: int = 0
+
+
+FREE = Bounds()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Death:
+    """How a child ended. As text, a clause about it: "it was ended by signal SIGSEGV".
+
+    `status` is as `subprocess` gives it, None where the child hangs in a driver and cannot be ended;
+    `deadline` is the seconds it was allowed where it was killed for taking more, `said` its last line.
+    """
+
+    status: int | None
+    deadline: float | None = None
+    said: str = ""
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        """What ended it, if it was a signal that has a name."""
+        with suppress(ValueError):
+            return signal.Signals(-(self.status or 0))
+        return None
+
+    @property
+    def late(self) -> bool:
+        """Whether it was killed because it took too long."""
+        return self.deadline is not None
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether somebody else ended it, or the kernel because memory ran out."""
+        return not self.late and self.signal in _FROM_OUTSIDE
+
+    @property
+    def killed(self) -> bool:
+        """Whether somebody else, or the kernel, ended it by SIGKILL."""
+        return not self.late and self.signal is signal.SIGKILL
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether memory was the reason, as far as can be told."""
+        said = self.said.casefold()
+        return self.killed or (not self.late and any(sign in said for sign in _OUT_OF_MEMORY))
+
+    def __str__(self) -> str:
+        return f"{self._how}; it said last: {self.said}" if self.said else self._how
+
+    @property
+    def _how(self) -> str:
+        if self.deadline is not None:
+            return f"it took more than {self.deadline:.3g} s"
+        if self.status is None:
+            return "it does not answer and does not end"
+        if self.status < 0:
+            return f"it was ended by signal {self.signal.name if self.signal else -self.status}"
+        return f"it ended with status {self.status}"
+
+
+def python(module: str, *arguments: str) -> tuple[str, ...]:
+    """A program: a module of ours. Nothing is imported from the current folder, which may be anybody's."""
+    return sys.executable, "-P", "-m", module, *arguments
+
+
+def start(
+    program: Sequence[str],
+    bounds: Bounds = FREE,
+    *,
+    stdout: int | IO[bytes] | None = None,
+    stderr: int | IO[bytes] | None = None,
+    pass_fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a program as a bounded child, which ends with the thread that calls this.
+
+    It gets a process group of its own, which a Ctrl-C meant for the parent does not reach. Raises OSError,
+    and InvalidArgument where an argument, which may be a client's, is none that a process can have.
+    """
+    for argument in program:
+        if "\0" in argument or len(argument) > _MAX_ARGUMENT:
+            raise InvalidArgument(
+                f"{argument[:80]!r} is too long or holds a zero character; use another name"
+            )
+    limits = (bounds.memory_mib, bounds.address_mib, bounds.cpu_seconds, bounds.niceness)
+    return subprocess.Popen(
+        [*python("honed.machine.launch", str(os.getpid()), *map(str, limits)), *program],
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        pass_fds=pass_fds,
+        env=None if environment is None else dict(environment),
+        process_group=0,
+    )
+
+
+def kill_group(pid: int) -> None:
+    """Kill a child that was started, and those it started; that they are gone already is fine."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def last_line(log: IO[bytes]) -> str:
+    """The last line that says something in a file that a child wrote to."""
+    log.seek(max(log.seek(0, os.SEEK_END) - _TAIL, 0))
+    lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:_MAX_SAID] if lines else ""
+
+
+class Running:
+    """A child that was started, with its standard output to be read."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+        assert process.stdout is not None
+        self.stdout: IO[bytes] = process.stdout
+        self._process = process
+        self._log = log
+        self._deadline: float | None = None
+
+    def lines(self) -> Iterator[bytes]:
+        """What it writes, line by line; longer ones than _LINE come in parts."""
+        return iter(partial(self.stdout.readline, _LINE), b"")
+
+    def interrupt(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        self._process.send_signal(signal.SIGINT)
+
+    def death(self) -> Death:
+        """How it ended, once it has."""
+        status = self._process.wait()
+        return Death(status=status, deadline=self._deadline, said=last_line(self._log))
+
+    def kill(self, deadline: float | None = None) -> None:
+        """End it and those it started, with `deadline` for having taken longer."""
+        if self._process.poll() is None:
+            self._deadline = deadline
+            kill_group(self._process.pid)
+
+
+@contextmanager
+def started(
+    program: Sequence[str],
+    bounds: Bounds = FREE,
+    *,
+    seconds: float | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Running]:
+    """Start a program; it is killed at the end, and after `seconds`."""
+    with tempfile.TemporaryFile() as log:
+        process = start(program, bounds, stdout=subprocess.PIPE, stderr=log, environment=environment)
+        child = Running(process, log)
+        timer = threading.Timer(threading.TIMEOUT_MAX if seconds is None else seconds, child.kill, [seconds])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield child
+        finally:
+            timer.cancel()
+            child.kill()
+            process.wait()
+            child.stdout.close()
+
+
+def run(
+    program: Sequence[str],
+    bounds: Bounds = FREE,
+    *,
+    seconds: float | None,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[bytes, Death]:
+    """Run a program for `seconds` at most: what it wrote to standard output, and how it ended."""
+    with started(program, bounds, seconds=seconds, environment=environment) as child:
+        return child.stdout.read(), child.death()

@@ -1,0 +1,40 @@
+"""Becomes a program that cannot outlive its parent or outgrow its bounds; `children.start` starts it.
+
+python -m honed.machine.launch PARENT_PID MEMORY_MIB ADDRESS_MIB CPU_SECONDS NICENESS PROGRAM ARGUMENT...
+
+Runs between fork and exec of a child, where a threaded parent must not run Python itself.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+from pathlib import Path
+
+from .limits import die_with, limit, limit_data
+
+_OOM_SCORE = 500  # when memory runs out, the kernel should end the child and not its parent
+
+
+def main(arguments: list[str]) -> None:
+    """Never returns: the process becomes the program, or exits with 127."""
+    parent, memory_mib, address_mib, cpu_seconds, niceness = map(int, arguments[:5])
+    program = arguments[5:]
+    die_with(parent)
+    if memory_mib:
+        limit_data(memory_mib << 20)
+    if address_mib:
+        limit(resource.RLIMIT_AS, address_mib << 20)
+    if cpu_seconds:
+        limit(resource.RLIMIT_CPU, cpu_seconds)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    score = Path("/proc/self/oom_score_adj")
+    if int(score.read_text()) < _OOM_SCORE:
+        score.write_text(str(_OOM_SCORE))
+    os.nice(niceness)
+    os.execvp(program[0], program)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,156 @@
+"""Every error honed raises on purpose: one sentence saying what is wrong and what to do.
+
+The `code` of an error is what travels over the socket; the names are gRPC's status codes, which the
+Open Inference Protocol uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class HonedError(Exception):
+    """Base of all errors raised on purpose; `str(error)` is one sentence fit for a user."""
+
+    code: ClassVar[str] = "INTERNAL"
+
+
+class InvalidArgument(HonedError):
+    """The caller passed something malformed; the same call cannot succeed."""
+
+    code = "INVALID_ARGUMENT"
+
+
+class ModelFileError(InvalidArgument):
+    """A `.honed` file is truncated, altered, of another version, or says something impossible."""
+
+
+class ProfileError(InvalidArgument):
+    """A device profile file is malformed."""
+
+
+class ModelRefused(HonedError):
+    """A model cannot be compiled or did not give right answers; `reasons` holds every reason found."""
+
+    code = "FAILED_PRECONDITION"
+
+    def __init__(self, message: str, reasons: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.reasons = reasons
+
+
+class MissingFiles(ModelRefused):
+    """The model keeps data in files beside it that were not sent; `files` are their relative names."""
+
+    def __init__(self, message: str, reasons: tuple[str, ...] = (), files: tuple[str, ...] = ()) -> None:
+        super().__init__(message, reasons)
+        self.files = files
+
+
+class NotFound(HonedError):
+    """No model, region or device of that name."""
+
+    code = "NOT_FOUND"
+
+
+class AlreadyExists(HonedError):
+    """A model or region of that name is there already."""
+
+    code = "ALREADY_EXISTS"
+
+
+class PermissionDenied(HonedError):
+    """The peer is not in the group that may do this."""
+
+    code = "PERMISSION_DENIED"
+
+
+class DeadlineExceeded(HonedError):
+    """The request's own deadline passed before it was answered."""
+
+    code = "DEADLINE_EXCEEDED"
+
+
+class Cancelled(HonedError):
+    """The request was cancelled by its client."""
+
+    code = "CANCELLED"
+
+
+class ResourceExhausted(HonedError):
+    """A stated limit (queue, memory, disk, frame size) was reached."""
+
+    code = "RESOURCE_EXHAUSTED"
+
+
+class Unimplemented(HonedError):
+    """The method does not exist."""
+
+    code = "UNIMPLEMENTED"
+
+
+class Unavailable(HonedError):
+    """The service or its worker cannot answer now; the same call may succeed later."""
+
+    code = "UNAVAILABLE"
+
+
+class Internal(HonedError):
+    """Something of honed's own broke; the sentence says what to report."""
+
+
+class DeviceError(HonedError):
+    """No usable OpenCL device, or the device failed while running."""
+
+    code = "UNAVAILABLE"
+
+
+def error_to_map(error: HonedError) -> dict[str, Any]:
+    """The error as it travels."""
+    plain: dict[str, Any] = {"code": error.code, "message": str(error), "type": type(error).__name__}
+    if isinstance(error, ModelRefused) and error.reasons:
+        plain["reasons"] = list(error.reasons)
+    if isinstance(error, MissingFiles):
+        plain["external_data"] = list(error.files)
+    return plain
+
+
+def error_from_map(plain: Mapping[str, Any]) -> HonedError:
+    """The exception an error map stands for; never raises, whatever the map holds."""
+    message = str(plain.get("message", "the service gave an error without a message; see its log"))
+    kind = _ERROR_TYPES.get(str(plain.get("type")))
+    if kind is None or kind.code != plain.get("code"):
+        kind = _ERROR_CODES.get(str(plain.get("code")), Internal)
+    reasons = _strings(plain.get("reasons"))
+    if kind is MissingFiles:
+        return MissingFiles(message, reasons, _strings(plain.get("external_data")))
+    if kind is ModelRefused:
+        return ModelRefused(message, reasons)
+    return kind(message)
+
+
+def _strings(value: object) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list | tuple) else ()
+
+
+# The first of each code is what a client gets that knows no finer type.
+_ERROR_ORDER: tuple[type[HonedError], ...] = (
+    InvalidArgument,
+    ModelRefused,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    DeadlineExceeded,
+    Cancelled,
+    ResourceExhausted,
+    Unimplemented,
+    Unavailable,
+    Internal,
+    ModelFileError,
+    ProfileError,
+    DeviceError,
+    MissingFiles,
+)
+_ERROR_TYPES = {kind.__name__: kind for kind in _ERROR_ORDER}
+_ERROR_CODES = {kind.code: kind for kind in reversed(_ERROR_ORDER)}

@@ -1,0 +1,158 @@
+"""The methods of the service, one row each: what it takes and gives, who may call it, what comes along.
+
+The service answers what is here and nothing else, and both clients call by these rows.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_args, get_type_hints
+
+from . import strict
+from .errors import Internal, InvalidArgument, NotFound
+
+if TYPE_CHECKING:
+    from . import params, results, service, versions
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+VERSION: Final = "1"  # of every model
+DEFAULT_TIMEOUT_US: Final = 60_000_000
+EXTENSIONS: Final = ("model_repository", "statistics", "system_shared_memory", "honed")
+
+
+class Right(enum.Enum):
+    """Who may call a method."""
+
+    ANYONE = enum.auto()
+    INFER = enum.auto()
+    CHANGE = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Method(Generic[P, R]):
+    """A method of the service; `gives` tells whether descriptors may come with its answer."""
+
+    name: str
+    right: Right
+    gives: bool
+
+    @property
+    def params(self) -> type[P]:
+        """What it takes."""
+        return cast("type[P]", _types()[self.name][0])
+
+    @property
+    def result(self) -> type[R]:
+        """What it gives."""
+        return cast("type[R]", _types()[self.name][1])
+
+    def result_of(self, plain: Mapping[str, Any]) -> R:
+        """The result as it travelled, which may have fields of later services.
+
+        Raises Internal where it makes no sense.
+        """
+        try:
+            return strict.from_plain(self.result, plain, where=self.name, unknown_ignored=True)
+        except strict.Mismatch as error:
+            raise Internal(f"the service's answer makes no sense ({error}); compare versions") from error
+
+
+METHODS: Final[dict[str, Method[Any, Any]]] = {}
+
+
+def _method(name: str, right: Right, *, gives: bool = False) -> Method[Any, Any]:
+    row = METHODS[name] = Method(name, right, gives)
+    return row
+
+
+SERVER_LIVE: Method[params.Nothing, results.Live] = _method("ServerLive", Right.ANYONE)
+SERVER_READY: Method[params.Nothing, results.Ready] = _method("ServerReady", Right.ANYONE)
+SERVER_METADATA: Method[params.Nothing, results.ServerMetadata] = _method("ServerMetadata", Right.ANYONE)
+SERVER_STATUS: Method[params.Nothing, service.Status] = _method("ServerStatus", Right.INFER)
+METRICS: Method[params.MetricsParams, service.Metrics] = _method("Metrics", Right.INFER)
+CONFIG_SHOW: Method[params.Nothing, service.ConfigShown] = _method("ConfigShow", Right.INFER)
+CONFIG_RELOAD: Method[params.Nothing, service.ConfigReloaded] = _method("ConfigReload", Right.CHANGE)
+MODEL_READY: Method[params.ModelParams, results.Ready] = _method("ModelReady", Right.INFER)
+MODEL_METADATA: Method[params.ModelParams, results.ModelMetadata] = _method("ModelMetadata", Right.INFER)
+MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _method(
+    "ModelStatistics", Right.INFER
+)
+MODEL_SHOW: Method[params.ModelParams, results.ModelShown] = _method("ModelShow", Right.INFER)
+MODEL_PROFILE: Method[params.ProfileParams, results.ModelProfile] = _method("ModelProfile", Right.INFER)
+MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _method(
+    "ModelExport", Right.CHANGE, gives=True
+)
+MODEL_PUBLISH: Method[params.PublishParams, versions.ModelPublished] = _method("ModelPublish", Right.CHANGE)
+MODEL_HISTORY: Method[params.HistoryParams, versions.ModelHistory] = _method("ModelHistory", Right.INFER)
+MODEL_ROLLBACK: Method[params.RollbackParams, versions.RolledBack] = _method("ModelRollback", Right.CHANGE)
+MODEL_PIN: Method[params.PinParams, versions.Pinned] = _method("ModelPin", Right.CHANGE)
+MODEL_INFER: Method[params.InferParams, results.Inferred] = _method("ModelInfer", Right.INFER)
+LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _method("LeaseAsk", Right.CHANGE)
+LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Done] = _method("LeaseRelease", Right.CHANGE)
+TUNER_REPORT: Method[params.TunerReportParams, results.Done] = _method("TunerReport", Right.CHANGE)
+TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _method("TunerRun", Right.CHANGE, gives=True)
+TUNER_STOP: Method[params.TunerStopParams, results.Done] = _method("TunerStop", Right.CHANGE)
+SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Done] = _method(
+    "SystemSharedMemoryRegister", Right.INFER
+)
+SHARED_MEMORY_STATUS: Method[params.RegionName, results.Regions] = _method(
+    "SystemSharedMemoryStatus", Right.INFER
+)
+SHARED_MEMORY_UNREGISTER: Method[params.RegionName, results.Done] = _method(
+    "SystemSharedMemoryUnregister", Right.INFER
+)
+REPOSITORY_INDEX: Method[params.Nothing, results.Index] = _method("RepositoryIndex", Right.INFER)
+REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _method(
+    "RepositoryModelLoad", Right.CHANGE
+)
+REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Done] = _method(
+    "RepositoryModelUnload", Right.CHANGE
+)
+
+
+@functools.cache
+def _types() -> dict[str, tuple[type[Any], type[Any]]]:
+    """Parameters and result of each method, as its row says.
+
+    Made when they are first needed: an app's inferences do without, and so many classes take time to make.
+    """
+    from . import params, results, service, versions
+
+    rows = {name: row for name, row in globals().items() if isinstance(row, Method)}
+    noted = SimpleNamespace(__annotations__={name: __annotations__[name] for name in rows})
+    hints = get_type_hints(
+        noted, globals(), {"params": params, "results": results, "service": service, "versions": versions}
+    )
+    return {row.name: get_args(hints[name]) for name, row in rows.items()}
+
+
+def parse(kind: type[P], plain: Mapping[str, Any]) -> P:
+    """The parameters of a message as their dataclass; raises InvalidArgument for anything else."""
+    try:
+        return strict.from_plain(kind, plain, where="params", none_omitted=True)
+    except strict.Mismatch as error:
+        raise InvalidArgument(f"{error}; see docs/protocol.md for what this method takes") from error
+
+
+def check_name(name: str, what: str = "model") -> str:
+    """`name` itself where it may name a model or region; raises InvalidArgument where not."""
+    if not NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"{name[:80]!r} cannot name a {what}; use 1 to 64 letters, digits, '.', '_' and '-', "
+            "a letter or digit first"
+        )
+    return name
+
+
+def check_version(version: str | None) -> None:
+    """Raise NotFound for versions that no model has."""
+    if version not in (None, "", VERSION):
+        raise NotFound(f"models have the one version {VERSION!r} and not {version[:80]!r}; leave it out")

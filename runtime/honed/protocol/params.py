@@ -1,0 +1,228 @@
+"""The parameters of each method, as docs/protocol.md has them.
+
+A field that has a default may be left out, or be nil; one that equals it is not sent, so that a service older
+than the field takes the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Data = bytes | memoryview  # of a tensor, row-major
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """Parameters of methods that have none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelParams:
+    """Names a model; None or "": all, where the method allows that."""
+
+    name: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionPlace:
+    """Where in shared memory a tensor lies, if it does."""
+
+    shared_memory_region: str | None = None
+    shared_memory_offset: int | None = None
+    shared_memory_byte_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputTensor:
+    """One input of ModelInfer."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: RegionPlace | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputTensor:
+    """One output asked for."""
+
+    name: str
+    parameters: RegionPlace | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferOptions:
+    """`timeout` in microseconds."""
+
+    timeout: int | None = None
+    priority: int | None = None
+    finite: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferParams:
+    """Parameters of ModelInfer."""
+
+    model_name: str
+    model_version: str | None = None
+    id: str | None = None
+    parameters: InferOptions | None = None
+    inputs: tuple[InputTensor, ...]
+    outputs: tuple[OutputTensor, ...] | None = None
+    raw_input_contents: tuple[Data, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionParams:
+    """Parameters of SystemSharedMemoryRegister, in bytes."""
+
+    name: str
+    offset: int | None = None
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegionName:
+    """Names a region; None or "": all of the connection's."""
+
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How an ONNX file is to be compiled, and for which device; "fastest" compares all there are.
+
+    `calibration` is how many of the files, the last, are sets of inputs that errors in fp16 are measured on.
+    """
+
+    shapes: dict[str, tuple[int, ...]] | None = None
+    precision: str | None = None
+    replace: bool | None = None
+    device: str | None = None
+    calibration: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadParams:
+    """Parameters of RepositoryModelLoad."""
+
+    model_name: str
+    files: tuple[str, ...]
+    parameters: LoadOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportParams:
+    """Parameters of ModelExport."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishParams:
+    """Parameters of ModelPublish. `expected` is the SHA-256 of the compiled file served when it was made."""
+
+    name: str
+    expected: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryParams:
+    """Parameters of ModelHistory."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackParams:
+    """Parameters of ModelRollback. `version` None: the one before."""
+
+    name: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinParams:
+    """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned."""
+
+    name: str
+    version: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadParams:
+    """Parameters of RepositoryModelUnload."""
+
+    model_name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileOptions:
+    """How often to run for a profile, and whether to tell when the commands of the first run ran."""
+
+    runs: int | None = None
+    timeline: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileParams:
+    """Parameters of ModelProfile."""
+
+    name: str
+    parameters: ProfileOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsParams:
+    """Parameters of Metrics: "openmetrics" for its text, None or "" for plain data."""
+
+    format: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseAskParams:
+    """Parameters of LeaseAsk: a tuner leaves the device within so many seconds of being told."""
+
+    candidate_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseReleaseParams:
+    """Parameters of LeaseRelease; None where no lease was granted yet."""
+
+    lease: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerReportParams:
+    """Parameters of TunerReport: what the tuner does, in a sentence."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerRunParams:
+    """Parameters of TunerRun; docs/protocol.md says which command takes which."""
+
+    command: str
+    model: str | None = None
+    trials: int | None = None
+    seconds: float | None = None
+    best: bool | None = None
+    device: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TunerStopParams:
+    """Parameters of TunerStop."""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CancelParams:
+    """Parameters of the Cancel notification."""
+
+    msgid: int

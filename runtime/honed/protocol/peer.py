@@ -1,0 +1,290 @@
+"""One end of a connection, without I/O: bytes in and events out, calls in and bytes out.
+
+The service, its workers and every client speak through it. Whoever owns the socket feeds `receive`, takes
+`next_event` until that is None, and writes what `to_send` gives.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from .arrivals import Arrivals, close_all
+from .decoder import Decoder
+from .errors import HonedError, Internal, InvalidArgument, ResourceExhausted, error_from_map, error_to_map
+from .wire import (
+    MAX_MSGID,
+    FrameLimits,
+    Message,
+    Notification,
+    OwnFault,
+    PeerFault,
+    Request,
+    Response,
+    encode,
+    encode_parts,
+)
+
+MAX_DESCRIPTORS: Final = 32  # with one message
+MAX_PENDING_DESCRIPTORS: Final = 64  # received with messages that are not whole yet
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The peer wants a request answered; whoever takes it closes the descriptors."""
+
+    msgid: int
+    method: str
+    params: dict[str, Any]
+    descriptors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer to a call of this end; whoever takes it closes the descriptors."""
+
+    msgid: int
+    error: HonedError | None
+    result: Any
+    descriptors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A notification."""
+
+    method: str
+    params: dict[str, Any]
+
+
+Event = Asked | Answered | Told
+
+
+@dataclass(slots=True)
+class _Frame:
+    """What of a message is still to be sent; its descriptors go with the first byte."""
+
+    parts: deque[memoryview]
+    descriptors: tuple[int, ...]
+    own: bool  # the descriptors are closed when they are sent
+    call: int | None = None  # the message is this call
+    begun: bool = False
+
+
+class Peer:
+    """The state of one end.
+
+    Not for several threads at once, but for this: what comes in and what goes out may have a thread each,
+    if `call` and `cancel` are kept out of `next_event`.
+    """
+
+    def __init__(
+        self,
+        *,
+        serves: bool,
+        receiving: FrameLimits,
+        sending: FrameLimits,
+        large: int | None = None,
+    ) -> None:
+        """`serves`: it takes requests. `large` is that of `Decoder`."""
+        self._serves = serves
+        self._sending = sending
+        self._decoder = Decoder(receiving, large=large)
+        self._arrivals = Arrivals()
+        self._unanswered: dict[int, int] = {}  # requests of the peer by msgid: their bytes
+        self._calls: set[int] = set()  # of this end, unanswered
+        self._given_up: set[int] = set()  # calls cancelled, whose answers are still to come
+        self._last_msgid = 0
+        self._frames: deque[_Frame] = deque()
+        self.unsent_bytes = 0
+        self.unsent_descriptors = 0
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received that are not yet part of an event."""
+        return self._decoder.buffered
+
+    @property
+    def unanswered(self) -> int:
+        """Requests of the peer that were not answered yet."""
+        return len(self._unanswered)
+
+    @property
+    def held(self) -> int:
+        """Bytes of messages that are here: coming in, unanswered, and not sent yet."""
+        return self.buffered + sum(self._unanswered.values()) + self.unsent_bytes
+
+    def receive(self, data: bytes, descriptors: list[int], *, truncated: bool = False) -> None:
+        """Take in what one read gave; the descriptors are the peer's to close from now on.
+
+        `truncated`: descriptors were lost on the way. Raises PeerFault where there are too many.
+        """
+        self._arrivals.note(len(data), descriptors)
+        if truncated or len(self._arrivals) > MAX_PENDING_DESCRIPTORS:
+            raise PeerFault(
+                ResourceExhausted(
+                    f"too many descriptors came with one message; send at most {MAX_DESCRIPTORS}"
+                )
+            )
+        self._decoder.feed(data)
+
+    def next_event(self) -> Event | None:
+        """What comes next, or None where more bytes are needed.
+
+        Raises PeerFault; the connection has then to end. Answers to cancelled calls are passed over.
+        """
+        while (message := self._decoder.next_message()) is not None:
+            descriptors = self._arrivals.take(self._decoder.buffered)
+            try:
+                event = self._event(message, descriptors)
+            except PeerFault:
+                close_all(descriptors)
+                raise
+            if isinstance(event, Told) or event is None:
+                close_all(descriptors)
+            if event is not None:
+                return event
+        return None
+
+    def _event(self, message: Message, descriptors: list[int]) -> Event | None:
+        match message:
+            case Request() if not self._serves:
+                raise PeerFault(InvalidArgument("a request came to a client; send answers and notifications"))
+            case Request(msgid=msgid, method=method, params=params):
+                if msgid in self._unanswered:
+                    raise PeerFault(
+                        InvalidArgument(
+                            f"message number {msgid} is used by an unanswered request; use another"
+                        )
+                    )
+                self._unanswered[msgid] = self._decoder.frame_bytes
+                return Asked(msgid, method, params, descriptors)
+            case Response(msgid=msgid, error=error, result=result):
+                if msgid in self._given_up:
+                    self._given_up.remove(msgid)
+                    return None
+                if msgid not in self._calls:
+                    raise PeerFault(InvalidArgument(f"answer {msgid} is to no request; answer requests only"))
+                self._calls.remove(msgid)
+                return Answered(
+                    msgid, error_from_map(error) if error is not None else None, result, descriptors
+                )
+            case Notification(method=method, params=params):
+                return Told(method, params)
+
+    def call(self, method: str, params: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
+        """Ask the peer; gives the number that `Answered` will have.
+
+        The descriptors stay the caller's, who keeps them open until the answer, or until `cancel`. Raises
+        OwnFault and ResourceExhausted as `encode`.
+        """
+        self._last_msgid = msgid = (self._last_msgid + 1) & MAX_MSGID
+        parts = encode_parts(Request(msgid=msgid, method=method, params=params), self._sending)
+        self._calls.add(msgid)
+        self._put(parts, tuple(descriptors), own=False, call=msgid)
+        return msgid
+
+    def cancel(self, msgid: int) -> None:
+        """Give a call up: it is not sent, or the peer is told. One that was answered is left alone."""
+        if msgid not in self._calls:
+            return
+        self._calls.remove(msgid)
+        for frame in self._frames:
+            if frame.call == msgid and not frame.begun:
+                self._frames.remove(frame)
+                self.unsent_bytes -= sum(map(len, frame.parts))
+                self.unsent_descriptors -= len(frame.descriptors)
+                return
+        self._given_up.add(msgid)
+        self.notify("Cancel", {"msgid": msgid})
+
+    def answer(self, msgid: int, result: Any, descriptors: Sequence[int] = ()) -> None:
+        """Answer a request; the descriptors are closed when they are sent."""
+        self._respond(Response(msgid=msgid, error=None, result=result), descriptors)
+
+    def refuse(self, msgid: int, error: HonedError) -> None:
+        """Answer a request with an error."""
+        self._respond(Response(msgid=msgid, error=error_to_map(error), result=None), ())
+
+    def forget(self, msgid: int) -> None:
+        """A request is not answered any more, for the connection ends."""
+        del self._unanswered[msgid]
+
+    def notify(self, method: str, params: dict[str, Any]) -> None:
+        """Send a notification."""
+        self._say(Notification(method=method, params=params), ())
+
+    def last_words(self, error: HonedError, msgid: int | None = None) -> None:
+        """Say why the connection ends: in answer to the request `msgid`, if that was not taken in yet."""
+        plain = error_to_map(error)
+        if msgid is None or msgid in self._unanswered:
+            self._say(Notification(method="Error", params=plain), ())
+        else:
+            self._say(Response(msgid=msgid, error=plain, result=None), ())
+
+    def to_send(self) -> tuple[memoryview, tuple[int, ...]] | None:
+        """The bytes to write next, and the descriptors to attach to the first of them."""
+        if not self._frames:
+            return None
+        frame = self._frames[0]
+        return frame.parts[0], frame.descriptors
+
+    def sent(self, nbytes: int) -> None:
+        """So many of these bytes were written, at least one, and the descriptors with them."""
+        frame = self._frames[0]
+        frame.begun = True
+        self.unsent_bytes -= nbytes
+        self._let_go(frame)
+        if nbytes < len(frame.parts[0]):
+            frame.parts[0] = frame.parts[0][nbytes:]
+            return
+        frame.parts.popleft()
+        if not frame.parts:
+            self._frames.popleft()
+
+    def close(self) -> None:
+        """Nothing comes or goes any more: close the descriptors that are here. May be called again."""
+        self._arrivals.close()
+        for frame in list(self._frames):
+            self._let_go(frame)
+
+    def _respond(self, response: Response, descriptors: Sequence[int]) -> None:
+        del self._unanswered[response.msgid]
+        self._say(response, descriptors)
+
+    def _say(self, message: Message, descriptors: Sequence[int]) -> None:
+        """Have it sent, or in its place the error why it cannot be: too large, or a bug here."""
+        try:
+            parts = encode_parts(message, self._sending)
+        except (ResourceExhausted, OwnFault) as error:
+            _log.error("an answer cannot be sent: %s", error)
+            close_all(descriptors)
+            plain = error_to_map(error if isinstance(error, HonedError) else Internal(str(error)))
+            instead: Message = Notification(method="Error", params=plain)
+            if isinstance(message, Response):
+                instead = Response(msgid=message.msgid, error=plain, result=None)
+            parts, descriptors = [encode(instead)], ()
+        self._put(parts, tuple(descriptors), own=True)
+
+    def _put(
+        self,
+        parts: Sequence[bytes | memoryview],
+        descriptors: tuple[int, ...],
+        *,
+        own: bool,
+        call: int | None = None,
+    ) -> None:
+        self._frames.append(_Frame(deque(memoryview(part) for part in parts), descriptors, own, call))
+        self.unsent_bytes += sum(map(len, parts))
+        self.unsent_descriptors += len(descriptors)
+
+    def _let_go(self, frame: _Frame) -> None:
+        """The descriptors of a frame are sent, or never will be."""
+        if frame.own:
+            close_all(frame.descriptors)
+        self.unsent_descriptors -= len(frame.descriptors)
+        frame.descriptors = ()

@@ -1,0 +1,331 @@
+"""The results of the methods for models, as docs/protocol.md has it, which says what the fields mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .params import Data
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Done:
+    """The result of methods that have none."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Live:
+    """Of ServerLive."""
+
+    live: bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Ready:
+    """Of ServerReady and ModelReady."""
+
+    ready: bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServerMetadata:
+    """Of the service; `limits` by name."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+    limits: dict[str, int | float]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class TensorMetadata:
+    """An input or output of a model."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelMetadata:
+    """What a model takes and gives."""
+
+    name: str
+    versions: tuple[str, ...]
+    platform: str
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InferTimes:
+    """Microseconds that a request waited, and that the worker took."""
+
+    queue_us: int
+    compute_us: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InferredOutput:
+    """One output; `parameters` say where in shared memory it lies, if it does."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, str | int]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Inferred:
+    """Of ModelInfer."""
+
+    model_name: str
+    model_version: str
+    id: str
+    parameters: InferTimes
+    outputs: tuple[InferredOutput, ...]
+    raw_output_contents: tuple[Data, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class RegionSpan:
+    """A registered region, in bytes."""
+
+    name: str
+    offset: int
+    byte_size: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Regions:
+    """Of SystemSharedMemoryStatus."""
+
+    regions: tuple[RegionSpan, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class IndexedModel:
+    """A model as RepositoryIndex lists it."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Index:
+    """Of RepositoryIndex."""
+
+    models: tuple[IndexedModel, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelAdded:
+    """Of RepositoryModelLoad."""
+
+    model_name: str
+    sha256: str
+    seconds: float
+    notes: tuple[str, ...]
+    kernels: int
+    launches: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tallied:
+    """How often, and nanoseconds in all."""
+
+    count: int
+    ns: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class InferenceStatistics:
+    """Where the time of a model's requests went."""
+
+    success: Tallied
+    fail: Tallied
+    queue: Tallied
+    compute_input: Tallied
+    compute_infer: Tallied
+    compute_output: Tallied
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServedRequests:
+    """Requests for one model; `last_inference` in milliseconds since 1970."""
+
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: InferenceStatistics
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelStatistics:
+    """Of ModelStatistics."""
+
+    model_stats: tuple[ServedRequests, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Device:
+    """What identifies a device."""
+
+    platform: str
+    vendor: str
+    name: str
+    driver_version: str
+    kernel_driver: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Peaks:
+    """What a device was measured to reach at most."""
+
+    fp32_gflops: float
+    fp16_gflops: float | None
+    bandwidth_gbs: float
+    launch_us: float
+    caches_gbs: tuple[tuple[int, float], ...] = ()
+    raised: tuple[str, ...] = ()
+    empty_us: float | None = None
+    busy: float | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelSource:
+    """The file a model was made from; `choice` as in format.md."""
+
+    sha256: str
+    filename: str
+    producer: str
+    opset: int | None
+    precision: str
+    choice: Any
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ComparedOutput:
+    """The error allowed for an output, and the largest found."""
+
+    name: str
+    tolerance: float
+    error: float | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelProof:
+    """What the compiled form was compared with."""
+
+    reference: str
+    probes: int
+    device: str | None
+    outputs: tuple[ComparedOutput, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelChecked:
+    """The same comparison as the worker made it."""
+
+    device: str
+    outputs: tuple[ComparedOutput, ...]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelPlacement:
+    """The device a model belongs to, the one that serves it, and why."""
+
+    device: str
+    served_by: str
+    why: str
+    away: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ShownKernel:
+    """A kernel of a model; `launches` in one inference."""
+
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    flops: int
+    bytes: int
+    task: str
+    schedule: str
+    launches: int
+    prepared: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelShown:
+    """Of ModelShow."""
+
+    name: str
+    state: str
+    reason: str
+    sha256: str
+    bytes: int
+    added: float
+    source: ModelSource
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    notes: tuple[str, ...]
+    compiler: dict[str, str]
+    device: Device
+    inputs: tuple[TensorMetadata, ...]
+    outputs: tuple[TensorMetadata, ...]
+    proof: ModelProof | None
+    placement: ModelPlacement
+    checked: ModelChecked | None
+    kernels: tuple[ShownKernel, ...]
+    launches: int
+    copies: int
+    host_calls: int
+    constant_bytes: int
+    arena_bytes: int
+    prepared_bytes: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelExported:
+    """Of ModelExport, whose descriptors are those of `files`."""
+
+    files: tuple[str, ...]
+    shapes: dict[str, tuple[int, ...]]
+    precision: str
+    sha256: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ProfiledRow:
+    """The time of a kernel, of all copies, or of a host function in one inference."""
+
+    name: str
+    kind: str
+    task: str
+    schedule: str
+    count: int
+    us: float
+    share: float
+    gflops: float | None
+    gbs: float | None
+    peak_share: float | None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelProfile:
+    """Of ModelProfile; a span of the timeline is name, host_us, host_end_us, device_us, device_end_us."""
+
+    name: str
+    runs: int
+    launches: int
+    whole_us: float
+    sum_us: float
+    device: Device
+    peaks: Peaks | None
+    rows: tuple[ProfiledRow, ...]
+    timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = None

@@ -1,0 +1,355 @@
+"""Dataclasses to plain maps and lists and back, refusing whatever the types do not allow.
+
+Maps have exactly the fields of their dataclass; one that has a default may be missing, as it is from data
+that is older than the field. A field whose type is a union of dataclasses is a map of one key, the
+lower-cased class name. Nothing is coerced, except an integer where a float is expected.
+
+What a type asks for is found out once: messages that come all the time are decoded by it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+INTEGERS = range(-(2**63), 2**64)  # what msgpack can carry
+_SCALARS = frozenset({type(None), bool, int, float, str, bytes, memoryview})
+_Decoder = Callable[[Any], Any]
+
+
+class Mismatch(ValueError):
+    """Data that does not have the shape its type asks for; the message names the place."""
+
+
+def to_plain(value: Any, *, omit_none: bool = False, omit_defaults: bool = False) -> Any:
+    """Maps, lists, strings, numbers, booleans and None for `value`, a dataclass or a part of one.
+
+    Fields that are None are left out with `omit_none`, for formats that have no such value (TOML), and those
+    that are as they would be without it with `omit_defaults`, for readers who are older than the field.
+    """
+    kind = type(value)
+    if kind in _SCALARS:
+        return value
+    if kind is tuple:
+        return [to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults) for item in value]
+    if isinstance(value, dict):
+        return {
+            key: to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults)
+            for key, item in value.items()
+        }
+    if not dataclasses.is_dataclass(value):
+        return value
+    plain: dict[str, Any] = {}
+    for field in _fields(value.__class__):
+        item = getattr(value, field.name)
+        if (item is None and omit_none) or (omit_defaults and item == field.default):
+            continue
+        if not field.scalar:
+            tags = [type(each).__name__.lower() for each in item] if field.tagged else None
+            item = to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults)
+            item = [{tag: each} for tag, each in zip(tags, item, strict=True)] if tags is not None else item
+        plain[field.name] = item
+    return plain
+
+
+def from_plain(
+    kind: type[T], plain: object, *, where: str, none_omitted: bool = False, unknown_ignored: bool = False
+) -> T:
+    """The `kind` (a dataclass) that `plain` describes; raises Mismatch. `where` names it in messages.
+
+    With `none_omitted` fields that may be None may be missing; with `unknown_ignored` there may be others.
+    """
+    decode = _decoder(typing.cast(Any, kind), _Rules(none_omitted, unknown_ignored))
+    try:
+        return typing.cast(T, decode(plain))
+    except _Wrong as wrong:
+        raise Mismatch(f"{wrong.before}{where}{wrong.path}{wrong.what}") from None
+
+
+class _Wrong(Exception):
+    """What is wrong at a place, whose path is put together on the way out."""
+
+    def __init__(self, what: str, path: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.path = path
+        self.before = ""
+
+    def inside(self, part: str) -> _Wrong:
+        """The same, seen from one level further out."""
+        self.path = part + self.path
+        return self
+
+
+class _Rules(typing.NamedTuple):
+    none_omitted: bool
+    unknown_ignored: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A field of a dataclass; `default` is MISSING where it has none."""
+
+    name: str
+    hint: Any
+    default: Any
+    optional: bool  # it has a default
+    scalar: bool
+    tagged: bool  # a tuple whose items are of several dataclasses
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[_Field, ...]:
+    hints = typing.get_type_hints(kind)
+    missing = dataclasses.MISSING
+    return tuple(
+        _Field(
+            name=field.name,
+            hint=hints[field.name],
+            default=field.default,
+            optional=field.default is not missing or field.default_factory is not missing,
+            scalar=_SCALARS.issuperset(_members(hints[field.name])),
+            tagged=_tagged(hints[field.name]),
+        )
+        for field in dataclasses.fields(kind)
+    )
+
+
+def _tagged(hint: Any) -> bool:
+    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return len(items) == 2 and items[1] is Ellipsis and len(_classes(items[0])) > 1
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; `hint` alone where it is none."""
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _classes(hint: Any) -> dict[str, type]:
+    """The dataclasses among the members of `hint`, by lower-cased name."""
+    return {
+        m.__name__.lower(): m for m in _members(hint) if dataclasses.is_dataclass(m) and isinstance(m, type)
+    }
+
+
+@functools.cache
+def _decoder(hint: Any, rules: _Rules) -> _Decoder:
+    """What makes a value of that type of plain data; raises _Wrong."""
+    if hint is Any:
+        return lambda plain: plain
+    members = _members(hint)
+    if len(members) > 1:
+        return _union_decoder(hint, members, rules)
+    if dataclasses.is_dataclass(hint):
+        return _class_decoder(typing.cast(type, hint), rules)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal:
+        return _literal_decoder(args)
+    if origin is tuple:
+        return _sequence_decoder(args[0], rules) if args[1:] == (...,) else _tuple_decoder(args, rules)
+    if origin is dict:
+        return _map_decoder(args[0], args[1], rules)
+    return _scalar_decoder(hint)
+
+
+def _union_decoder(hint: Any, members: tuple[Any, ...], rules: _Rules) -> _Decoder:
+    others = [m for m in members if m is not type(None)]
+    classes = _classes(hint)
+    if len(others) == 1:
+        decode = _decoder(others[0], rules)
+    elif classes:
+        decode = _tagged_decoder(classes, rules)
+    else:
+        decode = _exact_decoder(others, rules)
+    if len(others) == len(members):
+        return decode
+    return lambda plain: None if plain is None else decode(plain)
+
+
+def _tagged_decoder(classes: Mapping[str, type], rules: _Rules) -> _Decoder:
+    def decode(plain: Any) -> Any:
+        if not isinstance(plain, Mapping) or len(plain) != 1:
+            raise _Wrong(f" is {shown(plain)} instead of a map of one of {', '.join(classes)}")
+        tag, body = next(iter(plain.items()))
+        if tag not in classes:
+            raise _Wrong(f" is of kind {shown(tag)} instead of one of {', '.join(classes)}")
+        return _decoder(classes[tag], rules)(body)
+
+    return decode
+
+
+def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
+    kinds = {list if typing.get_origin(m) is tuple else m: _decoder(m, rules) for m in members}
+
+    def decode(plain: Any) -> Any:
+        chosen = kinds.get(type(plain))
+        if chosen is None:
+            raise _Wrong(f" is {shown(plain)}, a type that is not allowed there")
+        return chosen(plain)
+
+    return decode
+
+
+def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
+    @functools.cache  # the types of a class may lead back to it
+    def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, bool, bool], ...]]:
+        found = _fields(kind)
+        return frozenset(f.name for f in found), tuple(
+            (f.name, _decoder(f.hint, rules), f.optional, type(None) in _members(f.hint)) for f in found
+        )
+
+    def decode(plain: Any) -> Any:
+        if not isinstance(plain, Mapping):
+            raise _Wrong(f" is {shown(plain)} instead of a map")
+        names, each = fields()
+        if not (rules.unknown_ignored or names.issuperset(plain)):
+            raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
+        values: dict[str, object] = {}
+        for name, decoder, optional, may_be_none in each:
+            if name in plain:
+                try:
+                    values[name] = decoder(plain[name])
+                except _Wrong as wrong:
+                    raise wrong.inside(f".{name}") from None
+            elif not optional:
+                if not (rules.none_omitted and may_be_none):
+                    raise _Wrong(f" lacks the key {name!r}")
+                values[name] = None
+        return kind(**values)
+
+    return decode
+
+
+def _literal_decoder(allowed: tuple[Any, ...]) -> _Decoder:
+    def decode(plain: Any) -> Any:
+        if plain not in allowed or not isinstance(plain, str):
+            raise _Wrong(f" is {shown(plain)} instead of one of {', '.join(map(str, allowed))}")
+        return plain
+
+    return decode
+
+
+def _map_decoder(key_hint: Any, item_hint: Any, rules: _Rules) -> _Decoder:
+    decode_key, decode_item = _decoder(key_hint, rules), _decoder(item_hint, rules)
+
+    def decode(plain: Any) -> Any:
+        if not isinstance(plain, Mapping):
+            raise _Wrong(f" is {shown(plain)} instead of a map")
+        found = {}
+        for key, item in plain.items():
+            try:
+                known = decode_key(key)
+            except _Wrong as wrong:
+                wrong.before = "a key of "
+                raise
+            try:
+                found[known] = decode_item(item)
+            except _Wrong as wrong:
+                raise wrong.inside(f"[{shown(key)}]") from None
+        return found
+
+    return decode
+
+
+def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
+    decode_item, kinds = _decoder(hint, rules), frozenset(_members(hint))
+    at_once = kinds in _AT_ONCE
+
+    def decode(plain: Any) -> Any:
+        if not isinstance(plain, list):
+            raise _Wrong(f" is {shown(plain)} instead of a list")
+        if at_once and kinds.issuperset(map(type, plain)) and _in_range(plain):
+            return tuple(plain)
+        return _items((decode_item,) * len(plain), plain)
+
+    return decode
+
+
+# Long lists of numbers and data are common, and need no decoding one by one.
+_AT_ONCE: frozenset[frozenset[type]] = frozenset(
+    {frozenset({int}), frozenset({str}), frozenset({bytes}), frozenset({bytes, memoryview})}
+)
+
+
+def _in_range(items: list[Any]) -> bool:
+    return not items or type(items[0]) is not int or (min(items) in INTEGERS and max(items) in INTEGERS)
+
+
+def _tuple_decoder(hints: tuple[Any, ...], rules: _Rules) -> _Decoder:
+    decoders = tuple(_decoder(hint, rules) for hint in hints)
+
+    def decode(plain: Any) -> Any:
+        if not isinstance(plain, list):
+            raise _Wrong(f" is {shown(plain)} instead of a list")
+        if len(plain) != len(decoders):
+            raise _Wrong(f" has {len(plain)} items instead of {len(decoders)}")
+        return _items(decoders, plain)
+
+    return decode
+
+
+def _items(decoders: tuple[_Decoder, ...], plain: list[Any]) -> tuple[Any, ...]:
+    found = []
+    for decode, item in zip(decoders, plain, strict=True):
+        try:
+            found.append(decode(item))
+        except _Wrong as wrong:
+            raise wrong.inside(f"[{len(found)}]") from None
+    return tuple(found)
+
+
+def _scalar_decoder(kind: Any) -> _Decoder:
+    def decode(plain: Any) -> Any:
+        if type(plain) is not kind:
+            if kind is float and type(plain) is int:
+                return float(plain)
+            raise _Wrong(f" is {shown(plain)} instead of {_NAMES.get(kind, str(kind))}")
+        if kind is int and plain not in INTEGERS:
+            raise _Wrong(f" is {shown(plain)}, which is out of range")
+        return plain
+
+    return decode
+
+
+_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+class _Short(reprlib.Repr):
+    """Looks at the first part of a value only: what is shown may be a peer's, and of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxstring, self.maxother = 3, 2 * _SHOWN, 2 * _SHOWN
+        self.maxlist = self.maxtuple = self.maxdict = 20
+
+    def repr_bytes(self, value: bytes, level: int) -> str:
+        """`reprlib` knows bytes only as any other object, whose whole text it makes first."""
+        return repr(value[: 2 * _SHOWN])
+
+    def repr_dict(self, value: dict[object, object], level: int) -> str:
+        """Without the sorting of `reprlib`, which looks at every key."""
+        first = list(itertools.islice(value.items(), self.maxdict))
+        text = ", ".join(
+            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in first
+        )
+        return f"{{{text}{', ...' if len(value) > len(first) else ''}}}" if level > 0 else "{...}"
+
+
+_SHOWN = 60  # letters of a value in a message
+_short = _Short()
+
+
+def shown(value: object) -> str:
+    """`value` for a message: its first letters, found in a time that does not depend on its size."""
+    text = _short.repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,160 @@
+"""The messages of MessagePack-RPC, and their bytes (docs/protocol.md, "Messages").
+
+What the peer did wrong is a PeerFault; what this side did wrong is an OwnFault.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgpack
+
+from .errors import HonedError, ResourceExhausted
+
+LARGE: Final = 1 << 20  # bytes of data that are sent from where they are
+APART: Final = 4096  # bytes of data that a service keeps out of the buffer it decodes
+MAX_MSGID: Final = 2**32 - 1
+REQUEST: Final = 0
+RESPONSE: Final = 1
+NOTIFICATION: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameLimits:
+    """What one message may be."""
+
+    max_bytes: int = 64 << 20
+    max_depth: int = 16  # containers inside one another, the message's own array included
+    max_values: int = 65_536  # in all containers together
+    max_text: int = 1 << 30  # bytes of str in all, those below 32 not counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """`[0, msgid, method, [params]]`."""
+
+    msgid: int
+    method: str
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
+
+    msgid: int
+    error: dict[str, Any] | None
+    result: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notification:
+    """`[2, method, [params]]`."""
+
+    method: str
+    params: dict[str, Any]
+
+
+Message = Request | Response | Notification
+
+
+class OwnFault(TypeError):
+    """An attempt of this side to send what is no message: a bug here, not the peer's doing."""
+
+
+class PeerFault(Exception):
+    """The peer broke the protocol; its connection cannot go on.
+
+    `error` is what to tell it, `msgid` the request to answer with that where it could be read.
+    """
+
+    def __init__(self, error: HonedError, msgid: int | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.msgid = msgid
+
+
+def encode_parts(message: Message, limits: FrameLimits | None = None) -> list[bytes | memoryview]:
+    """The bytes of one message, in parts to be sent one after the other; raises as `encode`.
+
+    Large memoryviews in a list that is a value of the params or the result are parts themselves: no copy is
+    made of them.
+    """
+    limits = limits or FrameLimits()
+    body = message.result if isinstance(message, Response) else message.params
+    apart: dict[bytes, memoryview] = {}
+    if isinstance(body, dict):
+        body = {key: _set_apart(value, apart) for key, value in body.items()}
+    if not apart:
+        return [encode(message, limits)]
+    match message:
+        case Request(msgid=msgid, method=method):
+            short: Message = Request(msgid=msgid, method=method, params=body)
+        case Response(msgid=msgid, error=error):
+            short = Response(msgid=msgid, error=error, result=body)
+        case Notification(method=method):
+            short = Notification(method=method, params=body)
+    frame = encode(short, limits)
+    parts: list[bytes | memoryview] = []
+    for marker, data in apart.items():  # in the order in which they stand in the frame
+        before, frame = frame.split(_MARKED + marker, 1)
+        parts += [before + b"\xc6" + len(data).to_bytes(4, "big"), data]
+    parts.append(frame)
+    _check_bytes(sum(map(len, parts)), limits)
+    return parts
+
+
+_MARKED: Final = b"\xc4\x10"  # bin of 16 bytes
+
+
+def _set_apart(value: Any, apart: dict[bytes, memoryview]) -> Any:
+    """A list with markers, noted with what they stand for, in the place of its large memoryviews."""
+    if type(value) is not list or not any(type(item) is memoryview and len(item) >= LARGE for item in value):
+        return value
+    marked = []
+    for item in value:
+        if type(item) is memoryview and len(item) >= LARGE:
+            marker = secrets.token_bytes(16)
+            apart[marker] = item
+            marked.append(marker)
+        else:
+            marked.append(item)
+    return marked
+
+
+def encode(message: Message, limits: FrameLimits | None = None) -> bytes:
+    """The bytes of one message; raises OwnFault where it is none, ResourceExhausted where it is too large."""
+    limits = limits or FrameLimits()
+    try:
+        frame: bytes = msgpack.packb(_as_list(message), use_bin_type=True)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OwnFault(f"a message holds a value that cannot be sent: {error}") from error
+    _check_bytes(len(frame), limits)
+    return frame
+
+
+def _check_bytes(nbytes: int, limits: FrameLimits) -> None:
+    if nbytes > limits.max_bytes:
+        raise ResourceExhausted(
+            f"the message has {nbytes} bytes and {limits.max_bytes} are allowed; "
+            "pass large tensors in shared memory"
+        )
+
+
+def _as_list(message: Message) -> list[Any]:
+    match message:
+        case Request():
+            _own_msgid(message.msgid)
+            return [REQUEST, message.msgid, message.method, [message.params]]
+        case Response():
+            _own_msgid(message.msgid)
+            return [RESPONSE, message.msgid, message.error, message.result if message.error is None else None]
+        case Notification():
+            return [NOTIFICATION, message.method, [message.params]]
+
+
+def _own_msgid(msgid: int) -> None:
+    if not 0 <= msgid <= MAX_MSGID:
+        raise OwnFault(f"message number {msgid} is not between 0 and {MAX_MSGID}")

@@ -1,0 +1,373 @@
+"""What both clients can do, said once and without I/O: each operation yields its calls and gets the answers.
+
+`Client` performs them in the calling thread, `AsyncClient` awaits them: neither can have one that the other
+lacks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+
+from numpy.typing import ArrayLike, NDArray
+
+from honed.protocol import methods, strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import InvalidArgument, MissingFiles
+from honed.protocol.methods import Method
+from honed.protocol.params import (
+    ExportParams,
+    HistoryParams,
+    LoadOptions,
+    LoadParams,
+    MetricsParams,
+    ModelParams,
+    Nothing,
+    PinParams,
+    ProfileOptions,
+    ProfileParams,
+    PublishParams,
+    RegionName,
+    RegionParams,
+    RollbackParams,
+    TunerReportParams,
+    TunerRunParams,
+    TunerStopParams,
+    UnloadParams,
+)
+from honed.protocol.peer import Answered
+
+from . import calls, endpoint
+from .calls import Outputs
+from .endpoint import Progress
+from .exported import Exported, exported
+from .regions import Region
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient
+    from .client import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
+_USUAL: Final = -1.0  # the client's own timeout
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
+
+    result: dict[str, Any]
+    descriptors: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's."""
+
+    method: Method[Any, Any]
+    params: Any
+    timeout: float | None = _USUAL
+    descriptors: Sequence[int] = ()
+    progress: Progress | None = None
+
+    def limit(self, usual: float) -> float | None:
+        """Seconds until it is given up; `usual` are the client's."""
+        return usual if self.timeout == _USUAL else self.timeout
+
+    def plain(self) -> dict[str, Any]:
+        """The parameters as they travel."""
+        plain: dict[str, Any] = strict.to_plain(self.params, omit_defaults=True)
+        return plain
+
+    def taken(self, answered: Answered) -> Answer:
+        """The answer; raises InvalidArgument where it is none, and closes descriptors not asked for."""
+        descriptors = answered.descriptors
+        if not self.method.gives or not isinstance(answered.result, dict):
+            close_all(descriptors)
+            descriptors = []
+        if not isinstance(answered.result, dict):
+            raise InvalidArgument("the service answered something that is no map; compare versions")
+        return Answer(answered.result, descriptors)
+
+
+Steps = Generator[Ask, Answer, T]
+
+
+class operation(Generic[P, R]):  # noqa: N801 - a decorator
+    """A method of both clients, made of its steps when their classes are."""
+
+    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[R]]) -> None:
+        self.steps = steps
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, client: Client, owner: Any = ...) -> Callable[P, R]: ...
+        @overload
+        def __get__(self, client: AsyncClient, owner: Any = ...) -> Callable[P, Coroutine[Any, Any, R]]: ...
+        def __get__(self, client: Any, owner: Any = None) -> Any:
+            """What a type checker sees: a method that returns, or one to be awaited."""
+
+
+class Operations:
+    """The methods of both clients.
+
+    Every one raises the errors of `honed.runtime.errors` that the service answered with, and Unavailable
+    where there is no service. Maps are returned as docs/protocol.md describes them.
+    """
+
+    def __init__(self, socket: str | os.PathLike[str] | None = None, *, timeout: float = 60.0) -> None:
+        """`socket`: its path; None looks where honed listens. `timeout`: seconds a call may take."""
+        self.socket = str(socket) if socket is not None else endpoint.default_socket(os.environ)
+        self.timeout = timeout
+        self._regions: dict[str, Region] = {}
+        self._made = 0  # regions so far
+
+    def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
+        """`performing` makes a method of an operation's steps."""
+        if performing is not None:
+            for name, found in vars(Operations).items():
+                if isinstance(found, operation):
+                    setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
+
+    @operation
+    def ask(self, method: Method[Any, T], params: Any, *, timeout: float | None = _USUAL) -> Steps[T]:
+        """The result of any method, typed; `timeout` in seconds, None: none. Raises Internal for nonsense."""
+        return method.result_of((yield Ask(method, params, timeout)).result)
+
+    @operation
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Outputs | None = None,
+        timeout: float | None = None,
+        priority: int = 2,
+        finite: bool = False,
+    ) -> Steps[dict[str, NDArray[Any]]]:
+        """Run `model` on `inputs`; gives its outputs by name.
+
+        Arrays that lie in a `region` of this client are not copied. `outputs`: the names wanted, or arrays
+        by name to write them to. `timeout` in seconds; `priority` 1 (first) to 3 (last); `finite` refuses
+        inputs with NaN or infinity.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        regions = list(self._regions.values())
+        call = calls.infer_call(
+            model, inputs, outputs, regions, timeout=seconds, priority=priority, finite=finite
+        )
+        answer = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+        return calls.infer_result(call, answer.result)
+
+    @operation
+    def models(self) -> Steps[list[dict[str, Any]]]:
+        """All models: name, version, state and reason."""
+        return list((yield Ask(methods.REPOSITORY_INDEX, Nothing())).result["models"])
+
+    @operation
+    def metadata(self, model: str | None = None) -> Steps[dict[str, Any]]:
+        """Inputs and outputs of `model`; without one, the service's name, version and limits."""
+        if model is None:
+            return (yield Ask(methods.SERVER_METADATA, Nothing())).result
+        return (yield Ask(methods.MODEL_METADATA, ModelParams(name=model))).result
+
+    @operation
+    def live(self) -> Steps[bool]:
+        """Whether the service answers at all; raises Unavailable where not."""
+        return bool((yield Ask(methods.SERVER_LIVE, Nothing())).result["live"])
+
+    @operation
+    def ready(self, model: str | None = None) -> Steps[bool]:
+        """Whether `model` can be run; without one, whether the service and all its models can."""
+        if model is None:
+            return bool((yield Ask(methods.SERVER_READY, Nothing())).result["ready"])
+        return bool((yield Ask(methods.MODEL_READY, ModelParams(name=model))).result["ready"])
+
+    @operation
+    def status(self) -> Steps[dict[str, Any]]:
+        """What the service is doing, on which device."""
+        return (yield Ask(methods.SERVER_STATUS, Nothing())).result
+
+    @operation
+    def statistics(self, model: str | None = None) -> Steps[list[dict[str, Any]]]:
+        """Counts and times of served requests, of `model` or of all."""
+        answer = yield Ask(methods.MODEL_STATISTICS, ModelParams(name=model or ""))
+        return list(answer.result["model_stats"])
+
+    @operation
+    def metrics(self) -> Steps[dict[str, Any]]:
+        """Every figure the service has of itself and its models (docs/metrics.md)."""
+        return (yield Ask(methods.METRICS, MetricsParams())).result
+
+    @operation
+    def openmetrics(self) -> Steps[str]:
+        """The same as OpenMetrics text."""
+        return str((yield Ask(methods.METRICS, MetricsParams(format="openmetrics"))).result["text"])
+
+    @operation
+    def config(self) -> Steps[dict[str, Any]]:
+        """The settings in force, and what the service's files say instead."""
+        return (yield Ask(methods.CONFIG_SHOW, Nothing())).result
+
+    @operation
+    def reload_config(self) -> Steps[dict[str, Any]]:
+        """Have the service read its files again; raises InvalidArgument where one is wrong."""
+        return (yield Ask(methods.CONFIG_RELOAD, Nothing())).result
+
+    @operation
+    def show(self, model: str) -> Steps[dict[str, Any]]:
+        """Where `model` comes from, how it was proven right, and its kernels."""
+        return (yield Ask(methods.MODEL_SHOW, ModelParams(name=model))).result
+
+    @operation
+    def export(self, model: str) -> Steps[Exported]:
+        """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
+        answer = yield Ask(methods.MODEL_EXPORT, ExportParams(name=model))
+        return exported(answer.result, answer.descriptors)
+
+    @operation
+    def profile(
+        self, model: str, runs: int = 5, *, timeline: bool = False, timeout: float | None = None
+    ) -> Steps[dict[str, Any]]:
+        """Time per kernel of `model`, mean of `runs` inferences; `timeout` in seconds, None: no limit.
+
+        With `timeline`, when each command of the first of them was enqueued and computed, too.
+        """
+        options = ProfileOptions(runs=runs, timeline=timeline or None)
+        return (
+            yield Ask(methods.MODEL_PROFILE, ProfileParams(name=model, parameters=options), timeout)
+        ).result
+
+    @operation
+    def add(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        precision: str = "auto",
+        replace: bool = False,
+        device: str | None = None,
+        calibration: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Steps[dict[str, Any]]:
+        """Add an ONNX or `.honed` file; returns when it is served. `name` defaults to the file's stem.
+
+        External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
+        have them compared; None leaves that to the service. `calibration` is a folder of .npz files, each
+        with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
+        `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
+        served.
+        """
+        file = Path(path)
+        model = name if name is not None else calls.model_name_for(file)
+        opened: dict[str, int] = {}
+        sets: dict[str, int] = {}
+
+        def load() -> Ask:
+            options = LoadOptions(
+                shapes={key: tuple(shape) for key, shape in (shapes or {}).items()},
+                precision=precision,
+                replace=replace,
+                device=device,
+                calibration=len(sets) or None,
+            )
+            params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
+            sent = [*opened.values(), *sets.values()]
+            return Ask(methods.REPOSITORY_MODEL_LOAD, params, None, sent, progress)
+
+        try:
+            opened[file.name] = calls.open_model(file)
+            sets |= calls.open_calibration(calibration)
+            try:
+                return (yield load()).result
+            except MissingFiles as missing:
+                opened |= calls.open_beside(file, missing)
+                return (yield load()).result
+        finally:
+            for descriptor in (*opened.values(), *sets.values()):
+                os.close(descriptor)
+
+    @operation
+    def publish(
+        self, model: str, path: str | os.PathLike[str], *, expected: str, why: str
+    ) -> Steps[dict[str, Any]]:
+        """Serve a faster form of `model`, a `.honed` file, if the service finds it right and faster.
+
+        `expected` is the SHA-256 of the compiled file served when it was made (`export` tells). The result
+        says in "published" whether it is served, and in "sentence" why. Raises AlreadyExists where another
+        version came meanwhile, ModelRefused where it is not this model.
+        """
+        params = PublishParams(name=model, expected=expected, why=why)
+        descriptor = calls.open_model(Path(path))
+        try:
+            return (yield Ask(methods.MODEL_PUBLISH, params, None, [descriptor])).result
+        finally:
+            os.close(descriptor)
+
+    @operation
+    def history(self, model: str) -> Steps[dict[str, Any]]:
+        """Versions of `model`: what was served when, and why each came and went."""
+        return (yield Ask(methods.MODEL_HISTORY, HistoryParams(name=model))).result
+
+    @operation
+    def rollback(self, model: str, version: int | None = None) -> Steps[dict[str, Any]]:
+        """Serve an earlier version of `model` again, None: the one before; the one left stays out."""
+        return (yield Ask(methods.MODEL_ROLLBACK, RollbackParams(name=model, version=version), None)).result
+
+    @operation
+    def pin(self, model: str, version: int | None = None) -> Steps[dict[str, Any]]:
+        """Serve a version, None: the present one, and let no other take its place; 0 allows that again."""
+        return (yield Ask(methods.MODEL_PIN, PinParams(name=model, version=version), None)).result
+
+    @operation
+    def report(self, text: str) -> Steps[None]:
+        """For tuners: what they do, shown in the service's status while this connection lasts."""
+        yield Ask(methods.TUNER_REPORT, TunerReportParams(text=text))
+
+    @operation
+    def run_tuner(
+        self,
+        params: TunerRunParams,
+        *,
+        descriptors: Sequence[int] = (),
+        progress: Progress | None = None,
+    ) -> Steps[tuple[dict[str, Any], list[int]]]:
+        """Have the service tune, or work on its records (docs/protocol.md, TunerRun).
+
+        Gives the result, and the open files that came with it, which are the caller's.
+        """
+        answer = yield Ask(methods.TUNER_RUN, params, None, descriptors, progress)
+        return answer.result, answer.descriptors
+
+    @operation
+    def stop_tuner(self, model: str) -> Steps[None]:
+        """End a `run_tuner` of this model soon; it uses what was found. Raises NotFound where none runs."""
+        yield Ask(methods.TUNER_STOP, TunerStopParams(model=model))
+
+    @operation
+    def remove(self, model: str) -> Steps[None]:
+        """Remove `model` and its files for good."""
+        yield Ask(methods.REPOSITORY_MODEL_UNLOAD, UnloadParams(model_name=model))
+
+    def _new_region(self, nbytes: int) -> Region:
+        self._made += 1
+        return Region(f"r{self._made}", nbytes)
+
+
+def register(region: Region) -> Ask:
+    """The call that tells the service of a region."""
+    params = RegionParams(name=region.name, byte_size=region.nbytes)
+    return Ask(methods.SHARED_MEMORY_REGISTER, params, descriptors=[region.descriptor])
+
+
+def unregister(region: Region) -> Ask:
+    """The call that has the service forget a region."""
+    return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))

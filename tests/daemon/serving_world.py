@@ -1,0 +1,335 @@
+"""A made-up world around the serving machine: it does what the machine wants done, and keeps count."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Any, TypeVar, cast
+
+from honed.daemon.requests import Client, Ticket
+from honed.daemon.serving import actions as do
+from honed.daemon.serving import events as told
+from honed.daemon.serving.machine import Machine
+from honed.daemon.serving.registry import Registry
+from honed.daemon.serving.states import ServedModel, State
+from honed.daemon.store import Manifest, StoredFile, begin, new_version, version_file
+from honed.daemon.versions import go_back, settle, succeed
+from honed.runtime.errors import HonedError, InvalidArgument
+
+T = TypeVar("T")
+CLIENT = Client(user=1, connection=1)
+COMPILED = cast(Any, "a compiled model")
+
+
+def stored(key: str) -> StoredFile:
+    return StoredFile(name="m.honed", sha256=key, nbytes=1)
+
+
+def manifest(name: str, key: str) -> Manifest:
+    return Manifest(
+        name=name,
+        added=0.0,
+        compiled=stored(key),
+        history=begin(stored(key), schedules=key, why="added", now=0.0),
+        sources=(),
+        shapes={},
+        precision="auto",
+    )
+
+
+def successor(model: ServedModel, key: str) -> Manifest:
+    """As it is stored before it is served."""
+    history = model.manifest.history
+    version = new_version(stored(key), history.next_number, schedules=key, why="", now=1.0, settled=False)
+    changed = succeed(history, version, 1.0, keep=True)
+    return dataclasses.replace(model.manifest, compiled=stored(key), history=changed)
+
+
+class World:
+    """What the machine acts on, as far as it can be wrong: workers, clients, and the disk."""
+
+    def __init__(
+        self,
+        fallback: str = "",
+        disk: dict[str, Manifest] | None = None,
+        numbers: Iterator[int] | None = None,
+    ) -> None:
+        self.machine = Machine(Registry(), ("gpu", "spare"), fallback, max_queue=6)
+        self.disk = disk if disk is not None else {}
+        self.now = 100.0
+        self.workers: dict[str, int] = {}  # engines with one that calls reach
+        self.starts = 0
+        self.dying: set[str] = set()  # engines whose worker failed, and its end is not told yet
+        self.stopped = {"cpu"}  # engines whose worker nobody keeps
+        self.loaded: dict[str, set[str]] = {"gpu": set(), "spare": set(), "cpu": set()}  # keys by engine
+        self.runs: dict[str, do.Run] = {}
+        self.loads: list[do.Load] = []
+        self.proves: list[do.Prove] = []
+        self.judges: list[do.Judge] = []
+        self.persists: list[do.Persist] = []
+        self.stops: list[do.StopServer] = []
+        self.done: list[do.Action] = []
+        self.outstanding: set[int] = set()  # requests
+        self.answers: dict[int, HonedError | None] = {}
+        self.condemned: set[tuple[str, int]] = set()  # models' versions that did wrong
+        self.numbers = numbers or itertools.count(1)
+        for kept in self.disk.values():
+            assert not kept.history.current.quarantine, "what is stored never leads to what did wrong"
+            self.tell(told.Added(manifest=kept, compiled=COMPILED, home="gpu", proof=None))
+
+    @property
+    def models(self) -> Registry:
+        return self.machine.models
+
+    def tell(self, event: told.Event) -> list[do.Action]:
+        found = self.machine.handle(event, self.now, self.now)
+        for action in found:
+            self.perform(action)
+        self.done += found
+        return found
+
+    def perform(self, action: do.Action) -> None:
+        match action:
+            case do.Run(engine, ticket, model):
+                assert engine in self.workers
+                assert engine not in self.runs, "one at a time"
+                assert ticket.number in self.outstanding
+                assert self.models.serves(model)
+                assert model.engine == engine
+                assert model.key in self.loaded[engine], "only what the worker has and found right"
+                number = model.manifest.history.current.number
+                assert (model.name, number) not in self.condemned, "what did wrong never serves again"
+                self.runs[engine] = action
+            case do.Answer(request):
+                self.end(request, None)
+            case do.Refuse(request, error):
+                self.end(request, error)
+            case do.Load():
+                assert action.engine in self.workers
+                assert action.deployment not in {load.deployment for load in self.loads}
+                self.loads.append(action)
+            case do.Prove():
+                self.proves.append(action)
+            case do.Unload(engine, key):
+                self.loaded[engine].discard(key)
+            case do.Judge():
+                self.judges.append(action)
+            case do.Persist():
+                self.persists.append(action)
+            case do.FallBack(name, left, served):
+                assert left != served
+                self.condemned.add((name, left))
+            case _:
+                self.perform_on_server(action)
+
+    def perform_on_server(self, action: do.Action) -> None:
+        match action:
+            case do.Kill(engine):
+                self.break_worker(engine)
+            case do.StartServer(engine):
+                self.stopped.remove(engine)
+            case do.StopServer(engine):
+                assert not self.models.of(engine)
+                assert action not in self.stops
+                self.stops.append(action)
+
+    def end(self, request: int, error: HonedError | None) -> None:
+        assert request in self.outstanding, "answered once"
+        self.outstanding.remove(request)
+        self.answers[request] = error
+
+    # What may happen
+
+    def ready(self, engine: str) -> None:
+        """A worker has started, after the end of the one before was told."""
+        if engine in self.dying:
+            self.lose(engine)
+        if engine in self.workers or engine in self.stopped or engine not in self.machine.engines:
+            return
+        self.starts += 1
+        self.workers[engine] = self.starts
+        self.loaded[engine] = set()
+        self.tell(told.WorkerReady(engine=engine, worker=self.starts, spec=f"the {engine}", family="gpu"))
+
+    def lose(self, engine: str, *, outside: bool = False, failed: bool = False) -> None:
+        """A worker ends, or did not start: calls fail before that is told."""
+        if failed and engine in self.dying:
+            self.lose(engine)
+        if engine in self.stopped or engine not in self.machine.engines:
+            return
+        self.workers.pop(engine, None)
+        self.loaded[engine] = set()
+        self.end_run(engine, "broken")
+        for load in [each for each in self.loads if each.engine == engine]:
+            self.loads.remove(load)
+            if not outside:
+                self.tell(told.LoadBroken(load.deployment, "it crashed", apart=False))
+        self.proves = [each for each in self.proves if each.engine != engine]
+        self.dying.discard(engine)
+        self.tell(told.WorkerLost(engine=engine, reason="it crashed", from_outside=outside, failed=failed))
+
+    def break_worker(self, engine: str) -> None:
+        """Calls do not reach it any more."""
+        if self.workers.pop(engine, None) is not None:
+            self.dying.add(engine)
+
+    def add(self, name: str, *, proven: bool = False) -> None:
+        """Stored first, then served."""
+        kept = manifest(name, f"{name}{next(self.numbers)}")
+        proof = self.prove("gpu", kept.compiled.sha256) if proven else None
+        self.disk[name] = kept
+        self.condemned = {each for each in self.condemned if each[0] != name}
+        self.persists = [each for each in self.persists if each.model.name != name]
+        self.tell(told.Added(manifest=kept, compiled=COMPILED, home="gpu", proof=proof))
+
+    def prove(self, engine: str, key: str) -> told.Proof | None:
+        worker = self.workers.get(engine)
+        if worker is None:
+            return None
+        self.loaded[engine].add(key)
+        return told.Proof(engine=engine, worker=worker, checked={})
+
+    def publish(self, name: str, *, stored_only: bool = False) -> None:
+        """A better version, loaded beside the present one and stored; it may never come to serve."""
+        model = self.models.find(name)
+        if model is None or not model.at_home:
+            return
+        key = f"{name}{next(self.numbers)}"
+        self.tell(told.Kept("gpu", key))
+        proof = self.prove("gpu", key)
+        if proof is not None and model.state is State.READY:
+            made = successor(model, key)
+            self.disk[name] = made
+            if not stored_only:
+                event = told.SuccessorReady(model=model.number, manifest=made, compiled=COMPILED, proof=proof)
+                self.tell(event)
+        self.tell(told.LetGo("gpu", key))
+
+    def choose(self, name: str) -> None:
+        """A user goes back to the first version that is kept."""
+        model = self.models.find(name)
+        if model is None:
+            return
+        history = model.manifest.history
+        target = next(v for v in history.versions if v.kept)
+        if target is history.current:
+            return
+        file = version_file(model.manifest, target)
+        self.tell(told.Kept("gpu", file.sha256))
+        proof = self.prove("gpu", file.sha256)
+        if proof is not None:
+            changed = settle(go_back(history, target.number, "by hand", "by hand", 2.0))
+            made = dataclasses.replace(model.manifest, compiled=file, history=changed)
+            self.disk[name] = made
+            self.condemned.discard((name, target.number))
+            self.tell(told.VersionChosen(manifest=made, compiled=COMPILED, proof=proof))
+        self.tell(told.LetGo("gpu", file.sha256))
+
+    def remove(self, name: str) -> None:
+        if self.models.find(name) is not None:
+            del self.disk[name]
+            self.condemned = {each for each in self.condemned if each[0] != name}
+            self.tell(told.Removed(name))
+
+    def ask(self, name: str) -> int | None:
+        """The request's number, None where it is refused at once."""
+        number = next(self.numbers)
+        self.outstanding.add(number)
+        ticket = Ticket(
+            number=number, client=CLIENT, model=name, priority=2, arrived=self.now, deadline=self.now + 1e6
+        )
+        try:
+            self.tell(told.Asked(ticket))
+        except HonedError:
+            self.outstanding.remove(number)
+            return None
+        return number
+
+    def leave(self, request: int) -> None:
+        self.outstanding.remove(request)
+        self.tell(told.Left(request))
+
+    def end_run(self, engine: str, how: str) -> None:
+        run = self.runs.pop(engine, None)
+        if run is None:
+            return
+        match how:
+            case "well":
+                self.tell(told.Served(engine))
+            case "more":
+                self.tell(told.Served(engine, more=True))
+            case "unfit":
+                self.tell(told.Unfit(engine, InvalidArgument("not finite")))
+            case "broken":
+                self.break_worker(engine)
+                self.tell(told.Broken(engine, "it crashed", device=False))
+            case "device":
+                self.tell(told.Broken(engine, "out of memory", device=True))
+            case "not run":
+                self.break_worker(engine)
+                self.tell(told.NotRun(engine))
+
+    def end_load(self, load: do.Load, how: str) -> None:
+        self.loads.remove(load)
+        match how:
+            case "well" | "left":
+                proof = self.prove(load.engine, load.model.key)
+                assert proof is not None
+                proof = dataclasses.replace(proof, left=(1, 2) if how == "left" else ())
+                self.tell(told.Loaded(load.deployment, load.model.key, proof))
+            case "refused":
+                self.tell(told.LoadRefused(load.deployment, "wrong answers"))
+            case "apart":
+                self.tell(told.LoadBroken(load.deployment, "the builder crashed", apart=True))
+
+    def end_prove(self, prove: do.Prove, *, right: bool) -> None:
+        self.proves.remove(prove)
+        if right:
+            self.tell(told.Proven(prove.deployment, []))
+        else:
+            self.tell(told.Disproved(prove.deployment, "wrong answers"))
+
+    def judge(self, judge: do.Judge, how: str) -> None:
+        self.judges.remove(judge)
+        if how == "broken":
+            self.tell(told.JudgingBroken(judge.model.number, "it crashed"))
+        else:
+            self.tell(told.Judged(judge.model.number, "it is slower" if how == "slower" else ""))
+
+    def persist(self, action: do.Persist) -> None:
+        self.persists.remove(action)
+        if self.models.serves(action.model):
+            self.disk[action.model.name] = action.model.manifest
+
+    def stop(self, action: do.StopServer) -> None:
+        self.stops.remove(action)
+        self.workers.pop(action.engine, None)
+        self.dying.discard(action.engine)
+        self.stopped.add(action.engine)
+        for load in [each for each in self.loads if each.engine == action.engine]:
+            self.loads.remove(load)
+        self.tell(told.ServerStopped(action.engine))
+
+    def settle(self) -> None:
+        """Whatever can end well does, until nothing is left to do."""
+        for _ in range(1000):
+            for engine in sorted(self.machine.engines):
+                self.ready(engine)
+                self.end_run(engine, "well")
+            for load in list(self.loads):
+                if load in self.loads:
+                    self.end_load(load, "well")
+            for prove in list(self.proves):
+                self.end_prove(prove, right=True)
+            for judge in list(self.judges):
+                self.judge(judge, "well")
+            for persist in list(self.persists):
+                self.persist(persist)
+            for stop in list(self.stops):
+                self.stop(stop)
+            busy = (self.runs, self.loads, self.proves, self.judges, self.persists, self.stops)
+            starting = set(self.machine.engines) - set(self.workers) - self.stopped
+            if not any(busy) and not starting:
+                return
+        raise AssertionError("it never comes to rest")

@@ -1,0 +1,416 @@
+"""What the serving state machine does of each kind of event, by examples."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from honed.daemon import serving as serving_package
+from honed.daemon.requests import Ticket
+from honed.daemon.serving import actions as do
+from honed.daemon.serving import events as told
+from honed.daemon.serving.states import MAX_CRASHES, MAX_CRASHES_AN_HOUR, Phase, ServedModel, State
+from honed.daemon.versions import TRIAL_REQUESTS, settle
+from honed.runtime.errors import AlreadyExists, NotFound, Unavailable
+
+from .serving_world import CLIENT, COMPILED, World, manifest, successor
+
+
+def serving(*, trial: bool = False, fallback: str = "") -> tuple[World, ServedModel]:
+    """Model a on a GPU that is ready; with `trial` a successor was published."""
+    world = World(fallback)
+    world.ready("gpu")
+    world.add("a", proven=True)
+    if trial:
+        world.publish("a")
+    return world, world.models.get("a")
+
+
+def ticket(name: str) -> Ticket:
+    return Ticket(number=9999, client=CLIENT, model=name, priority=2, arrived=0.0, deadline=1e9)
+
+
+def version(world: World) -> int:
+    return world.models.get("a").manifest.history.current.number
+
+
+def crash(world: World, *, outside: bool = False) -> None:
+    """A worker ends running what was asked, and the next one serves again."""
+    world.lose("gpu", outside=outside)
+    world.ready("gpu")
+    while world.loads:
+        world.end_load(world.loads[0], "well")
+
+
+def test_a_request_runs_again_in_the_next_worker_and_then_is_given_up() -> None:
+    world, model = serving()
+    asked = world.ask("a")
+    crash(world)
+    assert world.runs["gpu"].ticket.number == asked
+    assert model.statistics.retries == 1
+    crash(world)
+    assert asked is not None
+    assert "failed in 2 workers" in str(world.answers[asked])
+    assert model.state is State.READY
+
+
+def test_a_model_that_ends_four_workers_in_a_row_is_given_up() -> None:
+    world, model = serving()
+    for _ in range(MAX_CRASHES // 2):
+        world.ask("a")
+        crash(world)
+        crash(world)
+    assert model.state is State.UNAVAILABLE
+    assert f"{MAX_CRASHES} workers in a row" in model.reason
+    with pytest.raises(Unavailable, match="in a row"):
+        world.tell(told.Asked(ticket("a")))
+
+
+def test_one_that_ends_workers_now_and_then_is_given_up_within_an_hour() -> None:
+    world, model = serving()
+    for _ in range(MAX_CRASHES_AN_HOUR):
+        world.ask("a")
+        crash(world)
+        world.end_run("gpu", "well")
+    assert model.state is State.READY
+    world.ask("a")
+    crash(world)
+    assert "within an hour" in model.reason
+
+
+def test_a_worker_that_somebody_else_killed_is_not_blamed_on_what_ran() -> None:
+    world, model = serving(trial=True)
+    asked = world.ask("a")
+    crash(world, outside=True)
+    world.end_run("gpu", "well")
+    assert asked is not None
+    assert world.answers[asked] is None
+    assert (version(world), model.blame.times) == (2, ())
+
+
+def test_a_worker_that_is_gone_before_the_run_costs_no_attempt() -> None:
+    world, model = serving()
+    world.ask("a")
+    world.end_run("gpu", "not run")
+    crash(world)
+    assert world.runs["gpu"].ticket.attempts == 1
+    assert model.blame.crashes == 0
+
+
+def test_a_successor_that_serves_settles_and_lets_go_of_the_one_before() -> None:
+    world, before = serving()
+    world.publish("a")
+    assert version(world) == 2
+    for _ in range(TRIAL_REQUESTS):
+        world.ask("a")
+        world.end_run("gpu", "well")
+    assert before.key in world.loaded["gpu"]
+    world.judge(world.judges[0], "well")
+    assert before.key not in world.loaded["gpu"]
+    assert do.Settled("a", 2) in world.done
+    world.persist(world.persists[0])
+    assert world.disk["a"].history.current.settled
+
+
+@pytest.mark.parametrize("how", ["crash", "slower", "two workers that judge", "wrong after a restart of it"])
+def test_a_successor_that_does_wrong_goes_at_once(how: str) -> None:
+    world, left = serving(trial=True)
+    match how:
+        case "crash":
+            world.ask("a")
+            crash(world)
+        case "slower":
+            world.judges = [do.Judge(left, left)]
+            world.judge(world.judges[0], "slower")
+        case "two workers that judge":
+            for _ in range(2):
+                world.judges = [do.Judge(left, left)]
+                world.judge(world.judges[0], "broken")
+        case _:
+            world.lose("gpu", outside=True)
+            world.ready("gpu")
+            world.end_load(world.loads[0], "refused")
+    assert version(world) == 1
+    model = world.models.get("a")
+    assert model.manifest.history.get(2).quarantine
+    world.settle()
+    assert model.state is State.READY
+    assert world.disk["a"] == model.manifest
+    with pytest.raises(AlreadyExists, match="not served any more"):
+        world.tell(
+            told.SuccessorReady(
+                model=left.number,
+                manifest=successor(left, "late"),
+                compiled=COMPILED,
+                proof=told.Proof(engine="gpu", worker=world.starts, checked={}),
+            )
+        )
+
+
+def test_what_is_broken_without_a_trial_goes_back_to_an_earlier_version() -> None:
+    world, _ = serving(trial=True)
+    world.machine.handle(told.Judged(world.models.get("a").number, ""), 0.0, 0.0)
+    world.lose("gpu", outside=True)
+    world.ready("gpu")
+    world.end_load(world.loads[0], "refused")
+    assert version(world) == 1
+    [inspect] = [action for action in world.done if isinstance(action, do.Inspect)]
+    read = cast(Any, "another compiled model")
+    world.tell(told.Inspected(inspect.model.number, read))
+    assert world.models.get("a").compiled is read
+
+
+def test_after_a_restart_in_its_trial_a_successor_settles_with_the_first_request() -> None:
+    world, _ = serving(trial=True)
+    again = World(disk=world.disk)
+    again.ready("gpu")
+    again.end_load(again.loads[0], "well")
+    assert not again.models.get("a").manifest.history.current.settled
+    again.ask("a")
+    again.end_run("gpu", "well")
+    again.persist(again.persists[0])
+    assert again.disk["a"].history.current == settle(world.disk["a"].history).current
+
+
+def test_a_second_worker_that_ends_loading_a_model_is_one_too_many_and_others_come_first() -> None:
+    world = World()
+    world.add("a")
+    world.add("b")
+    world.ready("gpu")
+    assert world.loads[0].model.name == "a"
+    world.lose("gpu")
+    world.ready("gpu")
+    assert world.loads[0].model.name == "b"
+    world.end_load(world.loads[0], "well")
+    world.lose("gpu")
+    assert "2 workers failed loading it" in world.models.get("a").reason
+    world.ready("gpu")
+    assert [load.model.name for load in world.loads] == ["b"]
+
+
+def test_what_a_killed_worker_was_loading_the_next_one_loads() -> None:
+    world = World()
+    world.add("a")
+    world.ready("gpu")
+    world.lose("gpu", outside=True)
+    world.ready("gpu")
+    assert [load.model.name for load in world.loads] == ["a"]
+    assert world.models.get("a").blame.load_crashes == 0
+
+
+def test_what_requests_wait_for_is_loaded_first() -> None:
+    world = World()
+    world.add("a")
+    world.add("b")
+    world.ask("b")
+    world.ready("gpu")
+    assert world.loads[0].model.name == "b"
+
+
+def test_probes_that_are_left_follow_while_it_serves() -> None:
+    world = World()
+    world.add("a")
+    world.ready("gpu")
+    world.end_load(world.loads[0], "left")
+    assert world.models.get("a").state is State.READY
+    world.end_prove(world.proves[0], right=False)
+    assert world.models.get("a").state is State.UNAVAILABLE
+    assert not world.loaded["gpu"]
+
+
+@pytest.mark.parametrize("fallback", ["spare", "cpu"])
+def test_a_lost_engine_is_stood_in_for_and_its_models_come_back(fallback: str) -> None:
+    world, model = serving(fallback=fallback)
+    asked = [world.ask("a") for _ in range(3)]
+    world.lose("gpu")
+    world.lose("gpu", failed=True)
+    assert (model.engine, model.home) == (fallback, "gpu")
+    assert "stands in for the gpu, which is lost" in model.away
+    world.ready(fallback)
+    world.end_load(world.loads[0], "well")
+    for _ in asked:
+        world.end_run(fallback, "well")
+    assert [world.answers[number] for number in asked if number] == [None] * 3
+    world.ask("a")
+    world.ready("gpu")
+    assert model.engine == fallback, "until it is loaded there"
+    waiting = world.ask("a")
+    world.end_load(world.loads[0], "well")
+    assert (model.engine, model.away, set(model.deployments)) == ("gpu", "", {"gpu"})
+    assert world.runs["gpu"].ticket.number == waiting
+    assert bool(world.stops) is False, "what runs there ends first"
+    world.end_run(fallback, "well")
+    assert bool(world.stops) is (fallback == "cpu")
+
+
+def test_a_model_that_its_engine_cannot_run_any_more_stays_away() -> None:
+    world, model = serving(fallback="spare")
+    world.ready("spare")
+    world.lose("gpu", outside=True)
+    world.lose("gpu", failed=True)
+    world.end_load(world.loads[0], "well")
+    world.ready("gpu")
+    world.end_load(world.loads[0], "refused")
+    assert (model.engine, model.state) == ("spare", State.READY)
+    assert "which fails: wrong answers" in model.away
+
+
+def test_what_waits_for_a_model_moves_with_the_one_that_replaces_it() -> None:
+    world, _ = serving(fallback="spare")
+    world.lose("gpu", outside=True)
+    world.lose("gpu", failed=True)
+    asked = world.ask("a")  # where the stand-in has yet to start
+    world.ready("gpu")
+    world.add("a", proven=True)
+    assert world.runs["gpu"].ticket.number == asked
+
+
+def test_without_a_stand_in_requests_are_told() -> None:
+    world, _ = serving()
+    asked = world.ask("a")
+    world.lose("gpu", outside=True)
+    world.lose("gpu", failed=True)
+    assert asked is not None
+    assert "does not start" in str(world.answers[asked])
+    with pytest.raises(Unavailable, match="does not start"):
+        world.tell(told.Asked(ticket("a")))
+
+
+def test_a_removed_model_answers_what_waits_and_lets_what_runs_end() -> None:
+    world, _ = serving()
+    runs, waits = world.ask("a"), world.ask("a")
+    world.remove("a")
+    assert waits is not None
+    assert isinstance(world.answers[waits], NotFound)
+    world.end_run("gpu", "well")
+    assert runs is not None
+    assert world.answers[runs] is None
+    assert not world.loaded["gpu"]
+
+
+def test_a_request_with_runs_to_come_is_refused_once_its_model_was_removed() -> None:
+    world, _ = serving()
+    asked = world.ask("a")
+    world.remove("a")
+    world.end_run("gpu", "more")
+    assert asked is not None
+    assert "removed" in str(world.answers[asked])
+
+
+def test_a_model_that_loads_after_one_that_was_removed_meanwhile_is_not_forgotten() -> None:
+    world = World("")
+    world.ready("gpu")
+    world.add("a", proven=False)
+    world.add("b", proven=False)
+    (load,) = world.loads
+    other = "b" if load.model.name == "a" else "a"
+    world.remove(load.model.name)
+    world.end_load(load, "refused")
+    assert [again.model.name for again in world.loads] == [other]
+
+
+def test_nothing_is_loaded_in_a_worker_that_ended_loading_what_was_removed() -> None:
+    world = World("")
+    world.add("a", proven=False)
+    world.ready("gpu")
+    world.add("b", proven=False)
+    world.remove("a")
+    world.lose("gpu")
+    assert not world.loads
+    world.ready("gpu")
+    assert [load.model.name for load in world.loads] == ["b"]
+
+
+def test_one_file_under_two_names_is_loaded_once_and_kept_for_both() -> None:
+    world, _ = serving()
+    twin = dataclasses.replace(world.models.get("a").manifest, name="b")
+    world.disk["b"] = twin
+    world.tell(told.Added(manifest=twin, compiled=COMPILED, home="gpu", proof=None))
+    assert world.models.get("b").state is State.READY
+    assert not world.loads
+    world.remove("a")
+    assert twin.compiled.sha256 in world.loaded["gpu"]
+
+
+def test_the_version_before_stays_loaded_although_its_other_name_goes() -> None:
+    world, before = serving()
+    world.disk["b"] = twin = dataclasses.replace(before.manifest, name="b")
+    world.tell(told.Added(manifest=twin, compiled=COMPILED, home="gpu", proof=None))
+    world.publish("a")
+    world.remove("b")
+    assert before.key in world.loaded["gpu"]
+
+
+def test_removing_a_model_on_trial_unloads_both_versions() -> None:
+    world, _ = serving(trial=True)
+    world.remove("a")
+    assert not world.loaded["gpu"]
+
+
+def test_what_a_worker_before_has_loaded_is_loaded_again() -> None:
+    world, _ = serving()
+    kept = manifest("b", "b1")
+    proof = world.prove("gpu", "b1")
+    crash(world)
+    world.disk["b"] = kept
+    world.tell(told.Added(manifest=kept, compiled=COMPILED, home="gpu", proof=proof))
+    assert world.models.get("b").state is State.LOADING
+    assert [load.model.name for load in world.loads] == ["b"]
+
+
+@pytest.mark.parametrize("how", ["well", "more", "unfit", "broken"])
+def test_who_left_is_not_answered_and_does_not_run_again(how: str) -> None:
+    world, _ = serving()
+    asked = world.ask("a")
+    assert asked is not None
+    world.leave(asked)
+    world.end_run("gpu", how)
+    assert asked not in world.answers
+    world.settle()
+    assert world.models.get("a").statistics.retries == 0
+    assert not any(engine.queue.models() for engine in world.machine.engines.values())
+
+
+def test_a_stand_in_that_is_needed_again_while_it_stops_starts_again() -> None:
+    world, model = serving(fallback="cpu")
+    for _ in range(2):
+        world.lose("gpu", outside=True)
+        world.lose("gpu", failed=True)
+        if world.stops:
+            break
+        world.ready("cpu")
+        world.end_load(world.loads[0], "well")
+        world.ready("gpu")
+        world.end_load(world.loads[0], "well")
+    assert (model.engine, world.machine.engines["cpu"].phase) == ("cpu", Phase.STOPPING)
+    world.stop(world.stops[0])
+    world.ready("cpu")
+    world.end_load(world.loads[0], "well")
+    assert model.state is State.READY
+
+
+def imports(path: Path) -> set[str]:
+    """The modules that a file imports, those of its own folder as ".name"."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            found |= {f".{node.module}"} if node.module else {f".{name.name}" for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def test_the_machine_does_nothing_itself_and_its_files_import_in_one_direction() -> None:
+    files = {f".{path.stem}": imports(path) for path in Path(serving_package.__file__).parent.glob("*.py")}
+    doing = {"asyncio", "time", "logging", "os", "socket", "threading", "subprocess", "honed.daemon.pool"}
+    assert not {file: found & doing for file, found in files.items() if found & doing}
+    while leaves := {file for file, found in files.items() if not found & set(files)}:
+        for file in leaves:
+            del files[file]
+    assert not files, "these import each other"

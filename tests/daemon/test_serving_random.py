@@ -1,0 +1,228 @@
+"""The serving state machine under any order of events, crashes of the service included."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from honed.daemon.serving import events as told
+from honed.daemon.serving.states import Phase, State
+from honed.daemon.versions import TRIAL_REQUESTS
+
+from .serving_world import T, World
+
+NAMES = st.sampled_from(["a", "b"])
+ENGINES = st.sampled_from(["gpu", "spare"])
+PICKS = st.integers(0, 5)
+
+
+def chosen(among: list[T], pick: int) -> T:
+    return among[pick % len(among)]
+
+
+class Serving(RuleBasedStateMachine):
+    """Any order of events."""
+
+    world: World
+    fallback: str
+
+    @initialize(fallback=st.sampled_from(["", "spare", "cpu"]), ready=st.booleans())
+    def start(self, fallback: str, ready: bool) -> None:
+        self.fallback = fallback
+        self.world = World(fallback)
+        if ready:
+            for engine in ("gpu", "spare"):
+                self.world.ready(engine)
+            for name in ("a", "b"):
+                self.world.add(name, proven=True)
+
+    @rule(engine=ENGINES)
+    def worker_ready(self, engine: str) -> None:
+        self.world.ready(engine)
+
+    @rule()
+    def stand_in_ready(self) -> None:
+        self.world.ready("cpu")
+
+    @rule(engine=st.sampled_from(["gpu", "spare", "cpu"]), outside=st.booleans())
+    def worker_lost(self, engine: str, outside: bool) -> None:
+        if engine in self.world.workers | dict.fromkeys(self.world.dying):
+            self.world.lose(engine, outside=outside)
+
+    @rule(engine=st.sampled_from(["gpu", "spare", "cpu"]))
+    def no_worker_starts(self, engine: str) -> None:
+        if engine not in self.world.workers:
+            self.world.lose(engine, failed=True)
+
+    @rule(name=NAMES, proven=st.booleans())
+    def add(self, name: str, proven: bool) -> None:
+        self.world.add(name, proven=proven)
+
+    @rule(name=NAMES)
+    def publish(self, name: str) -> None:
+        self.world.publish(name)
+
+    @rule(name=NAMES)
+    def choose(self, name: str) -> None:
+        self.world.choose(name)
+
+    @rule(name=NAMES)
+    def remove(self, name: str) -> None:
+        self.world.remove(name)
+
+    @rule(name=NAMES, count=st.integers(1, 3))
+    def ask(self, name: str, count: int) -> None:
+        for _ in range(count):
+            self.world.ask(name)
+
+    @precondition(lambda self: self.world.outstanding)
+    @rule(pick=PICKS)
+    def leave(self, pick: int) -> None:
+        self.world.leave(chosen(sorted(self.world.outstanding), pick))
+
+    @precondition(lambda self: self.world.runs)
+    @rule(pick=PICKS, how=st.sampled_from(["well", "more", "unfit", "broken", "device", "not run"]))
+    def end_run(self, pick: int, how: str) -> None:
+        self.world.end_run(chosen(sorted(self.world.runs), pick), how)
+
+    @rule(name=NAMES)
+    def serve_much(self, name: str) -> None:
+        """Enough for a trial to end."""
+        model = self.world.models.find(name)
+        if model is None or model.state is not State.READY:
+            return
+        for _ in range(TRIAL_REQUESTS):
+            self.world.ask(name)
+            self.world.end_run(model.engine, "well")
+
+    @rule(name=NAMES, how=st.sampled_from(["well", "slower", "broken", "crash", "later"]))
+    def publish_and_judge(self, name: str, how: str) -> None:
+        """The whole of a trial."""
+        self.world.publish(name)
+        self.serve_much(name)
+        if how == "crash":
+            self.world.ask(name)
+            self.world.lose("gpu")
+        elif self.world.judges and how != "later":
+            self.world.judge(self.world.judges[-1], how)
+
+    @rule(engine=ENGINES)
+    def restart(self, engine: str) -> None:
+        """Another worker, which loads everything anew."""
+        if engine in self.world.workers:
+            self.world.lose(engine, outside=True)
+        self.world.ready(engine)
+        while loads := [load for load in self.world.loads if load.engine == engine]:
+            self.world.end_load(loads[0], "well")
+
+    @rule()
+    def lose_the_device(self) -> None:
+        """Until it is back another may serve its models."""
+        self.world.lose("gpu", outside=True)
+        self.world.lose("gpu", failed=True)
+
+    @precondition(lambda self: self.world.loads)
+    @rule(pick=PICKS, how=st.sampled_from(["well", "left", "refused", "apart"]))
+    def end_load(self, pick: int, how: str) -> None:
+        load = chosen(self.world.loads, pick)
+        if load.engine in self.world.workers:
+            self.world.end_load(load, how)
+
+    @precondition(lambda self: self.world.proves)
+    @rule(pick=PICKS, right=st.booleans())
+    def end_prove(self, pick: int, right: bool) -> None:
+        self.world.end_prove(chosen(self.world.proves, pick), right=right)
+
+    @precondition(lambda self: self.world.judges)
+    @rule(pick=PICKS, how=st.sampled_from(["well", "slower", "broken"]))
+    def judge(self, pick: int, how: str) -> None:
+        self.world.judge(chosen(self.world.judges, pick), how)
+
+    @precondition(lambda self: self.world.persists)
+    @rule(pick=PICKS)
+    def persist(self, pick: int) -> None:
+        self.world.persist(chosen(self.world.persists, pick))
+
+    @precondition(lambda self: self.world.stops)
+    @rule(pick=PICKS)
+    def server_stopped(self, pick: int) -> None:
+        self.world.stop(chosen(self.world.stops, pick))
+
+    @rule(seconds=st.sampled_from([0.1, 61.0, 4000.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.now += seconds
+
+    @rule(pick=PICKS)
+    def stopping(self, pick: int) -> None:
+        if pick:  # seldom
+            return
+        self.world.tell(told.Stopping())
+        assert not self.world.outstanding
+
+    @rule(name=NAMES, publishing=st.booleans())
+    def crash_of_the_service(self, name: str, publishing: bool) -> None:
+        """Of all there was only what is stored is left."""
+        if publishing:
+            self.world.publish(name, stored_only=True)
+        self.world = World(self.fallback, self.world.disk, self.world.numbers)
+
+    @invariant()
+    def no_request_is_lost(self) -> None:
+        world = self.world
+        places: list[int] = []
+        for engine in world.machine.engines.values():
+            places += engine.queue._waiting
+            if engine.running is not None and not engine.running.left:
+                places.append(engine.running.ticket.number)
+        assert sorted(places) == sorted(world.outstanding)
+
+    @invariant()
+    def what_is_ready_is_loaded(self) -> None:
+        for model in self.world.models.all():
+            assert set(model.deployments) <= {model.engine, model.home}
+            assert model.engine in model.deployments
+            if model.state is State.READY and model.engine in self.world.workers:
+                assert model.key in self.world.loaded[model.engine]
+            if model.trial is not None and model.trial.before.engine in self.world.workers:
+                assert model.trial.before.manifest.name == model.name
+
+    @invariant()
+    def nobody_waits_in_vain(self) -> None:
+        world = self.world
+        for engine in world.machine.engines.values():
+            for name in engine.queue.models():
+                model = world.models.get(name)
+                assert model.engine == engine.name
+                assert model.state is not State.UNAVAILABLE
+                assert engine.phase not in (Phase.FAILED, Phase.RESTING)
+                idle = engine.running is None and engine.phase is Phase.READY
+                assert not (idle and model.state is State.READY), "it could run now"
+
+    @invariant()
+    def an_engine_with_something_to_load_loads(self) -> None:
+        for engine in self.world.machine.engines.values():
+            waiting = [m for m in self.world.models.of(engine.name) if m.state is State.LOADING]
+            if waiting and engine.phase is Phase.READY:
+                assert any(load.engine == engine.name for load in self.world.loads)
+
+    def teardown(self) -> None:
+        """From anywhere, all ends well: requests answered, models served at home, and stored so."""
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        world.settle()
+        assert not world.outstanding
+        for model in world.models.all():
+            assert model.state is State.READY or model.reason
+            assert model.at_home or "which fails" in model.away
+        assert {m.name: m.manifest for m in world.models.all()} == world.disk
+        again = World(self.fallback, world.disk, world.numbers)
+        again.settle()
+        assert all(model.state is State.READY for model in again.models.all())
+        for model in again.models.all():
+            assert model.manifest.history.current.settled or model.name in again.disk
+
+
+TestServing = Serving.TestCase
+TestServing.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)

@@ -1,0 +1,75 @@
+"""Each job is the command line that it is parsed from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from honed.jobs.commands import (
+    JOBS,
+    Check,
+    Compile,
+    Demo,
+    Export,
+    Import,
+    Job,
+    ListFaults,
+    ShowHistory,
+    Tasks,
+    Tune,
+    parse,
+)  # fmt: skip
+from honed.jobs.events import Compiled, Done, Tuned
+from honed.runtime.errors import InvalidArgument
+
+FILE, OUT, RECORDS = Path("-m.onnx"), Path("-o"), Path("records")
+EXAMPLES: list[Job[Any]] = [
+    Compile(file=FILE, output=OUT),
+    Compile(
+        file=FILE, output=OUT, name="shown", shapes={"a=b": (1, 2), "c": (3,)}, precision="fp16", like=OUT,
+        calibration=Path("sets"), device="-d", profile=Path("p"), records=RECORDS, memory_mib=512,
+    ),
+    Check(file=FILE, shapes={"x": (1,)}),
+    Tasks(file=FILE, records=RECORDS, cache_dir=Path("c"), current=OUT),
+    Tune(
+        file=FILE, records=RECORDS, cache_dir=Path("c"), bench="mali-g610", bench_root=Path("r"), output=OUT,
+        trials=3, seconds=0.1, seed=7,
+    ),
+    Export(records=RECORDS, output=OUT, best=True),
+    Import(records=RECORDS, file=FILE, device="0"),
+    ShowHistory(records=RECORDS, name="-m"),
+    ListFaults(records=RECORDS),
+    Demo(model="lightglue", output=OUT, keypoints=64, symbolic=True, seed=3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("job", EXAMPLES, ids=lambda job: type(job).__name__)
+def test_there_and_back(job: Job[Any]) -> None:
+    assert parse(job.arguments(), "") == job
+
+
+def test_every_kind_has_an_example() -> None:
+    assert {type(job) for job in EXAMPLES} == set(JOBS)
+    assert len({kind.command for kind in JOBS}) == len(JOBS)
+
+
+def test_what_a_job_comes_to() -> None:
+    assert (Compile.result(), Check.result(), Tune.result()) == (Compiled, Done, Tuned)
+
+
+def test_a_job_on_the_same() -> None:
+    check = EXAMPLES[1].derived(Check, memory_mib=64)
+    assert (check.file, check.shapes, check.profile) == (FILE, {"a=b": (1, 2), "c": (3,)}, Path("p"))
+    assert check.memory_mib == 64
+
+
+def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in ([], ["fly"], ["records"], ["compile", "m"], ["compile", "m", "-o", "x", "--trials=3"]):
+        with pytest.raises(SystemExit) as ended:
+            parse(arguments, "")
+        assert ended.value.code == 2
+    assert "python -m honed.tuner" in capsys.readouterr().err
+    with pytest.raises(InvalidArgument, match="INPUT=1,3,224,224"):
+        parse(["check", "m", "--shape", "nonsense"], "")

@@ -1,0 +1,262 @@
+"""Two neighbouring slices of one value that the same becomes of are joined: it becomes of both at once.
+
+As the rotary encoding of queries and keys, which lie side by side in the product that makes them. The result
+is taken apart where products read it; where one of the two is transposed for that, both are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+from onnx import helper
+
+from .graph import Graph, Shape, Type, copied
+from .products import Uses
+
+_UNARY = frozenset({"Neg", "Cast", "Relu", "Tanh", "Sigmoid", "Erf", "Exp", "Sqrt", "Abs", "Cos", "Sin"})
+_BINARY = frozenset({"Add", "Sub", "Mul", "Div", "Max", "Min", "Pow"})
+
+
+@dataclass(slots=True)
+class _Pair:
+    """A region that both slices have: for each value of the first the second's, and where they are joined.
+
+    `nodes` are those of the first, in order, the slice before them.
+    """
+
+    first: onnx.NodeProto
+    second: onnx.NodeProto
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    others: dict[str, str] = field(default_factory=dict)
+    axes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def computes(self) -> bool:
+        """Whether anything is computed, and not only moved."""
+        return any(node.op_type in _UNARY | _BINARY for node in self.nodes)
+
+
+def join_pairs(graph: Graph) -> tuple[Graph, int]:
+    """The graph with such slices joined, and how many are gone."""
+    found, uses = graph.copy(), Uses.of(graph)
+    replaced: dict[str, list[onnx.NodeProto]] = {}
+    joined = 0
+    for first, second in _neighbours(graph, uses):
+        pair = _grown(graph, uses, first, second)
+        ends = _ends(graph, uses, pair)
+        if pair.computes and ends is not None and not replaced.keys() & {first.output[0], second.output[0]}:
+            replaced |= _replaced(found, pair, *ends)
+            joined += 1
+    if not joined:
+        return graph, 0
+    nodes = [new for node in graph.nodes for new in replaced.get(node.output[0], [node])]
+    return found.tidied(nodes), joined
+
+
+def _neighbours(graph: Graph, uses: Uses) -> Iterator[tuple[onnx.NodeProto, onnx.NodeProto]]:
+    """Slices of equal width along one axis of a value, of which the second begins where the first ends."""
+    for value in graph.producers():
+        slices = [node for node in uses.all(value) if _bounds(graph, node) is not None]
+        begins = {_bounds(graph, node): node for node in slices}
+        for node in slices:
+            bounds = _bounds(graph, node)
+            if bounds is None:
+                continue
+            axis, start, end = bounds
+            other = begins.get((axis, end, 2 * end - start))
+            if other is not None:
+                yield node, other
+
+
+def _bounds(graph: Graph, node: onnx.NodeProto) -> tuple[int, int, int] | None:
+    """The axis, start and end of a slice of neighbours along one axis, as passes write them."""
+    if node.op_type != "Slice" or any(name not in graph.constants for name in node.input[1:]):
+        return None
+    starts, ends, axes, steps = (graph.numbers(name) for name in node.input[1:])
+    if len(axes) != 1 or steps != [1] or axes[0] < 0 or not 0 <= starts[0] < ends[0]:
+        return None
+    return axes[0], starts[0], ends[0]
+
+
+def _grown(graph: Graph, uses: Uses, first: onnx.NodeProto, second: onnx.NodeProto) -> _Pair:
+    """The largest region that two slices have in common."""
+    pair = _Pair(first, second, [first], {first.output[0]: second.output[0]})
+    bounds = _bounds(graph, first)
+    assert bounds is not None
+    pair.axes[first.output[0]] = bounds[0]
+    for node in graph.nodes:
+        if node.output[0] in pair.others or not any(name in pair.others for name in node.input):
+            continue
+        axis = _axis_after(graph, node, pair)
+        twin = _twin(graph, uses, node, pair) if axis is not None else None
+        if axis is not None and twin is not None:
+            pair.nodes.append(node)
+            pair.others[node.output[0]] = twin.output[0]
+            pair.axes[node.output[0]] = axis
+    return pair
+
+
+def _twin(graph: Graph, uses: Uses, node: onnx.NodeProto, pair: _Pair) -> onnx.NodeProto | None:
+    """The node that makes the same of the second's values."""
+    given = next(name for name in node.input if name in pair.others)
+    for other in uses.users.get(pair.others[given], []):
+        alike = other.op_type == node.op_type and list(other.attribute) == list(node.attribute)
+        typed = graph.types[other.output[0]] == graph.types[node.output[0]]
+        if alike and typed and len(other.input) == len(node.input):
+            operands = zip(node.input, other.input, strict=True)
+            if all(_match(graph, one, its, pair) for one, its in operands):
+                return other
+    return None
+
+
+def _match(graph: Graph, one: str, other: str, pair: _Pair) -> bool:
+    """Whether an operand of the second's node is the one that its place in the first's asks for."""
+    if one in pair.others:
+        return pair.others[one] == other
+    if one in graph.constants and other in graph.constants:
+        return graph.digest(one) == graph.digest(other)
+    return one == other
+
+
+def _axis_after(graph: Graph, node: onnx.NodeProto, pair: _Pair) -> int | None:
+    """The axis along which the results of a node and its twin are parts of one; None where they are not."""
+    shape = graph.shape(node.output[0])
+    axes = {len(shape) - len(graph.shape(n)) + pair.axes[n] for n in node.input if n in pair.others}
+    (given, *rest) = node.input
+    if node.op_type in _UNARY:
+        return pair.axes[given]
+    if node.op_type in _BINARY:
+        return _broadcast_axis(graph, node, pair, axes)
+    if given not in pair.others:
+        return None
+    axis = pair.axes[given]
+    if node.op_type == "Transpose":
+        return int(list(helper.get_node_attr_value(node, "perm")).index(axis))
+    if node.op_type == "Reshape":
+        return _reshaped_axis(graph.shape(given), axis, shape)
+    if node.op_type == "Slice" and _bounds(graph, node) is not None:
+        return axis if graph.numbers(rest[2]) != [axis] else None
+    if node.op_type == "Concat" and len(axes) == 1 and all(name in pair.others for name in node.input):
+        along = int(helper.get_node_attr_value(node, "axis")) % len(shape)
+        return axis if along != axis else None
+    return None
+
+
+def _broadcast_axis(graph: Graph, node: onnx.NodeProto, pair: _Pair, axes: set[int]) -> int | None:
+    """The axis of a result along which all that the pair gives reaches, and nothing else does."""
+    axis, shape = min(axes), graph.shape(node.output[0])
+    if len(axes) != 1:
+        return None
+    wanted = {name: shape[axis] if name in pair.others else 1 for name in node.input}
+    fit = (_extent(graph.shape(name), axis - len(shape)) == extent for name, extent in wanted.items())
+    return axis if all(fit) else None
+
+
+def _extent(shape: Shape, axis: int) -> int:
+    """Of an axis counted from the last; 1 where there is none."""
+    return shape[axis] if -axis <= len(shape) else 1
+
+
+def _reshaped_axis(before: Shape, axis: int, after: Shape) -> int | None:
+    """The axis along which parts are joined after a reshape of each."""
+    outer = math.prod(before[:axis])
+    return next((n for n, extent in enumerate(after) if math.prod(after[:n]) == outer and extent > 1), None)
+
+
+def _ends(graph: Graph, uses: Uses, pair: _Pair) -> tuple[str, list[int] | None] | None:
+    """The one value that others read of what the first becomes, and the transpose of one of the two.
+
+    None where there are several, or none.
+    """
+    inside = {id(node) for node in pair.nodes}
+    second = {pair.others[node.output[0]] for node in pair.nodes}
+    names = [
+        name
+        for name in pair.others
+        if name in graph.outputs or any(id(user) not in inside for user in uses.users.get(name, []))
+    ]
+    if len(names) != 1 or names[0] in graph.outputs or pair.others[names[0]] in graph.outputs:
+        return None
+    if any(
+        user.output[0] not in second
+        for other in second - {pair.others[names[0]]}
+        for user in uses.users.get(other, [])
+    ):
+        return None
+    both = (names[0], pair.others[names[0]])
+    if not all(_for_products(uses, value) for value in both):
+        return None
+    turned = (_perm(uses, value) for value in both)
+    return names[0], next((perm for perm in turned if perm is not None), None)
+
+
+def _for_products(uses: Uses, value: str) -> bool:
+    """Whether products alone read a value, as it is or transposed: they read slices where they lie.
+
+    All else would be fused with what is computed before, or take a copy.
+    """
+    node = uses.only(value)
+    readers = uses.all(node.output[0] if node is not None and node.op_type == "Transpose" else value)
+    return bool(readers) and all(reader.op_type == "MatMul" for reader in readers)
+
+
+def _perm(uses: Uses, value: str) -> list[int] | None:
+    """How a value is transposed, where nothing else reads it."""
+    node = uses.only(value)
+    if node is None or node.op_type != "Transpose":
+        return None
+    return list(helper.get_node_attr_value(node, "perm"))
+
+
+def _replaced(
+    graph: Graph, pair: _Pair, end: str, perm: Sequence[int] | None
+) -> dict[str, list[onnx.NodeProto]]:
+    """What takes the place of the nodes of both, by their values."""
+    names = {name: graph.unique(f"{name}/pairs") for name in pair.others}
+    replaced: dict[str, list[onnx.NodeProto]] = {
+        name: [] for pair_of in pair.others.items() for name in pair_of
+    }
+    new = [_of_both(graph, node, pair, names) for node in pair.nodes]
+    whole, axis, shape = names[end], pair.axes[end], graph.shape(end)
+    back: list[int] | None = None
+    if perm is not None:
+        turned = graph.unique(f"{whole}/turned")
+        kind = graph.types[whole]
+        new.append(
+            graph.node(
+                "Transpose", [whole], turned, Type(kind.elem, tuple(kind.shape[p] for p in perm)), perm=perm
+            )
+        )
+        back = [perm.index(n) for n in range(len(perm))]
+        whole, axis = turned, perm.index(axis)
+    width = graph.shape(whole)[axis] // 2
+    for n, value in enumerate((end, pair.others[end])):
+        part = value if back is None else graph.unique(f"{value}/part")
+        taken = [graph.slice(whole, part, axis, n * width, (n + 1) * width)]
+        if back is not None:
+            kind = Type(graph.types[value].elem, shape)
+            taken.append(graph.node("Transpose", [part], value, kind, perm=back))
+        new += taken
+    replaced[end] = new
+    return replaced
+
+
+def _of_both(graph: Graph, node: onnx.NodeProto, pair: _Pair, names: dict[str, str]) -> onnx.NodeProto:
+    """A node of both parts in the place of the first's."""
+    value = node.output[0]
+    name, kind, axis = names[value], graph.types[value], pair.axes[value]
+    shape = (*kind.shape[:axis], 2 * kind.shape[axis], *kind.shape[axis + 1 :])
+    if node is pair.first:
+        bounds = _bounds(graph, node)
+        assert bounds is not None
+        return graph.slice(node.input[0], name, bounds[0], bounds[1], 2 * bounds[2] - bounds[1])
+    if node.op_type == "Reshape":
+        return graph.reshape(names[node.input[0]], name, shape)
+    copy = copied(node)
+    copy.input[:] = [names.get(given, given) for given in node.input]
+    copy.output[0] = copy.name = name
+    graph.types[name] = Type(kind.elem, shape)
+    return copy

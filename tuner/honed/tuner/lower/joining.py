@@ -1,0 +1,168 @@
+"""Functions that follow each other as one: attentions, whose parts TVM fuses each for itself."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax, s_tir, tirx
+from tvm.ir import IRModule
+from tvm_ffi import structural_walk
+
+# Given functions of which each is read by the next, and the one that they become: whether to join them.
+Joins = Callable[[Sequence[tirx.PrimFunc], tirx.PrimFunc], bool]
+_Form = tuple[object, ...]
+
+
+def never(_parts: Sequence[tirx.PrimFunc], _joined: tirx.PrimFunc) -> bool:
+    """Join nothing."""
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chain:
+    """Calls of which each is read by the next alone."""
+
+    bindings: tuple[relax.VarBinding, ...]
+
+    @property
+    def functions(self) -> list[ir.GlobalVar]:
+        """What they call."""
+        return [_function(binding) for binding in self.bindings]
+
+    @property
+    def given(self) -> list[relax.Expr]:
+        """What they read that none of them makes, each once."""
+        made = {binding.var for binding in self.bindings}
+        read = (argument for binding in self.bindings for argument in binding.value.args[1])
+        return [argument for argument in dict.fromkeys(read) if argument not in made]
+
+    @property
+    def form(self) -> _Form:
+        """What is equal for chains that become the same function."""
+        names = {value: n for n, value in enumerate((*self.given, *(b.var for b in self.bindings)))}
+        read = [tuple(names[argument] for argument in binding.value.args[1]) for binding in self.bindings]
+        return tuple(str(one.name_hint) for one in self.functions), tuple(read)
+
+
+def join_attentions(
+    module: IRModule, joins: Joins
+) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
+    """A module of fused functions, with those attentions of `main` as single functions that `joins` is for.
+
+    Besides, by the variable of each such call, those of the calls whose place it takes.
+    """
+    builder = relax.BlockBuilder(module)
+    names: dict[_Form, ir.GlobalVar | None] = {}
+    chains: dict[relax.Var, _Chain] = {}
+    taken: set[relax.Var] = set()
+    for chain in _chains(module):
+        if not taken.isdisjoint(binding.var for binding in chain.bindings):
+            continue
+        if chain.form not in names:
+            name, func = _joined(module, chain)
+            joined = joins([module[one] for one in chain.functions], func)
+            names[chain.form] = builder.add_func(func, name) if joined else None
+        if names[chain.form] is not None:
+            chains[chain.bindings[-1].var] = chain
+            taken.update(binding.var for binding in chain.bindings)
+    if not chains:
+        return module, {}
+    calls = {
+        var: relax.VarBinding(var, relax.call_tir(names[chain.form], chain.given, var.ty))
+        for var, chain in chains.items()
+    }
+    main = module.get_global_var("main")
+    builder.update_func(main, _with_calls(module[main], calls, taken))
+    replaced = {var: tuple(binding.var for binding in chain.bindings) for var, chain in chains.items()}
+    return relax.transform.DeadCodeElimination()(builder.get()), replaced
+
+
+def _with_calls(
+    main: relax.Function, calls: Mapping[relax.Var, relax.VarBinding], taken: set[relax.Var]
+) -> relax.Function:
+    """`main` with other calls in the place of those that are taken."""
+    blocks = [
+        type(block)([calls.get(b.var, b) for b in block.bindings if b.var in calls or b.var not in taken])
+        for block in main.body.blocks
+    ]
+    return relax.Function(
+        main.params, relax.SeqExpr(blocks, main.body.body), main.ret_ty, main.is_pure, main.attrs
+    )
+
+
+def _chains(module: IRModule) -> Iterator[_Chain]:
+    """A product, reductions of its rows, and another product, each read by the next alone."""
+    calls, readers = _calls(module["main"])
+    reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
+
+    def made_for(binding: relax.VarBinding) -> Iterator[tuple[int, relax.VarBinding]]:
+        """The calls whose results a call alone reads, with how many reductions there are in each."""
+        for argument in binding.value.args[1]:
+            if argument in calls and readers[argument] == 1:
+                yield reductions[_function(calls[argument])], calls[argument]
+
+    for last in calls.values():
+        if reductions[_function(last)] != 1:
+            continue
+        for several, middle in made_for(last):
+            if several > 1:
+                for single, first in made_for(middle):
+                    if single == 1:
+                        yield _Chain((first, middle, last))
+
+
+def _calls(main: relax.Function) -> tuple[dict[relax.Var, relax.VarBinding], Counter[relax.Var]]:
+    """The calls of functions by their variables, and how often each variable is read."""
+    calls: dict[relax.Var, relax.VarBinding] = {}
+    readers: Counter[relax.Var] = Counter()
+
+    def count(expr: relax.Expr) -> None:
+        if isinstance(expr, relax.Var):
+            readers[expr] += 1
+
+    for binding in (one for block in main.body.blocks for one in block.bindings):
+        value = binding.value
+        if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) == "relax.call_tir":
+            calls[binding.var] = binding
+        relax.analysis.post_order_visit(value, count)
+    relax.analysis.post_order_visit(main.body.body, count)
+    return calls, readers
+
+
+def _function(binding: relax.VarBinding) -> ir.GlobalVar:
+    return binding.value.args[0]
+
+
+def _reductions(func: tirx.PrimFunc) -> int:
+    """How many blocks of a function reduce."""
+    found: list[Any] = []
+    structural_walk(func.body, [(s_tir.SBlock, found.append)], order="pre")
+    return sum(any(a.iter_type == tirx.IterVar.CommReduce for a in block.iter_vars) for block in found)
+
+
+def _joined(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:
+    """The one function that the calls of a chain become, with a name for it."""
+    builder = relax.BlockBuilder()
+    inner = [relax.Var("given", value.ty) for value in chain.given]
+    known: dict[relax.Expr, relax.Expr] = dict(zip(chain.given, inner, strict=True))
+    names = [str(one.name_hint) for one in chain.functions]
+    name = "_".join(("fused", *(one.removeprefix("fused_") for one in names)))
+    with builder.function(name, inner, attrs={"Primitive": 1}, private=True):
+        with builder.dataflow():
+            for binding, called in zip(chain.bindings, names, strict=True):
+                arguments = [known[argument] for argument in binding.value.args[1]]
+                function = builder.add_func(module[_function(binding)], called)
+                known[binding.var] = builder.emit(relax.call_tir(function, arguments, binding.var.ty))
+            result = builder.emit_output(known[chain.bindings[-1].var])
+        whole = builder.emit_func_output(result)
+    outer = [relax.Var("given", value.ty) for value in chain.given]
+    with builder.function("main", outer):
+        with builder.dataflow():
+            result = builder.emit_output(relax.Call(whole, outer))
+        builder.emit_func_output(result)
+    fused = relax.transform.FuseTIR()(builder.get())
+    fused = relax.transform.DeadCodeElimination()(fused)
+    return name, next(func for func in fused.functions.values() if isinstance(func, tirx.PrimFunc))

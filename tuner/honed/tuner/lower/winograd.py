@@ -1,0 +1,168 @@
+"""Winograd's convolutions F(2x2, 3x3): products of transformed weights and transformed tiles of the image.
+
+Tiles of 4 x 4 pixels, which overlap by two, become 16 points each; for every point, weights [outputs,
+channels] are multiplied with points [channels, tiles]; 16 sums make 2 x 2 pixels (Lavin and Gray, "Fast
+Algorithms for Convolutional Neural Networks", 2015). That is 4/9 of the multiplications, and more memory:
+it pays on Malis for many channels of small images. Halves err by at most twice as much as they do added up
+directly; larger tiles, F(4x4, 3x3), by 20 times as much (docs/measurements.md), and are not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import ir, relax, te, tirx
+
+from honed.runtime.profile import DeviceProfile
+
+POINTS = 16  # of a tile
+IMAGE = "winograd_image"  # the block that transforms an image
+_TILE, STEP = 4, 2  # pixels of a tile of the image, and of the result
+_WINDOW = 3
+_OPAQUE = 8  # TVM's pattern of an operator that is fused with none
+_ALIGNED = 4  # tiles: products with a multiple have a table
+# Below, transforms or reading the weights take what the multiplications save, by the bench for Malis.
+_LEAST_CHANNELS, _LEAST_TILES = 256, 40
+# Rows are points, columns pixels of a tile; points and steps of the window; pixels and points.
+_INTO = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
+_WEIGHTS = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
+_BACK = ((1, 1, 1, 0), (0, 1, -1, -1))
+
+Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
+
+
+@dataclass(frozen=True, slots=True)
+class _Convolution:
+    """What is convolved: `tiles` along rows and columns of each image."""
+
+    images: int
+    channels: int
+    rows: int
+    columns: int
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        """Along rows and columns."""
+        return math.ceil(self.rows / STEP), math.ceil(self.columns / STEP)
+
+    @property
+    def count(self) -> int:
+        """All tiles, and so many of nothing that a vector divides their number."""
+        return -(-self.images * math.prod(self.tiles) // _ALIGNED) * _ALIGNED
+
+
+def legalisations(profile: DeviceProfile) -> Mapping[str, Legalise]:
+    """What becomes of convolutions on the device, where it is other than TVM's."""
+    return {"relax.nn.conv2d": _convolved} if profile.rules.family == "mali" else {}
+
+
+def _convolved(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    what = _suited(call)
+    if what is None:
+        plain: Legalise = ir.Op.get("relax.nn.conv2d").get_attr("FLegalize")
+        return plain(builder, call)
+    image, weights = call.args
+    transformed = relax.const(_weights(weights.value.numpy()))
+    points = builder.emit(
+        builder.call_te(
+            lambda x: _image(x, what), image, primfunc_name_hint=IMAGE, primfunc_attrs={"op_pattern": _OPAQUE}
+        )
+    )
+    sums = builder.emit(builder.call_te(_product, transformed, points, primfunc_name_hint="winograd_matmul"))
+    return builder.call_te(lambda m: _result(m, what), sums, primfunc_name_hint="winograd_result")
+
+
+def _suited(call: relax.Call) -> _Convolution | None:
+    """Its extents, where it can be computed so and that pays; else None."""
+    image, weights = call.args
+    attrs = call.attrs
+    plain = (
+        attrs.groups == 1
+        and attrs.data_layout == attrs.out_layout == "NCHW"
+        and attrs.kernel_layout == "OIHW"
+        and all(int(n) == 1 for n in (*attrs.strides, *attrs.dilation, *attrs.padding))
+    )
+    if not plain or call.ty.dtype != image.ty.dtype or not isinstance(weights, ir.GenericConst):
+        return None
+    outputs, channels, *window = (int(extent) for extent in weights.ty.shape)
+    images, _, rows, columns = (int(extent) for extent in image.ty.shape)
+    what = _Convolution(images, channels, rows, columns)
+    pays = min(outputs, channels) >= _LEAST_CHANNELS and what.count >= _LEAST_TILES
+    return what if window == [_WINDOW, _WINDOW] and pays else None
+
+
+def _weights(weights: np.ndarray) -> np.ndarray:
+    """Those of each point, [16, outputs, channels], in their type."""
+    points = np.einsum("ia,kcab,jb->ijkc", _WEIGHTS, weights.astype(np.float64), _WEIGHTS)
+    return np.ascontiguousarray(points.reshape(POINTS, *weights.shape[:2]).astype(weights.dtype))
+
+
+def _image(image: te.Tensor, what: _Convolution) -> te.Tensor:
+    """The points of all tiles, [16, channels, tiles]."""
+    down, across = what.tiles
+
+    def value(point: tirx.Var, channel: tirx.Var, tile: tirx.Var) -> ir.Expr:
+        n, row, column = tile // (down * across), tile // across % down, tile % across
+
+        def pixel(i: int, j: int) -> ir.Expr:
+            y, x = row * STEP + i - 1, column * STEP + j - 1
+            inside = tirx.all(n < what.images, y >= 0, y < what.rows, x >= 0, x < what.columns)
+            near = (
+                tirx.min(n, what.images - 1),
+                channel,
+                tirx.max(tirx.min(y, what.rows - 1), 0),
+                tirx.max(tirx.min(x, what.columns - 1), 0),
+            )
+            return tirx.Select(inside, image[near], tirx.const(0, image.dtype))
+
+        return _chosen(point, [_sum(pixel, _INTO[i], _INTO[j]) for i in range(_TILE) for j in range(_TILE)])
+
+    return te.compute((POINTS, what.channels, what.count), value, IMAGE)
+
+
+def _product(weights: te.Tensor, points: te.Tensor) -> te.Tensor:
+    """The products of all points, [16, outputs, tiles]."""
+    _, outputs, channels = weights.shape
+    c = te.reduce_axis((0, channels), "c")
+    return te.compute(
+        (POINTS, outputs, points.shape[2]),
+        lambda p, k, t: te.sum(weights[p, k, c] * points[p, c, t], axis=c),
+        "winograd_matmul",
+    )
+
+
+def _result(sums: te.Tensor, what: _Convolution) -> te.Tensor:
+    """Pixels of the sums of all points, [images, outputs, rows, columns]."""
+    down, across = what.tiles
+
+    def value(n: tirx.Var, k: tirx.Var, y: tirx.Var, x: tirx.Var) -> ir.Expr:
+        tile = (n * down + y // STEP) * across + x // STEP
+
+        def point(i: int, j: int) -> ir.Expr:
+            return sums[i * _TILE + j, k, tile]
+
+        pixels = [_sum(point, _BACK[i], _BACK[j]) for i in range(STEP) for j in range(STEP)]
+        return _chosen(y % STEP * STEP + x % STEP, pixels)
+
+    return te.compute((what.images, sums.shape[1], what.rows, what.columns), value, "winograd_result")
+
+
+def _sum(of: Callable[[int, int], ir.Expr], rows: tuple[int, ...], columns: tuple[int, ...]) -> ir.Expr:
+    """Elements added and subtracted by the products of two rows of signs."""
+    signs = [(s * t, of(i, j)) for i, s in enumerate(rows) for j, t in enumerate(columns) if s * t != 0]
+    signs.sort(key=lambda one: -one[0])  # begin with one that is added
+    total = signs[0][1]
+    for sign, element in signs[1:]:
+        total = total + element if sign > 0 else total - element
+    return total
+
+
+def _chosen(index: ir.Expr, values: list[ir.Expr]) -> ir.Expr:
+    """The value with that number."""
+    found = values[-1]
+    for n, value in reversed(list(enumerate(values[:-1]))):
+        found = tirx.if_then_else(index == n, value, found)
+    return found
