@@ -19,6 +19,7 @@ from .test_tool_tuned import INNER, ROWS, X, write_model
 
 pytest.importorskip("honed.tuner")
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
+SHAPES = {"x": (1, 9, 61, 63), "a": (97, 131), "b": (131, 83)}
 IDLE = """
 [idle]
 quiet_seconds = 0.2
@@ -38,6 +39,40 @@ def tuner_of(service: Service) -> psutil.Process | None:
     return None
 
 
+def wait_for_tuner_aside(service: Service) -> psutil.Process:
+    """The tuner, when it has told the kernel to run it only where nobody else wants the processor."""
+    found: list[psutil.Process] = []
+
+    def aside() -> bool:
+        tuner = tuner_of(service)
+        if tuner is None or os.sched_getscheduler(tuner.pid) != os.SCHED_IDLE:
+            return False
+        found.append(tuner)
+        return True
+
+    wait_for(aside, "the tuner", service)
+    return found[-1]
+
+
+def write_untabled(path: Path) -> Path:
+    """Functions that no table has a row for: what they are served with first leaves much to be won."""
+    onnx = pytest.importorskip("onnx")
+    helper = onnx.helper
+    window = {"kernel_shape": [7, 7], "strides": [1, 1], "pads": [3, 3, 3, 3]}
+    nodes = [
+        helper.make_node("MaxPool", ["x"], ["highest"], **window),
+        helper.make_node("AveragePool", ["x"], ["mean"], count_include_pad=1, **window),
+        helper.make_node("MatMul", ["a", "b"], ["ab"]),
+        helper.make_node("Softmax", ["ab"], ["y"], axis=0),
+    ]
+    inputs = [helper.make_tensor_value_info(name, 1, shape) for name, shape in SHAPES.items()]
+    outputs = [helper.make_tensor_value_info(name, 1, SHAPES["x"]) for name in ("highest", "mean")]
+    outputs.append(helper.make_tensor_value_info("y", 1, (97, 83)))
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
 def trials(client: Client) -> int:
     tuning = client.metrics()["tuning"]
     return sum(tuning["trials"].values()) if tuning else 0
@@ -48,21 +83,29 @@ def test_a_model_gets_faster_with_no_command_given(
     start_service: Callable[..., Service], tmp_path: Path
 ) -> None:
     service = start_service(config=IDLE)
-    source = write_model(tmp_path / "mlp.onnx")
+    random = np.random.default_rng(0)
+    given = {name: random.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+    # Other tests keep the processors busy, and it would wait until they end.
+    os.sched_setscheduler(wait_for_tuner_aside(service).pid, os.SCHED_OTHER, os.sched_param(0))
     with service.client() as client:
-        client.add(source, name="mlp", shapes={"x": (ROWS, INNER)})
-        before = client.infer("mlp", {"x": X})["y"]
+        client.add(write_untabled(tmp_path / "m.onnx"), name="m")
+        before = client.infer("m", given)
+
+        def check_answers() -> None:
+            for name, answer in client.infer("m", given).items():
+                np.testing.assert_allclose(answer, before[name], atol=1e-5)
+
         wait_for(lambda: trials(client) > 0, "a first trial", service, seconds=300)
         assert client.status()["lease"]["granted"] > 0
-        np.testing.assert_allclose(client.infer("mlp", {"x": X})["y"], before, atol=1e-6)
+        check_answers()
         wait_for(
             lambda: client.status()["lease"]["revoked"] > 0, "the lease to be revoked", service, seconds=300
         )
-        wait_for(lambda: client.history("mlp")["version"] > 1, "a tuned version", service, seconds=500)
-        history = client.history("mlp")
+        wait_for(lambda: client.history("m")["version"] > 1, "a tuned version", service, seconds=500)
+        history = client.history("m")
         assert history["versions"][1]["why"].startswith("idle tuning")
         assert history["versions"][1]["new_us"] < history["versions"][1]["old_us"]
-        np.testing.assert_allclose(client.infer("mlp", {"x": X})["y"], before, atol=1e-5)
+        check_answers()
         assert client.status()["tuner"]["pid"] > 0
 
 
