@@ -31,6 +31,13 @@ GRAPHS = {
         y = MatMul(x, w) }""",
     "batched matmul of heads": """(float[2, 16, 12, 16] x, float[2, 16, 16, 8] w) => (float[2, 16, 12, 8] y) {
         y = MatMul(x, w) }""",
+    "product of odd sizes with bias": """(float[23, 13] x, float[13, 35] w, float[35] b)
+        => (float[23, 35] y) {
+        m = MatMul(x, w) a = Add(m, b) y = Relu(a) }""",
+    "product of odd sizes, transposed": """(float[19, 12] x, float[17, 12] w, float[17] b)
+        => (float[19, 17] y) { y = Gemm <transB = 1> (x, w, b) }""",
+    "product of odd rows of two heads": """(float[2, 23, 7] x, float[2, 7, 32] w) => (float[2, 23, 32] y) {
+        m = MatMul(x, w) y = Sigmoid(m) }""",
     "products of heads where they lie": """(float[2, 12, 64] x, float[2, 2, 12, 12] w)
         => (float[2, 2, 12, 16] y) <int64[4] heads = {2, 12, 4, 16}, int64[2] from = {-1, 2},
         int64[2] to = {-9, 4}, int64[2] axes = {0, 2}, int64[2] steps = {-1, 1}> {

@@ -10,6 +10,7 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
+from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
@@ -28,6 +30,7 @@ from honed.tuner.search.budget import size_of
 from honed.tuner.search.channels import channels
 from honed.tuner.search.held import held
 from honed.tuner.search.packed import packed
+from honed.tuner.search.panels import panels
 from honed.tuner.search.pointwise import pointwise
 from honed.tuner.search.sketches import Sketch
 from honed.tuner.search.windowed import windowed
@@ -185,6 +188,42 @@ def test_convolutions_with_channels_along_the_lanes_are_right(
 ) -> None:
     one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
     _draws_are_right(one, _made(one, profile, channels), profile, measurer, workload)
+
+
+@pytest.mark.parametrize("profile", ["cpu"], indirect=True)
+@pytest.mark.parametrize(
+    ("name", "constant"),
+    [
+        ("product of odd sizes with bias", True),
+        ("product of odd rows of two heads", False),
+        ("dense with bias", True),
+        ("dense of 1000 classes", True),
+        pytest.param("product of odd sizes with bias", False, marks=pytest.mark.slow),
+        pytest.param("product of odd sizes, transposed", True, marks=pytest.mark.slow),
+        pytest.param("product of odd sizes, transposed", False, marks=pytest.mark.slow),
+        pytest.param("product of odd rows of two heads", True, marks=pytest.mark.slow),
+    ],
+)
+def test_products_of_panels_are_right(
+    name: str,
+    constant: bool,
+    profile: DeviceProfile,
+    measurer: Measurer,
+    workload: Callable[[Extracted], Workload],
+    tmp_path: Path,
+) -> None:
+    one = max(tasks(name, tmp_path, profile), key=lambda found: found.task.flops)
+    if constant:
+        one = replace(one, func=mark_constants(one.func, [1], profile))
+    _draws_are_right(one, _made(one, profile, panels), profile, measurer, workload)
+
+
+@pytest.mark.parametrize(
+    "name", ["dense with bias", "batched matmul of heads", "convolution 1x1", "pooling", "softmax"]
+)
+def test_panels_leaves_what_other_sketches_serve_as_well(name: str, device: Device, tmp_path: Path) -> None:
+    profile = profile_of("cpu", device.profile)
+    assert not [one.task.name for one in tasks(name, tmp_path, profile) if _made(one, profile, panels)]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from tvm import te, topi
 
 from honed.tuner.lower.opencl import lower_function
+from honed.tuner.lower.operands import mark_constants
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
 from honed.tuner.search.budget import launches_of, size_of
@@ -71,7 +72,25 @@ def test_windows_of_several_rows_share_what_is_copied(tmp_path: Path) -> None:
     assert tiles[-1].most * 9 <= 64, "few channels at once: each brings nine terms"
 
 
-def test_processors_have_none_for_products() -> None:
+@pytest.mark.parametrize(
+    ("m", "n", "k", "expected"),  # vectors, rows and terms
+    [
+        (192, 512, 512, [4, 4, 4]),
+        (191, 256, 256, [4, 4, 4]),  # rows are rounded up
+        (97, 83, 131, [3, 5, 1]),
+        (1, 1000, 1280, [3, 4]),
+    ],
+)
+def test_constants_of_products_on_processors_are_laid_out_for_the_squarest_tile(
+    m: int, n: int, k: int, expected: list[int]
+) -> None:
+    func = mark_constants(dense(m, n, k), [1], imagined("cpu"))
+    first, *_ = starts(sketched(func, "cpu"))
+    inner = [d.factors[-1] for _, d in sorted(first.decisions.items()) if isinstance(d, Tile)]
+    assert inner == expected
+
+
+def test_processors_have_none_for_products_of_what_changes() -> None:
     assert starts(sketched(dense(192, 512, 512), "cpu")) == []
 
 

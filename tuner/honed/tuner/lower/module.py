@@ -20,7 +20,7 @@ from .graph import read_program
 from .joining import Joins, never
 from .legalize import legalize_traced
 from .opencl import Lowered, LoweringFailed, lower_function
-from .operands import constant_parameters, packable
+from .operands import constant_parameters, mark_constants, marked, unmarked
 from .plan import Plan, plan
 from .program import Function, FunctionCall, KernelLaunch, Program
 from .schedule import SERIAL, default_kernels
@@ -54,7 +54,7 @@ class LoweredModel:
 class _Lowering:
     """What functions are lowered with."""
 
-    module: IRModule
+    functions: Mapping[str, tirx.PrimFunc]  # constants that may be packed are marked
     target: Target
     profile: DeviceProfile
     choose: Choose
@@ -101,11 +101,12 @@ def lower_module(
     notes: list[str] = []
     failed: list[str] = []
     taken: set[str] = set()
-    tools = _Lowering(module=legal, target=target, profile=profile, choose=choose, first=first)
+    given = {name: mark_constants(legal[name], constants[name], profile) for name in called}
+    tools = _Lowering(functions=given, target=target, profile=profile, choose=choose, first=first)
     with Forked(min(processes, len(called)), tools) as forked:
         begun = []
         for name in called:
-            task = task_key(legal[name], packable(legal[name], constants[name], profile))
+            task = task_key(given[name])
             short = kernel_name(name, task, taken)
             taken.add(short)
             begun.append(forked.begin(_lower, name, task, short))
@@ -124,7 +125,7 @@ def lower_module(
 
 def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
     """The kernels of the module's function `of`, under a name of theirs."""
-    func, target, profile = tools.module[of], tools.target, tools.profile
+    func, target, profile = tools.functions[of], tools.target, tools.profile
     notes: list[str] = []
     found: tuple[str, Lowered] | None = None
     try:
@@ -169,14 +170,14 @@ def kernel_name(name: str, task: str, taken: Container[str]) -> str:
     return next(short for short in numbered if short not in taken)
 
 
-def task_key(func: tirx.PrimFunc, constants: Sequence[int]) -> str:
+def task_key(func: tirx.PrimFunc) -> str:
     """What names a workload in every model: the structural hash of its unscheduled function.
 
     Behind it are the parameters that may be packed, as they are constants: it is another workload where they
     are not, with other times for the same schedules.
     """
-    marks = "".join(f"_c{n}" for n in constants)
-    return f"{structural_hash(func) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
+    marks = "".join(f"_c{n}" for n in marked(func))
+    return f"{structural_hash(unmarked(func)) & 0xFFFFFFFFFFFFFFFF:016x}{marks}"
 
 
 def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:

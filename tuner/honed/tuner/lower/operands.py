@@ -14,6 +14,7 @@ from .program import FunctionCall, Program
 from .statements import loads, uses
 
 _IMAGE_AXES = 4  # of a convolution's weights and results
+_MARK = "honed.constants"
 ALIGNED_PIXELS = 4  # images of a multiple are multiplied as they are
 
 
@@ -27,13 +28,24 @@ def constant_parameters(program: Program) -> dict[str, frozenset[int]]:
     return found
 
 
-def packable(func: tirx.PrimFunc, constants: Iterable[int], profile: DeviceProfile) -> tuple[int, ...]:
-    """Those of the constant parameters that candidates for the device may pack: weights of convolutions.
+def mark_constants(func: tirx.PrimFunc, constants: Iterable[int], profile: DeviceProfile) -> tirx.PrimFunc:
+    """Mark those of a function's constant parameters that candidates for the device may pack.
 
     Only for them it matters to a candidate's time that they are constants.
     """
     packs = _PACKING.get(profile.rules.family)
-    return tuple(n for n in sorted(constants) if packs is not None and packs(func, func.params[n]))
+    found = [n for n in sorted(constants) if packs is not None and packs(func, func.params[n])]
+    return func.with_attr(_MARK, found) if found else func
+
+
+def marked(func: tirx.PrimFunc) -> tuple[int, ...]:
+    """The numbers of the parameters that are marked."""
+    return tuple(int(n) for n in func.attrs[_MARK]) if _MARK in func.attrs else ()
+
+
+def unmarked(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function without its marks."""
+    return func.without_attr(_MARK)
 
 
 def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
@@ -53,8 +65,8 @@ def _has_window(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     return any(found)
 
 
-def _of_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
-    """Whether they have channels and a window, be it of one pixel, and are summed with another operand."""
+def _of_sums(func: tirx.PrimFunc, weights: ir.Var) -> bool:
+    """Whether they are summed with another operand."""
     found: list[bool] = []
 
     def visit(block: s_tir.SBlock) -> None:
@@ -64,18 +76,20 @@ def _of_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
         found.append(0 < len(mine) < len(summed))
 
     structural_walk(func.body, [(s_tir.SBlock, visit)], order="post")
-    return len(weights.shape) == _IMAGE_AXES and any(found)
+    return any(found)
 
 
 def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     """Whether they have a window, or are summed with an image whose pixels no vector divides."""
     pixels = math.prod(int(extent) for extent in func.params[-1].shape[2:])
-    odd = len(func.params[-1].shape) == _IMAGE_AXES and pixels % ALIGNED_PIXELS != 0
-    return _has_window(func, weights) or (odd and _of_image(func, weights))
+    images = len(func.params[-1].shape) == len(weights.shape) == _IMAGE_AXES
+    odd = images and pixels % ALIGNED_PIXELS != 0
+    return _has_window(func, weights) or (odd and _of_sums(func, weights))
 
 
-# By family, what its sketches lay out in a launch of their own: `search.packed`, `pointwise` and `channels`.
+# By family, what its sketches lay out in a launch of their own: `search.packed`, `pointwise`, `channels` and
+# `panels`.
 _PACKING: Mapping[str, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
     "mali": _has_window_or_odd_image,
-    "cpu": _of_image,
+    "cpu": _of_sums,
 }

@@ -1,8 +1,8 @@
-"""Rectangles of an image that do well on processors, told from extents alone. Pure.
+"""Rectangles of images and products that do well on processors, told from extents alone. Pure.
 
-What a work-item computes of a convolution is a number of vectors of accumulators: each pixel is one in the
-sketch `channels`, each piece of a row in `tile`. As many as registers hold, and as few loads for them as may
-be. docs/measurements.md compares them with draws.
+What a work-item computes of a convolution or a product is a number of vectors of accumulators: each pixel
+is one in the sketch `channels`, each piece of a row in `tile` and `panels`. As many as registers hold, and as
+few loads for them as may be. docs/measurements.md compares them with draws.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ _LONG = 8  # pixels of a row, from which the lanes are taken apart by whole vect
 _SHORT = 0.9  # what shorter ones are worth
 _FEW = 7  # vectors: fewer leave the processor waiting for its own sums
 _MOST_PIECES = 24  # vectors of pieces of rows
+_LANES = 8  # of vectors of AVX2, which has 16 registers of them; AVX-512 and NEON have 32
+_MOST_PANELS = {False: 16, True: 12}  # vectors of a product, by whether registers are so few
+_MOST_ROWS = 6  # of a product: each is broadcast on its own
 
 
 def rectangle(sketch: Drawn) -> Drawn | None:
@@ -29,6 +32,8 @@ def rectangle(sketch: Drawn) -> Drawn | None:
     extents = [tile.extent for _, tile in _tiles(sketch)]
     if laid_out >= 2:
         return _of_channels(sketch, extents)
+    if laid_out == 1:
+        return _of_panels(sketch, extents)
     if laid_out == 0 and len(extents) == 4 and extents[-1] == 1:  # channels, rows, columns; no window
         return _of_pieces(sketch, extents)
     return None
@@ -60,6 +65,24 @@ def _of_pieces(sketch: Drawn, extents: Sequence[int]) -> Drawn:
     fitting = (steps for steps in product(*allowed) if math.prod(steps) <= _MOST_PIECES)
     steps = max(fitting, key=lambda s: (math.prod(s) / (s[0] + s[1] * s[2]), s[2]))
     return _with_steps(sketch, steps)
+
+
+def _of_panels(sketch: Drawn, extents: Sequence[int]) -> Drawn:
+    """About as many rows as vectors: each vector is loaded for all rows, each row for all vectors."""
+    panels, *rows, terms = extents
+    most = _MOST_PANELS[_lanes(sketch) == _LANES]
+    allowed = [[d for d in divisors(panels) if d <= _tiles(sketch)[0][1].most]]
+    allowed += [[d for d in divisors(extent) if d <= _MOST_ROWS] for extent in rows]
+    fitting = (steps for steps in product(*allowed) if math.prod(steps) <= most)
+    steps = max(fitting, key=lambda s: (math.prod(s) / sum(s), s[0]))
+    written = next(n for n in (4, 2, 1) if terms % n == 0)
+    return _with_steps(sketch, [*steps, written])
+
+
+def _lanes(sketch: Drawn) -> int:
+    """The lanes of a vector: the only factor of a split that is given."""
+    factors = (step[1][-1] for step in sketch.steps if step[0] == "Split")
+    return next(factor for factor in factors if isinstance(factor, int))
 
 
 def _with_steps(sketch: Drawn, steps: Sequence[int]) -> Drawn:

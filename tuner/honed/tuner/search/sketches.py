@@ -27,6 +27,7 @@ from .channels import channels
 from .grouped import GroupTile, grouped
 from .held import held
 from .packed import packed
+from .panels import panels
 from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
 from .points import points
 from .pointwise import pointwise
@@ -50,6 +51,7 @@ def _all() -> tuple[Sketch, ...]:
         pointwise,
         windowed,
         channels,
+        panels,
         tile,
         tile_across,
         tile_padded,

@@ -23,7 +23,7 @@ from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import task_key
-from honed.tuner.lower.operands import constant_parameters, packable
+from honed.tuner.lower.operands import constant_parameters, mark_constants, marked
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
@@ -72,12 +72,11 @@ def extract(
     constants = constant_parameters(program)
     found: dict[str, Extracted] = {}
     for name, weight in weights.items():
-        func = legal[name]
-        packed = packable(func, constants[name], profile)
-        key = task_key(func, packed)
+        func = mark_constants(legal[name], constants[name], profile)
+        key = task_key(func)
         if key in found:
             weight += found[key].task.weight
-        found[key] = Extracted(_task(func, name, key, weight, packed), func, outputs[name])
+        found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
     hosts = Counter(call.function for call in program.calls if isinstance(call, HostFunctionCall))
     opaque = [
         Task(
@@ -103,10 +102,10 @@ def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:
         )
     if any(not isinstance(n, tirx.IntImm) for p in func.params for n in getattr(p, "shape", (None,))):
         raise InvalidArgument(f"{name} has parameters that are no buffers of known shape; give it some")
-    return Extracted(_task(func, name, task_key(func, ()), 1, ()), func, outputs)
+    return Extracted(_task(func, name, task_key(func), 1), func, outputs)
 
 
-def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, constants: tuple[int, ...]) -> Task:
+def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
     values = parameters(func)
     floats = [v.dtype for v in values if v.dtype.startswith("float")]
     return Task(
@@ -117,7 +116,7 @@ def _task(func: tirx.PrimFunc, name: str, key: str, weight: int, constants: tupl
         bytes=function_bytes(func),
         dtype=floats[-1] if floats else values[-1].dtype,
         opaque="",
-        constants=constants,
+        constants=marked(func),
     )
 
 
