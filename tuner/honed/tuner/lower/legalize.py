@@ -8,12 +8,12 @@ from tvm.ir import IRModule
 
 from honed.runtime.profile import DeviceProfile
 
+from .convolutions import legalisations
 from .joining import Joins, join_attentions, never
 from .reductions import assign_single_elements
 from .target import target_for
 from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
-from .winograd import legalisations
 
 # Data-dependent loops that are poor on a GPU and that TVM leaves to its own C runtime: run on the host.
 HOST_OPERATORS = ("relax.sort", "relax.argsort", "relax.topk", "relax.cumsum", "relax.cumprod")

@@ -10,13 +10,11 @@ directly; larger tiles, F(4x4, 3x3), by 20 times as much (docs/measurements.md),
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from tvm import ir, relax, te, tirx
-
-from honed.runtime.profile import DeviceProfile
 
 POINTS = 16  # of a tile
 IMAGE = "winograd_image"  # the block that transforms an image
@@ -31,11 +29,9 @@ _INTO = ((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1))
 _WEIGHTS = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 _BACK = ((1, 1, 1, 0), (0, 1, -1, -1))
 
-Legalise = Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
-
 
 @dataclass(frozen=True, slots=True)
-class _Convolution:
+class Convolution:
     """What is convolved: `tiles` along rows and columns of each image."""
 
     images: int
@@ -54,16 +50,8 @@ class _Convolution:
         return -(-self.images * math.prod(self.tiles) // _ALIGNED) * _ALIGNED
 
 
-def legalisations(profile: DeviceProfile) -> Mapping[str, Legalise]:
-    """What becomes of convolutions on the device, where it is other than TVM's."""
-    return {"relax.nn.conv2d": _convolved} if profile.rules.family == "mali" else {}
-
-
-def _convolved(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    what = _suited(call)
-    if what is None:
-        plain: Legalise = ir.Op.get("relax.nn.conv2d").get_attr("FLegalize")
-        return plain(builder, call)
+def convolved(builder: relax.BlockBuilder, call: relax.Call, what: Convolution) -> relax.Expr:
+    """The result of a convolution that is `suited`."""
     image, weights = call.args
     transformed = relax.const(_weights(weights.value.numpy()))
     points = builder.emit(
@@ -75,7 +63,7 @@ def _convolved(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(lambda m: _result(m, what), sums, primfunc_name_hint="winograd_result")
 
 
-def _suited(call: relax.Call) -> _Convolution | None:
+def suited(call: relax.Call) -> Convolution | None:
     """Its extents, where it can be computed so and that pays; else None."""
     image, weights = call.args
     attrs = call.attrs
@@ -89,7 +77,7 @@ def _suited(call: relax.Call) -> _Convolution | None:
         return None
     outputs, channels, *window = (int(extent) for extent in weights.ty.shape)
     images, _, rows, columns = (int(extent) for extent in image.ty.shape)
-    what = _Convolution(images, channels, rows, columns)
+    what = Convolution(images, channels, rows, columns)
     pays = min(outputs, channels) >= _LEAST_CHANNELS and what.count >= _LEAST_TILES
     return what if window == [_WINDOW, _WINDOW] and pays else None
 
@@ -100,7 +88,7 @@ def _weights(weights: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(points.reshape(POINTS, *weights.shape[:2]).astype(weights.dtype))
 
 
-def _image(image: te.Tensor, what: _Convolution) -> te.Tensor:
+def _image(image: te.Tensor, what: Convolution) -> te.Tensor:
     """The points of all tiles, [16, channels, tiles]."""
     down, across = what.tiles
 
@@ -134,7 +122,7 @@ def _product(weights: te.Tensor, points: te.Tensor) -> te.Tensor:
     )
 
 
-def _result(sums: te.Tensor, what: _Convolution) -> te.Tensor:
+def _result(sums: te.Tensor, what: Convolution) -> te.Tensor:
     """Pixels of the sums of all points, [images, outputs, rows, columns]."""
     down, across = what.tiles
 
