@@ -15,6 +15,7 @@ from .chains import fold_chains
 from .columns import permute_columns, slice_first
 from .factors import fold_factors
 from .graph import Graph
+from .lengths import round_lengths
 from .moves import join_moves
 from .norms import join_norms
 from .pairs import join_pairs
@@ -53,6 +54,7 @@ PASSES = (  # in the order in which they run
     Pass("parts", split_parts),
     Pass("siblings", combine_siblings),
     Pass("pairs", join_pairs),
+    Pass("lengths", round_lengths),
 )
 
 

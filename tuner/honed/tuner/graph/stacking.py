@@ -18,9 +18,9 @@ ELEMENTWISE = _UNARY | frozenset(
     {"Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "And", "Or", "Xor", "Equal", "Less", "LessOrEqual"}
     | {"Greater", "GreaterOrEqual", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Mod", "BitShift", "Where"}
 )
-_REDUCTIONS = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"})
+REDUCTIONS = frozenset({"ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"})
 # What a fusing compiler launches a kernel for, wherever it stands.
-LAUNCHED = _REDUCTIONS | frozenset(
+LAUNCHED = REDUCTIONS | frozenset(
     {"MatMul", "Conv", "MaxPool", "AveragePool", "Softmax", "LogSoftmax", "LayerNormalization"}
     | {"ArgMax", "ArgMin"}
 )
@@ -72,7 +72,7 @@ def _keeps_batch(graph: Graph, node: onnx.NodeProto) -> bool:
         return True
     if op in ("Softmax", "LogSoftmax", "LayerNormalization", "ArgMax", "ArgMin", "Gather"):
         return _axis(node, rank) > 0
-    if op in _REDUCTIONS:
+    if op in REDUCTIONS:
         return all(axis % rank for axis in graph.numbers(node.input[1]))
     if op == "Transpose":
         return int(helper.get_node_attr_value(node, "perm")[0]) == 0

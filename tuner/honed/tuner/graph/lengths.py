@@ -1,0 +1,170 @@
+"""Lengths that no tile divides are rounded up: a sequence of 197 tokens is computed as one of 208.
+
+A prime number of rows has neither tiles nor vectors, on any device. What is computed beyond the last element
+of such an axis repeats it, is left out of softmaxes by a mask, and is cut off before operators that would see
+it, and from outputs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+import onnx
+
+from .graph import Array, Graph, Type, copied
+from .lengthrules import Axes, Beyond, Rounding, rounding
+
+_LEAST = 32  # shorter ones are mostly no sequences, and rounding adds much to them
+_DIVIDES = 4  # those that it divides are left: the shortest vectors, and tiles of rows
+_ROUND = ((128, 16), (64, 8), (_LEAST, 4))  # from that length on, to multiples of: at most an eighth more
+_SHARE = 0.2  # of the operations of all products, at least, are of products of that length
+_PRODUCTS = 2  # for each value that is extended or cut off on the way, at least
+
+
+def round_lengths(graph: Graph) -> tuple[Graph, int]:
+    """The graph with such lengths rounded up, and how many products are of one."""
+    times = 0
+    for length in _lengths(graph):
+        rewriting = _Rewriting(graph, length)
+        found = rewriting.graph_of_all()
+        if rewriting.products >= _PRODUCTS * max(1, rewriting.changes):
+            graph, times = found, times + rewriting.products
+    return graph, times
+
+
+def _lengths(graph: Graph) -> list[int]:
+    """Rows and columns of products, but for constants', to be rounded; those of most operations first."""
+    found, total = Counter[int](), 0
+    for node in graph.nodes:
+        if node.op_type != "MatMul" or min(len(graph.shape(name)) for name in node.input) < 2:
+            continue
+        operations = math.prod(graph.shape(node.output[0])) * graph.shape(node.input[0])[-1]
+        total += operations
+        places = {-2 + n for n, name in enumerate(node.input) if name not in graph.constants}
+        for length in {graph.shape(node.output[0])[place] for place in places}:
+            if length >= _LEAST and length % _DIVIDES:
+                found[length] += operations
+    return [length for length, count in found.most_common() if count >= _SHARE * total]
+
+
+def _rounded(length: int) -> int:
+    multiple = next(multiple for least, multiple in _ROUND if length >= least)
+    return -(-length // multiple) * multiple
+
+
+class _Rewriting:
+    """One walk along a graph with one length rounded up."""
+
+    def __init__(self, graph: Graph, length: int) -> None:
+        self._old = graph
+        self._graph = graph.copy()
+        self._length, self._more = length, _rounded(length)
+        self._axes: dict[str, Axes] = {}  # of what nodes make, those that are rounded up
+        self._made: dict[tuple[str, frozenset[int]], str] = {}
+        self._nodes: list[onnx.NodeProto] = []
+        self.products = 0  # of rounded lengths
+        self.changes = 0  # values that are extended or cut off
+
+    def graph_of_all(self) -> Graph:
+        """The whole graph, rewritten."""
+        for name in self._old.inputs:
+            axes = {n for n, extent in enumerate(self._old.shape(name)) if extent == self._length}
+            if axes:
+                self._axes[name] = dict.fromkeys(axes, Beyond.LAST)
+        for node in self._old.nodes:
+            self._take(node)
+        for name in self._old.outputs:
+            self._version(name, frozenset())
+        return self._graph.tidied(self._nodes)
+
+    def _take(self, node: onnx.NodeProto) -> None:
+        given = tuple(self._axes.get(name, {}) for name in node.input)
+        found = rounding(self._old, node, given)
+        if found is None:
+            for name in node.input:
+                self._version(name, frozenset())
+            self._nodes.append(node)
+        else:
+            self._rewrite(node, found)
+
+    def _rewrite(self, node: onnx.NodeProto, found: Rounding) -> None:
+        name = node.output[0]
+        operands = [self._version(*one) for one in zip(node.input, found.operands, strict=True)]
+        if found.masked is not None:
+            operands[0] = self._masked(operands[0], found.masked, f"{name}/scores")
+        made = copied(node)
+        made.input[:] = operands
+        made.output[0] = made.name = self._named(name, found.result)
+        kind = self._old.types[name]
+        shape = tuple(self._more if n in found.result else extent for n, extent in enumerate(kind.shape))
+        if node.op_type == "Reshape":
+            made.input[1] = self._graph.constant(np.array(shape, np.int64), f"{made.name}/shape")
+        self._graph.types[made.name] = Type(kind.elem, shape)
+        self._nodes.append(made)
+        self.products += node.op_type == "MatMul"
+        if found.result:
+            self._axes[name] = found.result
+            self._made[name, frozenset(found.result)] = made.name
+
+    def _named(self, name: str, axes: Iterable[int]) -> str:
+        """What a value is called: as it was where none of its axes is rounded up."""
+        return self._graph.unique(f"{name}/rounded") if set(axes) else name
+
+    def _version(self, name: str, axes: frozenset[int]) -> str:
+        """A value with just these axes rounded up."""
+        there = self._axes.get(name, {})
+        if axes == (frozenset() if name in self._old.inputs else frozenset(there)):
+            return self._made.get((name, axes), name)
+        if (name, axes) not in self._made:
+            self._made[name, axes] = self._changed(name, axes)
+        return self._made[name, axes]
+
+    def _changed(self, name: str, axes: frozenset[int]) -> str:
+        if name in self._old.constants:
+            array = self._old.constants[name]
+            for axis in axes:
+                array = self._extended(array, axis)
+            return self._graph.constant(array, f"{name}/rounded")
+        self.changes += 1
+        has = frozenset[int]() if name in self._old.inputs else frozenset(self._axes.get(name, {}))
+        value = self._made.get((name, has), name)
+        steps = [*((axis, False) for axis in has - axes), *((axis, True) for axis in axes - has)]
+        for n, (axis, longer) in enumerate(sorted(steps)):
+            last = n == len(steps) - 1
+            to = self._named(name, axes) if last else self._graph.unique(f"{name}/part")
+            self._nodes += self._longer(value, to, axis) if longer else [self._shorter(value, to, axis)]
+            value = to
+        return value
+
+    def _shorter(self, value: str, to: str, axis: int) -> onnx.NodeProto:
+        return self._graph.slice(value, to, axis, 0, self._length)
+
+    def _longer(self, value: str, to: str, axis: int) -> Iterator[onnx.NodeProto]:
+        """Nodes that repeat the last element of an axis."""
+        last = self._graph.unique(f"{to}/last")
+        yield self._graph.slice(value, last, axis, self._length - 1, self._length)
+        kind = self._graph.types[value]
+        shape = (*kind.shape[:axis], self._more, *kind.shape[axis + 1 :])
+        parts = (value, *(last,) * (self._more - self._length))
+        yield self._graph.node("Concat", parts, to, Type(kind.elem, shape), axis=axis)
+
+    def _extended(self, array: Array, axis: int) -> Array:
+        beside = [(0, 0)] * array.ndim
+        beside[axis] = (0, self._more - self._length)
+        return np.pad(array, beside, mode="edge")
+
+    def _masked(self, value: str, axis: int, to: str) -> str:
+        """The value with the least of its type added beyond the last element of an axis."""
+        kind = self._graph.types[value]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(kind.elem)
+        mask = np.zeros([self._more if n == axis else 1 for n in range(len(kind.shape))], dtype)
+        beyond = [slice(None)] * mask.ndim
+        beyond[axis] = slice(self._length, None)
+        mask[tuple(beyond)] = np.finfo(dtype).min
+        taken = self._graph.unique(to)
+        added = (value, self._graph.constant(mask, f"{taken}/mask"))
+        self._nodes.append(self._graph.node("Add", added, taken, kind))
+        return taken
