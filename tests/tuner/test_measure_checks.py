@@ -17,7 +17,7 @@ from honed.tuner.lower.program import Value
 from honed.tuner.measure import checks, codec, median
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import Expected, Finished, Launched, Refusal
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .liars import honest
 

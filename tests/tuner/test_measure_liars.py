@@ -19,11 +19,11 @@ from honed.runtime.kernellog import Record
 from honed.runtime.kernellog.kmsg import KmsgReader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import Value
-from honed.tuner.measure.candidate import Verdict, Workload
+from honed.tuner.measure.candidate import Workload
 from honed.tuner.measure.limits import Checks, Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Verdict
 
 from .liars import compiler_abort, honest, kinds
 
@@ -204,7 +204,7 @@ def test_claims_ten_times_the_peak(judge: Judge, profile: DeviceProfile, workloa
     assert profile.peaks is not None
     quick = judge(kinds.DOES_NOTHING, NONE)
     assert quick.timing is not None
-    flops = int(10 * 3 * quick.timing.high * profile.peaks.fp32_gflops * 1e9)
+    flops = int(10 * 3 * quick.timing.high_s * profile.peaks.fp32_gflops * 1e9)
     claimed = replace(workload, flops=flops)
     found = judge(kinds.DOES_NOTHING, only("possible"), task=claimed)
     assert found.outcome is Outcome.IMPOSSIBLE
@@ -214,7 +214,7 @@ def test_claims_ten_times_the_peak(judge: Judge, profile: DeviceProfile, workloa
 def busy_workload(workload: Workload, quick: Verdict, gflops: float) -> Workload:
     """What is as fast as `quick` at so many GFLOP/s; work that was never asked for stands for a low peak."""
     assert quick.timing is not None
-    return replace(workload, flops=int(gflops * 1e9 * quick.timing.median))
+    return replace(workload, flops=int(gflops * 1e9 * quick.timing.median_s))
 
 
 @pytest.mark.slow
@@ -249,7 +249,7 @@ def test_a_right_kernel_beyond_the_peak_raises_it(
                 break
         assert found.outcome is Outcome.RIGHT, found
         assert found.timing is not None
-        assert claimed.flops / found.timing.median * 1e-9 <= measurer.peaks.fp32_gflops * (1 + 1e-9)
+        assert claimed.flops / found.timing.median_s * 1e-9 <= measurer.peaks.fp32_gflops * (1 + 1e-9)
         assert measurer.peaks.fp32_gflops > profile.peaks.fp32_gflops
         assert measurer.peaks.raised == ("fp32_gflops",)
 

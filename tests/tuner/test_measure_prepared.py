@@ -18,7 +18,7 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.checks import Launched
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.prepared import inference_launches, prepared_launches
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .liars import honest
 

@@ -17,7 +17,6 @@ import pytest
 
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Outcome, Stored
 from honed.tuner.records import (
     NewCandidate,
     Quarantined,
@@ -25,12 +24,11 @@ from honed.tuner.records import (
     Setup,
     State,
     Task,
-    Timing,
-    Verdict,
     sql,
 )
 from honed.tuner.records.owner import Owner
 from honed.tuner.records.rows import sha256
+from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 IDENTITY = DeviceIdentity(
     platform="ARM Platform", vendor="ARM", name="Mali-G610", driver_version="g13p0", kernel_driver="kbase"

@@ -18,10 +18,7 @@ from honed.runtime.origin import Origin, Source, Way
 from honed.runtime.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.surveying import survey
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.outcome import Outcome, Stored
 from honed.tuner.records import Default, NewCandidate, Records, Setup
-from honed.tuner.records import Timing as RecordedTiming
-from honed.tuner.records import Verdict as RecordedVerdict
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.search_child import (
     DefaultSchedule,
@@ -37,6 +34,7 @@ from honed.tuner.tune.speed import Speed
 from honed.tuner.tune.task import Stage, Task
 from honed.tuner.tuned import best_schedules
 from honed.tuner.valhall.benches import PLATFORM
+from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 from . import running
 from .liars import honest
@@ -333,7 +331,7 @@ def test_what_is_in_quarantine_is_not_tried(tuned: Any, kept: Any, profile: Devi
             source = marked(number)
             digest = hashlib.sha256(source.encode()).hexdigest()
             new = NewCandidate(workload=task, setup=setup, trace=trace(source), source_sha256=digest)
-            verdict = RecordedVerdict(outcome=Outcome.FAULT, reason="it faulted")
+            verdict = Verdict(outcome=Outcome.FAULT, reason="it faulted")
             records.finish(records.begin(new), verdict)
     session, planted, _ = tuned([[marked(1), marked(2), marked(3)], []])
     assert session.trials == 1
@@ -352,10 +350,10 @@ def test_the_best_of_another_driver_is_measured_again_first(
     tuned: Any, kept: Any, profile: DeviceProfile
 ) -> None:
     identity = replace(profile.identity, driver_version="an older one")
-    timing = RecordedTiming(median_s=1e-9, low_s=1e-9, high_s=1e-9, repeats=3)
+    timing = Timing(median_s=1e-9, low_s=1e-9, high_s=1e-9, repeats=3)
     with kept() as records:
         new = NewCandidate(workload="scale", setup=setup_for(identity), trace=trace(marked(1)))
-        records.finish(records.begin(new), RecordedVerdict(outcome=Outcome.RIGHT, timing=timing))
+        records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
     session, planted, _ = tuned([[marked(2)], []])
     assert planted.replayed == [trace(marked(1))]
     (progress,) = session.tasks
@@ -404,9 +402,9 @@ def test_the_best_of_other_tasks_is_offered_as_kin_once(
     with kept() as records:
         for task, seconds in (("another", 2e-3), ("another", 1e-3), ("a third", 1e-3), ("scale", 1e-3)):
             name = trace(f"{task} {seconds}")
-            timing = RecordedTiming(median_s=seconds, low_s=seconds, high_s=seconds, repeats=3)
+            timing = Timing(median_s=seconds, low_s=seconds, high_s=seconds, repeats=3)
             new = NewCandidate(workload=task, setup=setup, trace=name)
-            records.finish(records.begin(new), RecordedVerdict(outcome=Outcome.RIGHT, timing=timing))
+            records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
     _, planted, _ = tuned([[marked(1)], [marked(2)], []])
     assert sorted(planted.kin) == sorted([trace("another 0.001"), trace("a third 0.001")])
 
@@ -417,9 +415,9 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
     tvm = pytest.importorskip("tvm")
     setup: Setup = setup_for(profile.identity)
     with kept() as records:
-        timing = RecordedTiming(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
+        timing = Timing(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
         new = NewCandidate(workload="scale", setup=setup, trace="[]")
-        records.finish(records.begin(new), RecordedVerdict(outcome=Outcome.RIGHT, timing=timing))
+        records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
         records.put_default("scale", setup, Default(seconds=1e-3, rate=None))
     choose = best_schedules(tmp_path / "records.sqlite", profile.identity)
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
@@ -430,8 +428,8 @@ def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: Device
     tvm = pytest.importorskip("tvm")
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     bench = replace(profile.identity, platform=PLATFORM)
-    timing = RecordedTiming(median_s=1e-3, low_s=1e-3, high_s=1e-3, repeats=3)
-    right = RecordedVerdict(outcome=Outcome.RIGHT, timing=timing)
+    timing = Timing(median_s=1e-3, low_s=1e-3, high_s=1e-3, repeats=3)
+    right = Verdict(outcome=Outcome.RIGHT, timing=timing)
     text = "[[],[]]"
 
     def said(identity: DeviceIdentity, way: Way | None, host: str | None = None) -> tuple[Source, Way | None]:

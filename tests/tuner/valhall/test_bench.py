@@ -17,7 +17,6 @@ from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.runtime.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.outcome import Outcome
 from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
@@ -32,6 +31,7 @@ from honed.tuner.valhall.count import Counts
 from honed.tuner.valhall.judge import Judge, seconds
 from honed.tuner.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, Geometry, bound
 from honed.tuner.valhall.measurer import YARDSTICK, BenchMeasurer
+from honed.tuner.verdict import Outcome
 
 ITEMS = 1024
 SIZES = (ITEMS * 96 * 16, 96 * 16, ITEMS * 16)  # bytes of x, w and y
@@ -133,8 +133,8 @@ def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, wo
     assert (compiler.asked, noted) == ([source], ["one"])
     assert verdict.outcome is Outcome.RIGHT
     assert verdict.timing is not None
-    assert verdict.timing.median == seconds(Judge(compiler).judge(source, [launch()]))
-    assert verdict.timing.yardstick == YARDSTICK
+    assert verdict.timing.median_s == seconds(Judge(compiler).judge(source, [launch()]))
+    assert verdict.yardstick_s == YARDSTICK
     measurer.close()
     assert compiler.closed
 
@@ -154,7 +154,7 @@ def test_what_a_model_prepares_takes_no_time(compiler: OneProgram, source: str, 
         measurer.load(replace(workload, constants=constants))
         verdict = measurer.measure(two)
         assert verdict.timing is not None
-        found.append(verdict.timing.median)
+        found.append(verdict.timing.median_s)
     judge = Judge(compiler)
     assert found == [
         seconds(judge.judge(source, two.launches)),

@@ -9,7 +9,16 @@ from honed.jobs import commands, events
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.runtime.files import replacing
 
-from .records import Candidate, Imported, ModelVersion, Progress, Records, Setup, export_jsonl, import_jsonl
+from .records import (
+    Imported,
+    ModelVersion,
+    Progress,
+    Records,
+    Setup,
+    TuningRecord,
+    export_jsonl,
+    import_jsonl,
+)
 
 Emit = Callable[[events.News], None]
 
@@ -96,7 +105,7 @@ def faults(job: commands.ListFaults, emit: Emit) -> events.Faults:
         return events.Faults(faults=tuple(_fault(records, candidate, setup) for candidate, setup in found))
 
 
-def _fault(records: Records, candidate: Candidate, setup: Setup) -> events.Quarantined:
+def _fault(records: Records, candidate: TuningRecord, setup: Setup) -> events.Quarantined:
     task = records.task(candidate.workload)
     return events.Quarantined(
         candidate=candidate.trace_sha256[:16],

@@ -9,7 +9,7 @@ from typing import Any
 from honed.runtime import programs
 from honed.runtime.opencl import cl, most_work_items
 from honed.runtime.profile import DeviceLimits
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .candidate import Candidate
 from .checks import Finished, Launched, Refusal, private_memory

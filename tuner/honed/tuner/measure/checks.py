@@ -16,7 +16,7 @@ from honed.runtime import bounds, proof
 from honed.runtime.mali import Model
 from honed.runtime.profile import DeviceLimits, DevicePeaks, DeviceProfile
 from honed.tuner.lower.barriers import divergent_barriers
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .candidate import Candidate, Workload
 from .limits import Checks, Limits

@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from honed.protocol.errors import DeviceError
 from honed.runtime import surveying
 from honed.runtime.opencl import cl
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Verdict
 
 from . import bound, checks
 from .bound import Bound
-from .candidate import Candidate, Timing, Verdict
+from .candidate import Candidate
 from .checks import Array, Finished, Refusal
 from .guarded import Guarded
 from .prepared import prepared_launches
@@ -79,10 +79,9 @@ class Examination:
     def verdict(self) -> Examined:
         """Go all the way, or to the first check that fails."""
         began = time.perf_counter()
-        tainted, timing = False, None
-        refusal = Refusal(Outcome.RIGHT, "")
+        tainted, refusal = False, None
         try:
-            timing = self._examine()
+            found = self._examine()
         except Dropped as dropped:
             refusal, tainted = dropped.refusal, dropped.tainted
         except cl.Error as error:
@@ -96,10 +95,11 @@ class Examination:
                 memory.release()
         self._enter("end")
         seconds = time.perf_counter() - began
-        verdict = Verdict(outcome=refusal.outcome, reason=refusal.reason, timing=timing, seconds=seconds)
-        return Examined(verdict, tainted, self._ran_at, self._spent)
+        if refusal is not None:
+            found = Verdict(outcome=refusal.outcome, reason=refusal.reason)
+        return Examined(replace(found, seconds=seconds), tainted, self._ran_at, self._spent)
 
-    def _examine(self) -> Timing:
+    def _examine(self) -> Verdict:
         program = self._built()
         self._announce("host", self._session.limits.host_seconds)
         self._inner = [Guarded(self._session.context, value) for value in self._candidate.inner]
@@ -207,7 +207,7 @@ class Examination:
         for i, memory in enumerate((*self._loaded.memory, *self._inner)):
             memory.fetch(self._session.queue, inside=i in self._loaded.workload.outputs)
 
-    def _timed(self, runnable: Bound, number: int) -> Timing:
+    def _timed(self, runnable: Bound, number: int) -> Verdict:
         """Time it, then check that what it left when timed is right, too."""
         session, limits = self._session, self._session.limits
         fastest = min(run.seconds for run in self._runs)
@@ -221,17 +221,12 @@ class Examination:
         if not slow and session.profile.rules.family != "cpu":
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
         schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
-        timing = time_candidate(
-            Turns(runnable, session.yardstick, session.queue, session.read),
-            schedule,
-            limits,
-            session.checks,
-            slow=slow,
-        )
+        turns = Turns(runnable, session.yardstick, session.queue, session.read)
+        timing = time_candidate(turns, schedule, limits, session.checks, slow=slow)
         if isinstance(timing, Refusal):
             raise Dropped(timing, tainted=True)
-        session.warmth.note(timing.yardstick)
-        self._check_possible(timing.median)
+        session.warmth.note(turns.yardstick)
+        self._check_possible(timing.median_s)
         self._announce("host", limits.host_seconds)
         self._fetch()
         self._check_bands()
@@ -239,9 +234,9 @@ class Examination:
         self._check_right(number)
         self._check_repeated(answers)
         if session.checks.anew:
-            self._check_anew(runnable, number, timing.median)
-        self._check_evidence(runnable, number, timing.median)
-        return timing
+            self._check_anew(runnable, number, timing.median_s)
+        self._check_evidence(runnable, number, timing.median_s)
+        return Verdict(outcome=Outcome.RIGHT, timing=timing, yardstick_s=turns.yardstick)
 
     def _check_anew(self, runnable: Bound, number: int, seconds: float) -> None:
         """Refuse a time that no run on new inputs comes near; the clock may just not have been up."""

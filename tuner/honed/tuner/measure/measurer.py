@@ -14,12 +14,12 @@ from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.kernellog import FaultStory, Reader, Severity
 from honed.runtime.profile import DevicePeaks, DeviceProfile
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Verdict
 
 from . import checks as check
 from . import codec
 from .building import Builders, cached_in
-from .candidate import Candidate, Verdict, Workload
+from .candidate import Candidate, Workload
 from .faultwatch import FaultWatch
 from .limits import ALL, SPARE_CORES, Checks, Limits
 from .process import COMMAND, NO_CACHES, Child, Ended
@@ -165,12 +165,7 @@ class Measurer:
             # The child died while it was building another candidate, too: ask again without that one.
             verdict, _ = self._attempt(candidate, best)
         self.spent["build"] = self.spent.get("build", 0.0) + waited
-        return Verdict(
-            outcome=verdict.outcome,
-            reason=verdict.reason,
-            timing=verdict.timing,
-            seconds=time.monotonic() - began,
-        )
+        return replace(verdict, seconds=time.monotonic() - began)
 
     def settle(self) -> None:
         """Wait until faults of what ran last must be in the kernel log; `take_faults` has them then."""

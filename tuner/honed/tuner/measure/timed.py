@@ -8,8 +8,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from honed.tuner.verdict import Timing
+
 from .bound import Bound, Reader
-from .candidate import Timing
 from .checks import Finished, Refusal, completed, wall_above
 from .limits import Checks, Limits
 from .median import LEAST, interval
@@ -75,6 +76,11 @@ class Turns:
         self.yardsticks: list[float] = []  # seconds
         self.last = Finished((), 0.0)  # the last wait
 
+    @property
+    def yardstick(self) -> float:
+        """The yardstick's median so far, in seconds."""
+        return statistics.median(self.yardsticks)
+
     def take(self, schedule: Schedule) -> None:
         """One more group of samples."""
         began = time.perf_counter()
@@ -112,13 +118,7 @@ def time_candidate(
         if _enough(turns.runs, limits, time.perf_counter() - began, slow):
             break
     found = interval(turns.runs)
-    return Timing(
-        median=found.median,
-        low=found.low,
-        high=found.high,
-        repeats=len(turns.runs),
-        yardstick=statistics.median(turns.yardsticks),
-    )
+    return Timing(median_s=found.median, low_s=found.low, high_s=found.high, repeats=len(turns.runs))
 
 
 def _refusal(last: Finished, checks: Checks) -> Refusal | None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from .exchange import Imported, export_jsonl, import_jsonl
 from .rows import (
-    Candidate,
     Default,
     ModelVersion,
     NewCandidate,
@@ -20,14 +19,12 @@ from .rows import (
     Setup,
     State,
     Task,
-    Timing,
-    Verdict,
+    TuningRecord,
     WeightedTask,
 )
 from .store import Quarantined, Records
 
 __all__ = [
-    "Candidate",
     "Default",
     "Imported",
     "ModelVersion",
@@ -38,8 +35,7 @@ __all__ = [
     "Setup",
     "State",
     "Task",
-    "Timing",
-    "Verdict",
+    "TuningRecord",
     "WeightedTask",
     "export_jsonl",
     "import_jsonl",

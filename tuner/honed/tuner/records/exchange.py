@@ -10,14 +10,13 @@ from typing import Any, BinaryIO, Literal, NoReturn
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Stored
+from honed.tuner.verdict import Stored, Timing
 
 from .rows import (
-    Candidate,
     Setup,
     State,
     Task,
-    Timing,
+    TuningRecord,
     check_figures,
     check_timing,
     check_trace,
@@ -105,7 +104,7 @@ def line_setup(line: Line) -> Setup:
     return Setup(device=line.device, compiler=line.compiler)
 
 
-def _line(records: Records, candidate: Candidate, setup: Setup) -> Line:
+def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
     task = records.task(candidate.workload)
     assert candidate.outcome is not None  # it has a verdict
     assert candidate.state is not State.IN_FLIGHT or candidate.outcome is Stored.RIGHT

@@ -11,7 +11,7 @@ from enum import StrEnum
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Outcome, Stored
+from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
 
@@ -56,37 +56,7 @@ class NewCandidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """A candidate's time: median of `repeats` and a confidence interval of it.
-
-    `yardstick_ratio` is the time of the yardstick kernel measured beside it over that kernel's reference
-    time: above 1 the device was slowed, by heat or its clock. None where there was no yardstick.
-    """
-
-    median_s: float
-    low_s: float
-    high_s: float
-    repeats: int
-    yardstick_ratio: float | None = None
-
-    @property
-    def fair_s(self) -> float:
-        """The median as it would be at the device's reference speed; what candidates are ranked by."""
-        return self.median_s / (self.yardstick_ratio or 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """How a candidate ended."""
-
-    outcome: Outcome
-    reason: str = ""
-    timing: Timing | None = None
-    story: str | None = None  # the kernel log's records of its fault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class TuningRecord:
     """A candidate as recorded. `outcome` is None while it runs for the first time."""
 
     id: int

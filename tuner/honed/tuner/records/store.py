@@ -18,14 +18,13 @@ from typing import Any, Self
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Stored
+from honed.tuner.verdict import Stored, Timing, Verdict
 
 from . import sql
 from .database import Opened, explained, open_database, transaction
 from .owner import Owner
 from .rows import (
     ABANDONED_REASON,
-    Candidate,
     Default,
     ModelVersion,
     NewCandidate,
@@ -33,8 +32,7 @@ from .rows import (
     Setup,
     State,
     Task,
-    Timing,
-    Verdict,
+    TuningRecord,
     WeightedTask,
     check_figures,
     check_trace,
@@ -132,7 +130,7 @@ class Records:
             number: int = self._rows(sql.BEGIN, {**key, **more})[0][0]
         return number
 
-    def finish(self, candidate_id: int, verdict: Verdict) -> Candidate:
+    def finish(self, candidate_id: int, verdict: Verdict) -> TuningRecord:
         """Record the verdict on a candidate this process has begun; gives it as recorded.
 
         Raises InvalidArgument for impossible figures, NotFound where this process has no such candidate in
@@ -172,7 +170,7 @@ class Records:
             if self._connection.execute(sql.FORGET_FIRST, values).rowcount == 0:
                 self._change_one(sql.RETURN_TO_DONE, values)
 
-    def abandoned(self) -> list[Candidate]:
+    def abandoned(self) -> list[TuningRecord]:
         """Quarantine the candidates whose process has ended without a verdict, and give them.
 
         Call it first after a start. Those of processes that still run are left alone.
@@ -190,16 +188,16 @@ class Records:
 
     # -- what is known
 
-    def best(self, workload: str, setup: Setup) -> Candidate | None:
+    def best(self, workload: str, setup: Setup) -> TuningRecord | None:
         """The fastest right candidate, ranked by Timing.fair_s; None where there is none."""
         found = self._candidates(sql.BEST, self._here(setup, workload=workload))
         return found[0] if found else None
 
-    def distil(self, setup: Setup) -> list[Candidate]:
+    def distil(self, setup: Setup) -> list[TuningRecord]:
         """The fastest right candidate of every workload, by workload."""
         return self._candidates(sql.DISTIL, self._here(setup))
 
-    def history(self, workload: str, setup: Setup) -> list[Candidate]:
+    def history(self, workload: str, setup: Setup) -> list[TuningRecord]:
         """All candidates of a workload, oldest first, those in flight and in quarantine too."""
         return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
 
@@ -207,18 +205,18 @@ class Records:
         """SHA-256 of traces that need no trial: measured with this setup, in flight or in quarantine."""
         return frozenset(row[0] for row in self._rows(sql.TRACES, self._here(setup, workload=workload)))
 
-    def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[Candidate]:
+    def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
         """Right candidates of this device with another driver or compiler, not measured with this one yet.
 
         The fastest first: the first to measure again. Their figures say nothing about this setup.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 
-    def quarantined(self, setup: Setup) -> list[Candidate]:
+    def quarantined(self, setup: Setup) -> list[TuningRecord]:
         """All candidates that must not run on this device, with any driver or compiler, oldest first."""
         return self._candidates(sql.QUARANTINED, self._here(setup))
 
-    def finished(self, setup: Setup) -> Iterator[Candidate]:
+    def finished(self, setup: Setup) -> Iterator[TuningRecord]:
         """Every candidate with a verdict, oldest first, one after the other: for learning and export."""
         with explained(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
@@ -352,7 +350,7 @@ class Records:
         with explained(self.path):
             return self._connection.execute(query, values).fetchall()
 
-    def _candidates(self, query: str, values: Mapping[str, Any]) -> list[Candidate]:
+    def _candidates(self, query: str, values: Mapping[str, Any]) -> list[TuningRecord]:
         return [_candidate(row) for row in self._rows(query, values)]
 
     def _change_one(self, query: str, values: Mapping[str, Any]) -> None:
@@ -385,7 +383,7 @@ def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
     return asdict(timing)
 
 
-def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
+def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> TuningRecord:
     (number, workload, device_key, driver, compiler, trace, trace_sha256, state, outcome, reason, story) = (
         row[:11]
     )
@@ -394,7 +392,7 @@ def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
     timing = None
     if median_s is not None:
         timing = Timing(median_s=median_s, low_s=low_s, high_s=high_s, repeats=repeats, yardstick_ratio=ratio)
-    return Candidate(
+    return TuningRecord(
         id=number,
         workload=workload,
         device_key=device_key,

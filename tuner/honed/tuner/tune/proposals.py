@@ -10,7 +10,7 @@ from typing import TypeVar
 from honed.jobs.events import Ranking
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
-from honed.tuner.outcome import Stored
+from honed.tuner.verdict import Stored
 
 from .search_child import DefaultSchedule, Loaded, Proposed, SearchBroke, SearchChild
 from .task import Progress, Task

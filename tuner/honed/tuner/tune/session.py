@@ -13,9 +13,8 @@ from honed.jobs.events import Spent
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Verdict
-from honed.tuner.outcome import Outcome
 from honed.tuner.records import Records
+from honed.tuner.verdict import Outcome, Verdict
 
 from .proposals import Proposals
 from .search_child import Entry, Found, Loaded, NoSchedule, Proposed, SearchBroke

@@ -11,10 +11,10 @@ from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.kernellog import FaultStory
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Candidate, Timing, Verdict, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.protocol import Begin, Measures
-from honed.tuner.outcome import Outcome
 from honed.tuner.records.rows import sha256
+from honed.tuner.verdict import Outcome, Timing, Verdict
 
 from .speed import Speed
 
@@ -95,8 +95,8 @@ class Trials:
         self._know(named.id, _Known(record=0, task=self.workload.task, trace=None))
         if verdict.timing is None:
             return Trial(verdict=verdict, ran=True, seconds=None)
-        self.speed.note(verdict.timing.yardstick)
-        return Trial(verdict=verdict, ran=True, seconds=verdict.timing.median / self.speed.ratio)
+        self._note_speed(verdict)
+        return Trial(verdict=verdict, ran=True, seconds=verdict.timing.median_s / self.speed.ratio)
 
     @property
     def wants_yardsticks(self) -> bool:
@@ -158,19 +158,10 @@ class Trials:
         story = self._story(candidate.id, number, trace)
         if story is not None and verdict.outcome is Outcome.RIGHT:
             verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story))
-        if verdict.timing is not None:
-            self.speed.note(verdict.timing.yardstick)
-        timing = None if verdict.timing is None else self._timing(verdict.timing)
-        self.records.finish(
-            number,
-            kept.Verdict(
-                outcome=verdict.outcome,
-                reason=verdict.reason,
-                timing=timing,
-                story=story,
-            ),
-        )
-        return Trial(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
+        self._note_speed(verdict)
+        verdict = replace(verdict, timing=self._fair(verdict.timing), story=story)
+        self.records.finish(number, verdict)
+        return Trial(verdict=verdict, ran=True, seconds=verdict.timing.fair_s if verdict.timing else None)
 
     def withdraw(self) -> None:
         """End a batch: take back what was prepared and never run, and forget what was built."""
@@ -240,14 +231,15 @@ class Trials:
         if len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
 
-    def _timing(self, measured: Timing) -> kept.Timing:
-        return kept.Timing(
-            median_s=measured.median,
-            low_s=measured.low,
-            high_s=measured.high,
-            repeats=measured.repeats,
-            yardstick_ratio=None if self.speed.reference is None else self.speed.ratio,
-        )
+    def _note_speed(self, verdict: Verdict) -> None:
+        if verdict.yardstick_s is not None:
+            self.speed.note(verdict.yardstick_s)
+
+    def _fair(self, measured: Timing | None) -> Timing | None:
+        """The timing with how fast the device is now beside its reference speed, where that is known."""
+        if measured is None or self.speed.reference is None:
+            return measured
+        return replace(measured, yardstick_ratio=self.speed.ratio)
 
 
 def _text(story: FaultStory) -> str:
