@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -20,7 +19,8 @@ from honed.runtime.kernellog.kmsg import KmsgReader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import Value
 from honed.tuner.measure.candidate import Workload
-from honed.tuner.measure.limits import Checks, Limits
+from honed.tuner.measure.checks import NAMES
+from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
 from honed.tuner.verdict import Outcome, Verdict
@@ -30,12 +30,14 @@ from .liars import compiler_abort, honest, kinds
 N = 4096
 # Verdicts are looked at and not times; a busy machine may take its time to run anything.
 LIMITS = Limits(run_seconds=10.0, timing_seconds=0.02, warm_seconds=0.0)
-NONE = Checks(**{field.name: False for field in dataclasses.fields(Checks)})
+NONE = frozenset(NAMES)  # to be left out: all of them
 Judge = Callable[..., Verdict]
 
 
-def only(*checks: str) -> Checks:
-    return replace(NONE, **dict.fromkeys(checks, True))
+def only(*checks: str) -> frozenset[str]:
+    """What to leave out, so that only these are made."""
+    assert NONE.issuperset(checks)
+    return NONE.difference(checks)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +52,16 @@ def judge(device: Device, profile: DeviceProfile, workload: Workload) -> Iterato
 
     def verdict(
         source: str,
-        checks: Checks,
+        without: frozenset[str],
         *,
         inner: tuple[Value, ...] = (),
         task: Workload = workload,
         limits: Limits = LIMITS,
         command: tuple[str, ...] = COMMAND,
     ) -> Verdict:
-        key = (checks, limits, command)
+        key = (without, limits, command)
         if key not in open_ones:
-            open_ones[key] = Measurer(device.spec, profile, limits, checks=checks, command=command)
+            open_ones[key] = Measurer(device.spec, profile, limits, without=without, command=command)
         open_ones[key].load(task)
         return open_ones[key].measure(honest.candidate(task, source, groups=N // 64, inner=inner))
 
@@ -141,8 +143,8 @@ def test_skips_what_is_there_already(judge: Judge) -> None:
 def test_keeps_its_answers(judge: Judge) -> None:
     """Right always, and quick as long as its inputs stay the same: a time that no app will see."""
     inner = (Value(dtype="float32", shape=(N,)),)
-    others = only(*(field.name for field in dataclasses.fields(Checks) if field.name != "anew"))
-    assert judge(kinds.KEEPS_ITS_ANSWERS, others, inner=inner).outcome is Outcome.RIGHT
+    all_others = frozenset({"anew"})
+    assert judge(kinds.KEEPS_ITS_ANSWERS, all_others, inner=inner).outcome is Outcome.RIGHT
     found = judge(kinds.KEEPS_ITS_ANSWERS, only("anew"), inner=inner)
     assert found.outcome is Outcome.IMPOSSIBLE
     assert "does not compute anew" in found.reason
@@ -398,7 +400,7 @@ def test_faults_in_the_kernel_log(
 ) -> None:
     """Every call succeeds and the answers are right, and the kernel says that it faulted."""
     made = honest.candidate(workload, honest.SCALE, groups=N // 64)
-    with Measurer(device.spec, profile, LIMITS, checks=only("clean"), kernel_log=log) as measurer:
+    with Measurer(device.spec, profile, LIMITS, without=only("clean"), kernel_log=log) as measurer:
         measurer.load(workload)
         log.arm(cs_fatal(os.getpid()))
         found = measurer.measure(replace(made, id="beside another's fault"))
@@ -422,7 +424,7 @@ def test_a_fault_that_is_reported_late_is_not_the_next_ones(
 ) -> None:
     log = InjectedLog()
     made = honest.candidate(workload, honest.SCALE, groups=N // 64)
-    with Measurer(device.spec, profile, LIMITS, checks=only("clean"), kernel_log=log) as measurer:
+    with Measurer(device.spec, profile, LIMITS, without=only("clean"), kernel_log=log) as measurer:
         measurer.load(workload)
         assert measurer.measure(replace(made, id="faulting")).outcome is Outcome.RIGHT
         log.arm(cs_fatal(measurer.pid))

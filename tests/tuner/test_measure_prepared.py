@@ -15,7 +15,7 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure import bound, codec
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.checks import Launched
+from honed.tuner.measure.checks.finished import Launched
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.prepared import inference_launches, prepared_launches
 from honed.tuner.verdict import Outcome

@@ -12,7 +12,9 @@ from honed.runtime.profile import DeviceLimits
 from honed.tuner.verdict import Outcome
 
 from .candidate import Candidate
-from .checks import Finished, Launched, Refusal, private_memory
+from .checks import Refusal
+from .checks.finished import Finished, Launched
+from .checks.submitted import private_memory
 
 Reader = Callable[[Any], Launched]
 

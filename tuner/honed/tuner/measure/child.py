@@ -23,7 +23,7 @@ from honed.runtime.profile import DeviceProfile
 from . import codec, probes
 from .bound import Reader
 from .examine import Examination
-from .limits import Checks, Limits
+from .limits import Limits
 from .session import Session
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
@@ -80,7 +80,7 @@ def _opened(message: codec.Message, announce: Callable[[str, float], None], read
         devices.select(message["device"]),
         from_plain(DeviceProfile, message["profile"], where="profile"),
         limits,
-        from_plain(Checks, message["checks"], where="checks"),
+        frozenset(message["without"]),
         announce,
         read,
     )

@@ -16,12 +16,12 @@ from honed.runtime.kernellog import FaultStory, Reader, Severity
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.verdict import Outcome, Verdict
 
-from . import checks as check
-from . import codec
+from . import checks, codec
 from .building import Builders, cached_in
 from .candidate import Candidate, Workload
+from .checks.submitted import Submitted
 from .faultwatch import FaultWatch
-from .limits import ALL, SPARE_CORES, Checks, Limits
+from .limits import SPARE_CORES, Limits
 from .process import COMMAND, NO_CACHES, Child, Ended
 from .protocol import Begin
 
@@ -41,24 +41,25 @@ class Measurer:
         limits: Limits = DEFAULT_LIMITS,
         *,
         kernel_log: Reader | None = None,
-        checks: Checks = ALL,
+        without: frozenset[str] = frozenset(),
         begin: Begin | None = None,
         command: Sequence[str] = COMMAND,
         builders: int = 0,
     ) -> None:
         """`profile` must hold measured peaks (InvalidArgument). `begin` is called before a candidate is
         first given to the child, so that it can be noted durably. `command` is another child in tests.
-        `builders` children build what `build` is told.
+        `builders` children build what `build` is told. `without` are names of checks that are not made, in
+        tests, which show that each works by itself.
         """
         if profile.peaks is None:
             raise InvalidArgument("the device's peaks are not known; measure them before tuning")
         self._device = device_spec
         self._profile = profile
         self._limits = limits
-        self._checks = checks
+        self._without = without
         self._begin = begin
         self._command = tuple(command)
-        self._watch = FaultWatch(kernel_log if checks.clean else None)
+        self._watch = FaultWatch(None if "clean" in without else kernel_log)
         self._folder = tempfile.TemporaryDirectory(prefix="honed-measure-")
         self._builders = self._pool(builders) if builders else None
         self._child: Child | None = None
@@ -194,8 +195,9 @@ class Measurer:
             memory_bytes=self._limits.builder_bytes,
         )
 
-    def _without_device(self, workload: Workload, candidate: Candidate) -> check.Refusal | None:
-        return check.without_device(workload, candidate, self._profile, self._limits, self._checks)
+    def _without_device(self, workload: Workload, candidate: Candidate) -> checks.Refusal | None:
+        submitted = Submitted(workload, candidate, self._profile, self._limits)
+        return checks.first_refusal(checks.SUBMITTED, submitted, self._without)
 
     def _note(self, candidate: Candidate) -> None:
         if candidate.id not in self._begun:
@@ -272,7 +274,7 @@ class Measurer:
             "device": self._device,
             "profile": to_plain(self._profile),
             "limits": to_plain(self._limits),
-            "checks": to_plain(self._checks),
+            "without": sorted(self._without),
         }
         self._asked(child, message)
         self._child = child

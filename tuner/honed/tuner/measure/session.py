@@ -19,9 +19,10 @@ from honed.runtime.profile import DevicePeaks, DeviceProfile
 from . import bound, probes
 from .bound import Reader
 from .candidate import Candidate, Workload
-from .checks import Array, Ceiling, Expected, ceiling, physical
+from .checks.answers import Array, Expected
+from .checks.ceiling import Ceiling, ceiling, physical
 from .guarded import Guarded
-from .limits import Checks, Limits
+from .limits import Limits
 from .timed import Warmth
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
@@ -59,7 +60,7 @@ class Session:
         device: Device,
         profile: DeviceProfile,
         limits: Limits,
-        checks: Checks,
+        without: frozenset[str],
         announce: Announce,
         read: Reader = probes.reading,
     ) -> None:
@@ -72,7 +73,7 @@ class Session:
         self._benchmarks: DevicePeaks = profile.peaks  # without what kernels raised, once measured here
         self._model = model_of(profile.identity.name)
         self.limits = limits
-        self.checks = checks
+        self.without = without  # names of checks
         self.announce = announce
         self.read = read
         self.context = context(device.cl)

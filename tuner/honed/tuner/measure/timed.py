@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
 from honed.tuner.verdict import Timing
 
 from .bound import Bound, Reader
-from .checks import Finished, Refusal, completed, wall_above
-from .limits import Checks, Limits
+from .checks import WAITED, Refusal, first_refusal
+from .checks.clocks import Waited
+from .checks.finished import Finished
+from .limits import Limits
 from .median import LEAST, interval
 from .probes import Yardstick
 
@@ -101,28 +104,25 @@ class Turns:
 
 
 def time_candidate(
-    turns: Turns, schedule: Schedule, limits: Limits, checks: Checks, *, slow: bool
+    turns: Turns, schedule: Schedule, limits: Limits, *, without: Container[str], slow: bool
 ) -> Timing | Refusal:
     """Measure until the median is known within `limits.precision`, or a cap is met.
 
-    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before.
+    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs
+    before, but for the checks named in `without`.
     """
     if slow:
         schedule = Schedule(runs=schedule.runs, group=min(schedule.group, limits.few_repeats))
     began = time.perf_counter()
     while True:
         turns.take(schedule)
-        refusal = _refusal(turns.last, checks)
+        refusal = first_refusal(WAITED, Waited(turns.last), without)
         if refusal is not None:
             return refusal
         if _enough(turns.runs, limits, time.perf_counter() - began, slow):
             break
     found = interval(turns.runs)
     return Timing(median_s=found.median, low_s=found.low, high_s=found.high, repeats=len(turns.runs))
-
-
-def _refusal(last: Finished, checks: Checks) -> Refusal | None:
-    return (completed(last) if checks.completed else None) or (wall_above(last) if checks.wall else None)
 
 
 def _enough(runs: list[float], limits: Limits, elapsed: float, slow: bool) -> bool:

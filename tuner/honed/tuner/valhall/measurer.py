@@ -11,7 +11,8 @@ from honed.runtime.kernellog import FaultStory
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.measure import checks
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.limits import ALL, Limits
+from honed.tuner.measure.checks.submitted import Submitted
+from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.measure.protocol import Begin
 from honed.tuner.verdict import Outcome, Timing, Verdict
@@ -101,7 +102,8 @@ class BenchMeasurer:
         return []
 
     def _refusal(self, candidate: Candidate) -> checks.Refusal | None:
-        return checks.without_device(self._loaded(), candidate, self._profile, Limits(), ALL)
+        submitted = Submitted(self._loaded(), candidate, self._profile, Limits())
+        return checks.first_refusal(checks.SUBMITTED, submitted)
 
     def _loaded(self) -> Workload:
         if self._workload is None:
