@@ -27,7 +27,9 @@ NONE = Size(registers=1 << 30, statements=1 << 30)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rules_stay_within_the_imagined(family: str) -> None:
-    small = replace(rules_for(family, imagined(family, 64).limits), max_vector_bytes=8, max_unroll=2)
+    small = replace(
+        rules_for(FAMILIES[family], imagined(family, 64).limits), max_vector_bytes=8, max_unroll=2
+    )
     found = rules.rules_of(small)
     assert found.sketches.vector_bytes <= 8
     assert found.sketches.unroll <= 2

@@ -56,7 +56,7 @@ class _Convolution:
 
 def legalisations(profile: DeviceProfile) -> Mapping[str, Legalise]:
     """What becomes of convolutions on the device, where it is other than TVM's."""
-    return {"relax.nn.conv2d": _convolved} if profile.rules.family == "mali" else {}
+    return {"relax.nn.conv2d": _convolved} if profile.family.winograd else {}
 
 
 def _convolved(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -221,8 +221,8 @@ class Examination:
         answers = self._answers()
         for i in self._loaded.workload.outputs:
             self._loaded.memory[i].poison_inside(session.queue, self._poison)
-        # A CPU has just compiled the candidate, its clock is up.
-        if not slow and session.profile.rules.family != "cpu":
+        # A processor has just compiled the candidate, its clock is up.
+        if not slow and not session.profile.family.processor:
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
         schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
         turns = Turns(runnable, session.yardstick, session.queue, session.read)

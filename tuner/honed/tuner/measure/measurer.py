@@ -93,7 +93,7 @@ class Measurer:
     @property
     def ahead(self) -> int:
         """Candidates built beside the one measured: one, and only where that does not disturb the timing."""
-        return int(self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= SPARE_CORES)
+        return int(not self._on_processor or len(os.sched_getaffinity(0)) >= SPARE_CORES)
 
     @property
     def rate(self) -> float:
@@ -183,7 +183,7 @@ class Measurer:
 
     @property
     def _on_processor(self) -> bool:
-        return self._profile.rules.family == "cpu"
+        return self._profile.family.processor
 
     def _pool(self, count: int) -> Builders:
         return Builders(

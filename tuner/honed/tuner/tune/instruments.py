@@ -53,7 +53,7 @@ def on_device(device: str | None, cache_dir: Path, limits: Limits, log: Reader |
     """The device of a spec, None: the best there is. Raises DeviceError without one."""
     found = survey(device, cache_dir)
     profile = found.measured()
-    beside = sharing(profile.rules.family, len(os.sched_getaffinity(0)))
+    beside = sharing(profile.family, len(os.sched_getaffinity(0)))
     return Instrument(
         spec=found.spec,
         profile=profile,
