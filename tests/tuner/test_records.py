@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.runtime.profile import DeviceIdentity
 from honed.tuner.records import (
@@ -454,3 +455,20 @@ def test_many_candidates_are_found_quickly(path: Path) -> None:
             plan = records._connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
             scans = [row[3] for row in plan if row[3].startswith("SCAN") and "INDEX" not in row[3]]
             assert scans == [], query
+
+
+def test_figures_of_all_that_was_tried(records: Records) -> None:
+    assert records.figures() == TuningFigures(trials={}, faults=0, gains={})
+    add(records, 1, right(2.0))
+    add(records, 2, right(1.0), "another")
+    add(records, 3, FAULT)
+    records.begin(new(4))
+    for model, seconds in (("m", 0.9), ("n", 0.5), ("m", 0.6), ("m", 0.3)):
+        records.add_progress(model, 1, seconds)
+    told = records.figures()
+    assert told.trials == {"faulted": 1, "right": 2}
+    assert told.faults == 1
+    assert told.gains == {
+        "m": Gain(before_seconds=0.9, now_seconds=0.3),
+        "n": Gain(before_seconds=0.5, now_seconds=0.5),
+    }

@@ -21,6 +21,7 @@ from honed.tuner.service.choice import (
     passed,
     unknown,
 )
+from honed.tuner.service.loop import figures_in
 from honed.tuner.service.memory import Memory
 
 
@@ -123,3 +124,13 @@ def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path
 def test_headroom_is_a_share() -> None:
     assert passed(unknown("k"), finished=False, headroom=7.0).headroom == 1.0
     assert isinstance(passed(unknown("k"), finished=False, headroom=0.5), Known)
+
+
+def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "records.sqlite"
+    assert figures_in(path) is None
+    path.mkdir()
+    told = figures_in(path)
+    assert told is not None
+    assert not told.trials
+    assert "cannot be read" in told.reason

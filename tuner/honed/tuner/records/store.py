@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
+from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
 from honed.tuner.verdict import Stored, Timing, Verdict
@@ -278,6 +279,15 @@ class Records:
             Progress(trials=row[0], latency_s=row[1], created_s=row[2])
             for row in self._rows(sql.PROGRESS, {"model": model})
         ]
+
+    def figures(self) -> TuningFigures:
+        """What was tried in all, and what came of it."""
+        gains = self._rows(sql.GAINS, {})
+        return TuningFigures(
+            trials=dict(self._rows(sql.TRIALS, {})),
+            faults=self._rows(sql.FAULTS, {})[0][0],
+            gains={model: Gain(before_seconds=before, now_seconds=now) for model, before, now in gains},
+        )
 
     def models(self) -> list[str]:
         """The models that were tuned, by name."""

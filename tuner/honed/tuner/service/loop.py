@@ -12,9 +12,11 @@ from pathlib import Path
 
 from honed.protocol.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
 from honed.protocol.strict import from_plain
+from honed.protocol.tuning import TuningFigures
 from honed.runtime.client import Client
 from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.profile import DeviceIdentity
+from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
 from . import profiles
@@ -73,9 +75,9 @@ class Tuner:
             view = _look(client)
             plan = choose(view.wanted, time.time())
             if plan is None:
-                client.report("nothing is left to tune")
+                client.report("nothing is left to tune", figures_in(view.records))
                 return False
-            client.report(f"waiting for the lease to tune {plan.name}")
+            client.report(f"waiting for the lease to tune {plan.name}", figures_in(view.records))
             if not self._granted():
                 return False
             view = _look(client)  # that may have taken a while
@@ -153,6 +155,7 @@ class _View:
     unprofiled: tuple[profiles.Version, ...]  # of models that are not finished
     places: dict[str, Place]
     memory: Memory
+    records: Path
 
 
 def _look(client: Client) -> _View:
@@ -197,4 +200,16 @@ def _look(client: Client) -> _View:
             name: Place(device=spec, records=records, cache_dir=cache_dir) for name, spec in homes.items()
         },
         memory=memory,
+        records=records,
     )
+
+
+def figures_in(path: Path) -> TuningFigures | None:
+    """What tuning has done so far; None where there are no records yet."""
+    if not path.exists():
+        return None
+    try:
+        with Records.open(path) as records:
+            return records.figures()
+    except HonedError as error:
+        return TuningFigures(trials={}, faults=0, gains={}, reason=f"the records cannot be read: {error}")

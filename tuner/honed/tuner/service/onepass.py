@@ -132,7 +132,8 @@ class Pass:
             f"{before:.3g} ms with default schedules"
         )
         _log.info("%s", text)
-        self._client.report(f"tuning {text}")
+        assert self._opened is not None
+        self._client.report(f"tuning {text}", self._opened.records.figures())
 
     def _publish(self, *, least: float) -> None:
         """Have the service take the best found so far, if its estimate is `least` times better."""

@@ -37,6 +37,8 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
             run.session.stop()
         run.session.run(_extraction(job, run), Budget(trials=job.trials, seconds=job.seconds))
         run.search.close()
+        if not job.bench:  # of no device that serves
+            emit(events.Totals(tuning=run.records.figures()))
         publish = publishing.predicted if job.bench else publishing.measured
         return _told(run.session, publish(job, emit, run))
 
