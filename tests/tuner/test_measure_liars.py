@@ -224,11 +224,14 @@ def test_beyond_the_peak_by_a_clock_that_runs_slow(
     judge: Judge, profile: DeviceProfile, workload: Workload
 ) -> None:
     command = (sys.executable, "-m", "tests.tuner.liars.fast_clock")
-    quick = judge(kinds.LONG, NONE, command=command)
     assert profile.peaks is not None
-    claimed = busy_workload(workload, quick, 1.9 * profile.peaks.fp32_gflops)
-    passes_without(judge, kinds.LONG, task=claimed, command=command)
-    found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
+    for _ in range(8):  # on a busy machine it may be too slow the second time to be beyond the peak
+        quick = judge(kinds.LONG, NONE, command=command)
+        claimed = busy_workload(workload, quick, 1.9 * profile.peaks.fp32_gflops)
+        passes_without(judge, kinds.LONG, task=claimed, command=command)
+        found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
+        if found.outcome is Outcome.IMPOSSIBLE:
+            break
     assert found.outcome is Outcome.IMPOSSIBLE
     assert "the host counts" in found.reason
 
