@@ -28,7 +28,7 @@ from honed.tuner.measure.checks import (
     first_refusal,
     submitted,
 )
-from honed.tuner.measure.checks.answers import Expected
+from honed.tuner.measure.checks.answers import ExpectedOutput
 from honed.tuner.measure.checks.clocks import Waited
 from honed.tuner.measure.checks.finished import Finished, Launched
 from honed.tuner.verdict import Outcome
@@ -258,12 +258,12 @@ def test_right_agrees_with_the_exact_comparison(
     if near:
         with np.errstate(all="ignore"):
             found = (expected * np.float32(1 + tolerance)).astype(np.float32)
-    refusal = answers.right(Expected.of(expected, tolerance), found, "x")
+    refusal = answers.right(ExpectedOutput.of(expected, tolerance), found, "x")
     assert (refusal is None) == proof.compare(expected, found, tolerance).right
 
 
 def test_integers_must_be_equal() -> None:
-    expected = Expected.of(np.array([2**40, 7]), 0.0)
+    expected = ExpectedOutput.of(np.array([2**40, 7]), 0.0)
     assert answers.right(expected, np.array([2**40, 7]), "x") is None
     assert outcome(answers.right(expected, np.array([2**40 + 1, 7]), "x")) is Outcome.WRONG
 
@@ -305,7 +305,7 @@ def test_a_run_that_nobody_judged_is_judged_with_the_next() -> None:
     """What one poison hides the other shows, and the answers of both runs count."""
     reference, wrong = np.array([1.0, 2.0], np.float32), np.array([1.0, 3.0], np.float32)
     poisoned = np.frombuffer(b"\xff" * 8, np.float32)
-    expected = Expected.of(reference, 1e-3)
+    expected = ExpectedOutput.of(reference, 1e-3)
 
     def left(found: np.ndarray, earlier: np.ndarray | None, unjudged: int | None = None) -> Outcome | None:
         output = answers.Output("output 1", expected, found, earlier)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.runtime import peaks
 from honed.runtime.devices import Device
 from honed.runtime.kernellog import Record
 from honed.runtime.kernellog.kmsg import KmsgReader
@@ -221,13 +222,16 @@ def busy_workload(workload: Workload, quick: Verdict, gflops: float) -> Workload
 
 @pytest.mark.slow
 def test_beyond_the_peak_by_a_clock_that_runs_slow(
-    judge: Judge, profile: DeviceProfile, workload: Workload
+    judge: Judge, device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
+    """On a busy machine peaks are measured too low, and a run may be slower than one before: then again."""
     command = (sys.executable, "-m", "tests.tuner.liars.fast_clock")
     assert profile.peaks is not None
-    for _ in range(8):  # on a busy machine it may be too slow the second time to be beyond the peak
+    peak = profile.peaks.fp32_gflops
+    for _ in range(8):
+        peak = max(peak, peaks.measure(device).fp32_gflops)
         quick = judge(kinds.LONG, NONE, command=command)
-        claimed = busy_workload(workload, quick, 1.9 * profile.peaks.fp32_gflops)
+        claimed = busy_workload(workload, quick, 1.9 * peak)
         passes_without(judge, kinds.LONG, task=claimed, command=command)
         found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
         if found.outcome is Outcome.IMPOSSIBLE:

@@ -19,12 +19,12 @@ from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.runtime.profile import DeviceIdentity
 from honed.tuner.records import (
+    InQuarantine,
     NewCandidate,
-    Quarantined,
     Records,
     Setup,
     State,
-    Task,
+    TaskRecord,
     sql,
 )
 from honed.tuner.records.owner import Owner
@@ -128,7 +128,7 @@ def test_quarantine_is_for_good(records: Records) -> None:
     records.finish(number, FAULT)
     for setup in (SETUP, NEWER_DRIVER, NEWER_COMPILER):
         assert not records.may_run(setup, "dense", sha256(trace(1)))
-        with pytest.raises(Quarantined, match="page fault"):
+        with pytest.raises(InQuarantine, match="page fault"):
             records.begin(new(1, setup=setup))
     assert not records.may_run(SETUP, "other task", sha256(trace(2)), "kernel")
     assert records.may_run(OTHER_DEVICE, "dense", sha256(trace(1)), "kernel")
@@ -240,7 +240,7 @@ def test_what_ran_when_a_process_was_killed_is_quarantined(records: Records, pat
     assert (left.trace, left.state, left.outcome) == (trace(2), State.QUARANTINED, Stored.ABANDONED)
     assert left.reason == "was running when the tuner or the machine stopped"
     assert records.abandoned() == []
-    with pytest.raises(Quarantined):
+    with pytest.raises(InQuarantine):
         records.begin(new(2))
     records.finish(mine, right(1))
 
@@ -276,8 +276,8 @@ def test_owners_are_told_apart() -> None:
 
 
 def test_tasks_of_models(records: Records) -> None:
-    dense = Task(workload="k1", name="dense", flops=1e8, bytes=1e6)
-    softmax = Task(workload="k2", name="softmax", flops=1e5, bytes=1e6)
+    dense = TaskRecord(workload="k1", name="dense", flops=1e8, bytes=1e6)
+    softmax = TaskRecord(workload="k2", name="softmax", flops=1e5, bytes=1e6)
     records.put_model("lightglue", {softmax: 36, dense: 74})
     records.put_model("other", {dense: 1})
     assert [(w.task, w.weight) for w in records.tasks("lightglue")] == [(dense, 74), (softmax, 36)]

@@ -10,12 +10,12 @@ from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.runtime.files import replacing
 
 from .records import (
-    Imported,
-    ModelVersion,
-    Progress,
+    ImportCounts,
+    ProgressRecord,
     Records,
     Setup,
     TuningRecord,
+    VersionRecord,
     export_jsonl,
     import_jsonl,
 )
@@ -52,7 +52,7 @@ def import_(job: commands.Import, emit: Emit) -> events.Imported:
     return events.Imported(count=done.added, merged=done.merged, refused=done.refused)
 
 
-def _check(done: Imported, file: Path) -> None:
+def _check(done: ImportCounts, file: Path) -> None:
     if done.refused and not done.added and not done.merged:
         raise InvalidArgument(
             f"none of the {len(done.refused)} records in {file} can be used, the first because: "
@@ -76,7 +76,7 @@ def history(job: commands.ShowHistory, emit: Emit) -> events.History:
     )
 
 
-def _points(progress: Sequence[Progress]) -> list[events.Point]:
+def _points(progress: Sequence[ProgressRecord]) -> list[events.Point]:
     """The estimates in their order, with the trials made until then in all runs."""
     points, trials = list[events.Point](), 0
     for moment in progress:
@@ -85,7 +85,7 @@ def _points(progress: Sequence[Progress]) -> list[events.Point]:
     return points
 
 
-def _version(version: ModelVersion, points: Sequence[events.Point]) -> events.Version:
+def _version(version: VersionRecord, points: Sequence[events.Point]) -> events.Version:
     before = [point.trials for point in points if point.time <= version.created_s]
     return events.Version(
         version=version.version,

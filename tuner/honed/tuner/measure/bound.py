@@ -22,7 +22,7 @@ Reader = Callable[[Any], Launched]
 _Command = tuple[Any, tuple[int, int, int], tuple[int, int, int]]  # kernel, work-items, those of a group
 
 
-class Bound:
+class BoundCandidate:
     """Launches with their arguments set, on one in-order queue: some are prepared, the others run.
 
     `len` is how many run.

@@ -15,16 +15,16 @@ from honed.runtime.opencl import cl
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import bound, checks
-from .bound import Bound
+from .bound import BoundCandidate
 from .candidate import Candidate
-from .checks import Check, Refusal
+from .checks import Refusal, VerdictCheck
 from .checks.answers import Array, Left, Output
 from .checks.ceiling import beyond
 from .checks.clocks import Claimed, Timed, Waited, evident, possible
 from .checks.finished import Finished
 from .guarded import Guarded
 from .prepared import prepared_launches
-from .session import Loaded, Session
+from .session import DeviceSession, LoadedWorkload
 from .timed import Schedule, Turns, time_candidate, warm_up
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
@@ -68,7 +68,9 @@ class Examined:
 class Examination:
     """One candidate on a session with a loaded workload."""
 
-    def __init__(self, session: Session, loaded: Loaded, candidate: Candidate, give_up: float | None) -> None:
+    def __init__(
+        self, session: DeviceSession, loaded: LoadedWorkload, candidate: Candidate, give_up: float | None
+    ) -> None:
         self._session = session
         self._loaded = loaded
         self._candidate = candidate
@@ -111,7 +113,7 @@ class Examination:
         self._inner = [Guarded(self._session.context, value) for value in self._candidate.inner]
         buffers = [memory.buffer for memory in (*self._loaded.memory, *self._inner)]
         prepared = prepared_launches(self._loaded.workload, self._candidate)
-        runnable = Bound(self._session.queue, self._candidate, program, buffers, prepared)
+        runnable = BoundCandidate(self._session.queue, self._candidate, program, buffers, prepared)
         session = self._session
         _demand(runnable.fits(session.device.cl, session.profile.limits, session.limits.memory_bytes))
         order = random.sample(range(self._loaded.workload.sets), self._loaded.workload.sets)
@@ -133,7 +135,7 @@ class Examination:
             why = f"the driver cannot compile it ({bound.complaint(error)})"
             raise Dropped(Refusal(outcome, why)) from error
 
-    def _examine_twice(self, runnable: Bound, number: int) -> None:
+    def _examine_twice(self, runnable: BoundCandidate, number: int) -> None:
         """Run on the same inputs with both poisons, then look at all there is to see."""
         self._run(runnable, number, POISONS[0])
         first = self._answers()
@@ -152,12 +154,12 @@ class Examination:
     def _claimed(self, seconds: float, runs: Sequence[Finished] = ()) -> Claimed:
         return Claimed(self._loaded.workload, self._session.limit(self._loaded), seconds, runs)
 
-    def _check(self, table: Sequence[Check[S]], seen: S) -> None:
+    def _check(self, table: Sequence[VerdictCheck[S]], seen: S) -> None:
         """Drop the candidate at the first row of the table that refuses."""
         _demand(checks.first_refusal(table, seen, self._session.without))
 
     def _check_again(
-        self, table: Sequence[Check[S]], see: Callable[[], S], runnable: Bound, number: int
+        self, table: Sequence[VerdictCheck[S]], see: Callable[[], S], runnable: BoundCandidate, number: int
     ) -> None:
         """The same, where a row may want more to be seen before its refusal is believed."""
         for row in table:
@@ -172,7 +174,7 @@ class Examination:
                 refusal = row.refuses(see())
             _demand(refusal)
 
-    def _run(self, runnable: Bound, number: int, poison: int | None) -> Finished:
+    def _run(self, runnable: BoundCandidate, number: int, poison: int | None) -> Finished:
         """Prepare and run once on a set of inputs with everything else poisoned, and fetch what came of it.
 
         Without `poison` everything else is left as it is.
@@ -211,7 +213,7 @@ class Examination:
         for i, memory in enumerate((*self._loaded.memory, *self._inner)):
             memory.fetch(self._session.queue, inside=i in self._loaded.workload.outputs)
 
-    def _timed(self, runnable: Bound, number: int) -> Verdict:
+    def _timed(self, runnable: BoundCandidate, number: int) -> Verdict:
         """Time it, then check that what it left when timed is right, too."""
         session, limits = self._session, self._session.limits
         fastest = min(run.seconds for run in self._runs)
@@ -265,7 +267,7 @@ class Examination:
         bands = [(self._name(i), *one.bands) for i, one in enumerate(memory)]
         return Left(self._poison, bands, inputs, outputs)
 
-    def _check_evidence(self, runnable: Bound, number: int, seconds: float) -> None:
+    def _check_evidence(self, runnable: BoundCandidate, number: int, seconds: float) -> None:
         """Believe a right candidate beyond the measured peaks on evidence only, and raise them to it then."""
         session, loaded = self._session, self._loaded
         if "possible" in session.without or not beyond(loaded.workload, session.most(loaded), seconds):
@@ -292,7 +294,7 @@ class Examination:
         self._announce("host", surveying.SECONDS)
         self._session.measure_peaks_again(self._loaded)
 
-    def _run_warm(self, runnable: Bound, number: int) -> Finished:
+    def _run_warm(self, runnable: BoundCandidate, number: int) -> Finished:
         """Run once more on the inputs that are there, with caches as warm as when timed, and look at it."""
         session = self._session
         for i in self._loaded.workload.outputs:

@@ -22,7 +22,7 @@ from .candidate import Candidate, Workload
 from .checks.submitted import Submitted
 from .faultwatch import FaultWatch
 from .limits import SPARE_CORES, Limits
-from .process import COMMAND, NO_CACHES, Child, Ended
+from .process import COMMAND, NO_CACHES, DriverChild, Ended
 from .protocol import Begin
 
 DEFAULT_LIMITS = Limits()
@@ -62,7 +62,7 @@ class Measurer:
         self._watch = FaultWatch(None if "clean" in without else kernel_log)
         self._folder = tempfile.TemporaryDirectory(prefix="honed-measure-")
         self._builders = self._pool(builders) if builders else None
-        self._child: Child | None = None
+        self._child: DriverChild | None = None
         self._workload: Workload | None = None
         self._traffic: dict[int, float] = {}
         self._begun: set[str] = set()
@@ -267,7 +267,7 @@ class Measurer:
     def _start(self) -> None:
         self.children += 1
         caches = NO_CACHES if self._builders is None else cached_in(self._builders.cache)
-        child = Child(Path(self._folder.name) / "child.log", self._command, caches)
+        child = DriverChild(Path(self._folder.name) / "child.log", self._command, caches)
         self._preparing.clear()
         message = {
             "do": "open",
@@ -282,13 +282,13 @@ class Measurer:
         if self._workload is not None:
             self._load(child)
 
-    def _load(self, child: Child) -> None:
+    def _load(self, child: DriverChild) -> None:
         assert self._workload is not None
         known = self._traffic.get(self._workload.bytes)
         message = {"do": "load", "workload": codec.workload_to_plain(self._workload), "traffic": known}
         self._traffic[self._workload.bytes] = float(self._asked(child, message)["loaded"])
 
-    def _asked(self, child: Child, message: codec.Message) -> codec.Message:
+    def _asked(self, child: DriverChild, message: codec.Message) -> codec.Message:
         try:
             answer = child.ask(message, self._limits.start_seconds)
         except Ended as ended:

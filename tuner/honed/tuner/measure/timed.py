@@ -11,7 +11,7 @@ from typing import Any
 
 from honed.tuner.verdict import Timing
 
-from .bound import Bound, Reader
+from .bound import BoundCandidate, Reader
 from .checks import WAITED, Refusal, first_refusal
 from .checks.clocks import Waited
 from .checks.finished import Finished
@@ -42,7 +42,9 @@ class Warmth:
         return bool(self.best) and seconds <= _AWAKE * min(self.best)
 
 
-def warm_up(bound: Bound, yardstick: Yardstick, warmth: Warmth, limits: Limits, read: Reader) -> None:
+def warm_up(
+    bound: BoundCandidate, yardstick: Yardstick, warmth: Warmth, limits: Limits, read: Reader
+) -> None:
     """Keep the device busy until the yardstick is as fast as of late, or the limit has passed."""
     until = time.perf_counter() + limits.warm_seconds
     while not warmth.up(yardstick.seconds()) and time.perf_counter() < until:
@@ -70,7 +72,7 @@ class Schedule:
 class Turns:
     """A candidate and the yardstick, measured in turns on one queue; what was measured so far."""
 
-    def __init__(self, bound: Bound, yardstick: Yardstick, queue: Any, read: Reader) -> None:
+    def __init__(self, bound: BoundCandidate, yardstick: Yardstick, queue: Any, read: Reader) -> None:
         self._bound = bound
         self._yardstick = yardstick
         self._queue = queue

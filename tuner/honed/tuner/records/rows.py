@@ -79,7 +79,7 @@ class TuningRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TaskRecord:
     """A tuning task; equal workloads of several models are one."""
 
     workload: str
@@ -92,12 +92,12 @@ class Task:
 class WeightedTask:
     """A task in a model."""
 
-    task: Task
+    task: TaskRecord
     weight: int  # how often the model runs it per inference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelVersion:
+class VersionRecord:
     """One version of a model and why it came to be."""
 
     model: str
@@ -108,7 +108,7 @@ class ModelVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class ProgressRecord:
     """How fast a model was thought to be at one moment of a tuning run, as the sum of its tasks' times."""
 
     trials: int  # since the previous moment

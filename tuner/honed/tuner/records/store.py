@@ -27,13 +27,13 @@ from .owner import Owner
 from .rows import (
     ABANDONED_REASON,
     Default,
-    ModelVersion,
     NewCandidate,
-    Progress,
+    ProgressRecord,
     Setup,
     State,
-    Task,
+    TaskRecord,
     TuningRecord,
+    VersionRecord,
     WeightedTask,
     check_figures,
     check_trace,
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 BUSY_S = 10.0
 
 
-class Quarantined(InvalidArgument):
+class InQuarantine(InvalidArgument):
     """The candidate must not run on this device again."""
 
 
@@ -123,7 +123,7 @@ class Records:
         with self._writing():
             banned = self._rows(sql.BANNED, key)
             if banned:
-                raise Quarantined(f"this candidate is in quarantine ({banned[0][0]}); try another")
+                raise InQuarantine(f"this candidate is in quarantine ({banned[0][0]}); try another")
             if self._rows(sql.RUNNING, key):
                 raise AlreadyExists("this candidate is being measured already; try another")
             self._add_device(new.setup)
@@ -225,7 +225,7 @@ class Records:
 
     # -- tasks, models, cost models
 
-    def put_model(self, model: str, tasks: Mapping[Task, int]) -> None:
+    def put_model(self, model: str, tasks: Mapping[TaskRecord, int]) -> None:
         """Set the tasks of a model, with how often it runs each per inference, in place of what it had."""
         for task in tasks:
             check_figures(flops=task.flops, bytes=task.bytes)
@@ -239,30 +239,34 @@ class Records:
     def tasks(self, model: str) -> list[WeightedTask]:
         """A model's tasks, those with the most work per inference first."""
         return [
-            WeightedTask(task=Task(workload=row[0], name=row[1], flops=row[2], bytes=row[3]), weight=row[4])
+            WeightedTask(
+                task=TaskRecord(workload=row[0], name=row[1], flops=row[2], bytes=row[3]), weight=row[4]
+            )
             for row in self._rows(sql.TASKS, {"model": model})
         ]
 
-    def task(self, workload: str) -> Task | None:
+    def task(self, workload: str) -> TaskRecord | None:
         """The task of a workload, where any model has it."""
         rows = self._rows(sql.TASK, {"workload": workload})
         return (
-            Task(workload=rows[0][0], name=rows[0][1], flops=rows[0][2], bytes=rows[0][3]) if rows else None
+            TaskRecord(workload=rows[0][0], name=rows[0][1], flops=rows[0][2], bytes=rows[0][3])
+            if rows
+            else None
         )
 
-    def add_version(self, model: str, why: str, latency_s: float | None) -> ModelVersion:
+    def add_version(self, model: str, why: str, latency_s: float | None) -> VersionRecord:
         """Note a new version of a model: why it came to be, and the time of one inference as measured."""
         check_figures(latency_s=latency_s)
         now = self._clock()
         values = {"model": model, "why": why, "latency_s": latency_s, "now": now}
         with self._writing():
             version: int = self._rows(sql.ADD_VERSION, values)[0][0]
-        return ModelVersion(model=model, version=version, why=why, latency_s=latency_s, created_s=now)
+        return VersionRecord(model=model, version=version, why=why, latency_s=latency_s, created_s=now)
 
-    def versions(self, model: str) -> list[ModelVersion]:
+    def versions(self, model: str) -> list[VersionRecord]:
         """A model's versions, oldest first."""
         return [
-            ModelVersion(model=row[0], version=row[1], why=row[2], latency_s=row[3], created_s=row[4])
+            VersionRecord(model=row[0], version=row[1], why=row[2], latency_s=row[3], created_s=row[4])
             for row in self._rows(sql.VERSIONS, {"model": model})
         ]
 
@@ -273,10 +277,10 @@ class Records:
         with self._writing():
             self._connection.execute(sql.ADD_PROGRESS, values)
 
-    def progress(self, model: str) -> list[Progress]:
+    def progress(self, model: str) -> list[ProgressRecord]:
         """What tuning made of a model, over all its runs, oldest first."""
         return [
-            Progress(trials=row[0], latency_s=row[1], created_s=row[2])
+            ProgressRecord(trials=row[0], latency_s=row[1], created_s=row[2])
             for row in self._rows(sql.PROGRESS, {"model": model})
         ]
 
@@ -329,13 +333,13 @@ class Records:
         return kept
 
     @contextmanager
-    def importing(self) -> Iterator[Callable[[Setup, Task | None, Mapping[str, Any]], bool]]:
+    def importing(self) -> Iterator[Callable[[Setup, TaskRecord | None, Mapping[str, Any]], bool]]:
         """A function that takes in one candidate from elsewhere, its values by column; all or nothing.
 
         It gives False where the candidate was here already (see exchange.import_jsonl).
         """
 
-        def put(setup: Setup, task: Task | None, values: Mapping[str, Any]) -> bool:
+        def put(setup: Setup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
             here = self._here(setup, **values)
             self._add_device(setup)
             if task is not None:

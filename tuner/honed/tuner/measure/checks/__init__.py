@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from .answers import LEFT
 from .clocks import CLAIMED, TIMED, WAITED
-from .row import Check, Refusal, first_refusal
+from .row import Refusal, VerdictCheck, first_refusal
 from .submitted import SUBMITTED
 
-__all__ = ["CLAIMED", "LEFT", "NAMES", "SUBMITTED", "TIMED", "WAITED", "Check", "Refusal", "first_refusal"]
+__all__ = [
+    "CLAIMED",
+    "LEFT",
+    "NAMES",
+    "SUBMITTED",
+    "TIMED",
+    "WAITED",
+    "Refusal",
+    "VerdictCheck",
+    "first_refusal",
+]
 
 # Of all checks, in order. The last two are no functions of what was read: "stale" is how the last set of
 # inputs is run, "clean" what the kernel log says.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from honed.runtime import proof
 from honed.tuner.verdict import Outcome
 
-from .row import Check, Refusal, first_of
+from .row import Refusal, VerdictCheck, first_of
 
 Array = NDArray[np.generic]
 
@@ -70,7 +70,7 @@ def repeated(first: Array, second: Array, which: str) -> Refusal | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class ExpectedOutput:
     """A reference with what is needed of it for every comparison, found once."""
 
     array: Array
@@ -78,7 +78,7 @@ class Expected:
     scale: float  # its largest |value|, 0 where some value is not finite or the dtype is exact
 
     @classmethod
-    def of(cls, array: Array, tolerance: float) -> Expected:
+    def of(cls, array: Array, tolerance: float) -> ExpectedOutput:
         """Prepare a reference array."""
         scale = 0.0
         if array.dtype.kind == "f" and array.size and tolerance:
@@ -87,7 +87,7 @@ class Expected:
         return cls(array, tolerance, scale)
 
 
-def right(expected: Expected, found: Array, which: str) -> Refusal | None:
+def right(expected: ExpectedOutput, found: Array, which: str) -> Refusal | None:
     """Refuse what differs from the reference by more than the tolerance, as `proof.compare` has it."""
     if expected.scale and _surely_right(expected, found):
         return None
@@ -95,7 +95,7 @@ def right(expected: Expected, found: Array, which: str) -> Refusal | None:
     return None if difference.right else Refusal(Outcome.WRONG, str(difference))
 
 
-def _surely_right(expected: Expected, found: Array) -> bool:
+def _surely_right(expected: ExpectedOutput, found: Array) -> bool:
     """One pass in single precision; what it accepts, the exact comparison accepts too (NaN never)."""
     kind = np.promote_types(expected.array.dtype, np.float32)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -116,7 +116,7 @@ class Output:
     """An output as a run left it; `earlier` is what another run on the same inputs left, None without one."""
 
     name: str
-    expected: Expected
+    expected: ExpectedOutput
     found: Array
     earlier: Array | None = None
 
@@ -165,10 +165,12 @@ def _all_repeated(left: Left) -> Refusal | None:
 
 
 # After each run that is looked at.
-LEFT: tuple[Check[Left], ...] = (
-    Check("guards", _all_intact),
-    Check("inputs", lambda left: first_of(unchanged(given, now, name) for name, given, now in left.inputs)),
-    Check("written", _all_written),
-    Check("right", _all_right),
-    Check("repeated", _all_repeated),
+LEFT: tuple[VerdictCheck[Left], ...] = (
+    VerdictCheck("guards", _all_intact),
+    VerdictCheck(
+        "inputs", lambda left: first_of(unchanged(given, now, name) for name, given, now in left.inputs)
+    ),
+    VerdictCheck("written", _all_written),
+    VerdictCheck("right", _all_right),
+    VerdictCheck("repeated", _all_repeated),
 )

@@ -12,7 +12,7 @@ from honed.tuner.verdict import Outcome
 
 from .ceiling import Ceiling, beyond
 from .finished import Finished
-from .row import Check, Refusal
+from .row import Refusal, VerdictCheck
 
 COMPLETE = 0  # CL_COMPLETE
 # What is beyond the measured peaks takes evidence: runs that were proven right one by one took no longer than
@@ -161,17 +161,19 @@ class Timed:
 
 
 # After each wait for the device.
-WAITED: tuple[Check[Waited], ...] = (
-    Check("completed", lambda seen: completed(seen.run)),
-    Check("deadline", lambda seen: in_time(seen.run, seen.limit) if seen.limit is not None else None),
-    Check("wall", lambda seen: wall_above(seen.run)),
+WAITED: tuple[VerdictCheck[Waited], ...] = (
+    VerdictCheck("completed", lambda seen: completed(seen.run)),
+    VerdictCheck("deadline", lambda seen: in_time(seen.run, seen.limit) if seen.limit is not None else None),
+    VerdictCheck("wall", lambda seen: wall_above(seen.run)),
 )
 # After the first runs, and once the median is known.
-CLAIMED: tuple[Check[Claimed], ...] = (
-    Check("wall", lambda seen: wall_below(seen.runs), more_runs=8),
-    Check("possible", lambda seen: possible(seen.workload, seen.limit, seen.seconds), fresh_peaks=True),
+CLAIMED: tuple[VerdictCheck[Claimed], ...] = (
+    VerdictCheck("wall", lambda seen: wall_below(seen.runs), more_runs=8),
+    VerdictCheck(
+        "possible", lambda seen: possible(seen.workload, seen.limit, seen.seconds), fresh_peaks=True
+    ),
 )
 # Once the median is known.
-TIMED: tuple[Check[Timed], ...] = (
-    Check("anew", lambda seen: computed_anew(seen.fresh, seen.seconds), more_runs=4),
+TIMED: tuple[VerdictCheck[Timed], ...] = (
+    VerdictCheck("anew", lambda seen: computed_anew(seen.fresh, seen.seconds), more_runs=4),
 )

@@ -22,7 +22,7 @@ S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Check(Generic[S]):
+class VerdictCheck(Generic[S]):
     """A row: what the check is called, and what refuses by what was seen.
 
     Before a refusal is believed, so many `more_runs` are made, as the machine may have been busy, and with
@@ -40,6 +40,6 @@ def first_of(refusals: Iterable[Refusal | None]) -> Refusal | None:
     return next((refusal for refusal in refusals if refusal is not None), None)
 
 
-def first_refusal(table: Sequence[Check[S]], seen: S, without: Container[str] = ()) -> Refusal | None:
+def first_refusal(table: Sequence[VerdictCheck[S]], seen: S, without: Container[str] = ()) -> Refusal | None:
     """The refusal of the first row that has one; `without` are names of checks that are left out."""
     return first_of(check.refuses(seen) for check in table if check.name not in without)

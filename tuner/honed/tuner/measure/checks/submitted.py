@@ -10,7 +10,7 @@ from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.verdict import Outcome
 
-from .row import Check, Refusal
+from .row import Refusal, VerdictCheck
 
 
 def source_size(source: str, limit: int) -> Refusal | None:
@@ -91,9 +91,11 @@ def _memory(seen: Submitted) -> Refusal | None:
 
 
 # Before anything is given to the device.
-SUBMITTED: tuple[Check[Submitted], ...] = (
-    Check("source", lambda seen: source_size(seen.candidate.source, seen.profile.rules.max_source_bytes)),
-    Check("barriers", lambda seen: barriers(seen.candidate.source)),
-    Check("sound", lambda seen: sound(seen.workload, seen.candidate, seen.profile.limits)),
-    Check("memory", _memory),
+SUBMITTED: tuple[VerdictCheck[Submitted], ...] = (
+    VerdictCheck(
+        "source", lambda seen: source_size(seen.candidate.source, seen.profile.rules.max_source_bytes)
+    ),
+    VerdictCheck("barriers", lambda seen: barriers(seen.candidate.source)),
+    VerdictCheck("sound", lambda seen: sound(seen.workload, seen.candidate, seen.profile.limits)),
+    VerdictCheck("memory", _memory),
 )
