@@ -224,7 +224,7 @@ def busy_workload(workload: Workload, quick: Verdict, gflops: float) -> Workload
 def test_beyond_the_peak_by_a_clock_that_runs_slow(
     judge: Judge, device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
-    """On a busy machine peaks are measured too low, and a run may be slower than one before: then again."""
+    """What a busy machine shows as its peak varies, and by how much a claim is beyond it: then again."""
     command = (sys.executable, "-m", "tests.tuner.liars.fast_clock")
     assert profile.peaks is not None
     peak = profile.peaks.fp32_gflops
@@ -234,7 +234,7 @@ def test_beyond_the_peak_by_a_clock_that_runs_slow(
         claimed = busy_workload(workload, quick, 1.9 * peak)
         passes_without(judge, kinds.LONG, task=claimed, command=command)
         found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
-        if found.outcome is Outcome.IMPOSSIBLE:
+        if "the host counts" in found.reason:  # else it was within its peak, or beyond belief
             break
     assert found.outcome is Outcome.IMPOSSIBLE
     assert "the host counts" in found.reason
