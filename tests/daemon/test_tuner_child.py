@@ -112,3 +112,9 @@ def test_a_process_that_has_not_reported_is_not_called_running(tmp_path: Path) -
     pid, text = told
     assert pid > 0
     assert text == "started, has not reported yet"
+
+
+def test_the_daemon_opens_no_records() -> None:
+    """They are the tuner's: what came of tuning is reported, and jobs on records run in children."""
+    daemon = Path(__file__).parents[2] / "daemon"
+    assert [path for path in daemon.rglob("*.py") if "sqlite3" in path.read_text()] == []

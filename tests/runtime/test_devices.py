@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -187,3 +188,17 @@ except AttributeError:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("pyopencl cannot be imported")
     assert done.stdout.endswith("no such name\n")
+
+
+def test_no_code_asks_for_a_family_by_name() -> None:
+    """What is meant is a field of its row: another family may do the same."""
+    asked = re.compile(r"""family\b[^#"]*(==|!=|\bin) *[({\[]?["']""")
+    root = Path(__file__).parents[2]
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for part in ("runtime", "tuner", "daemon")
+        for path in (root / part).rglob("*.py")
+        for line in path.read_text().splitlines()
+        if asked.search(line)
+    ]
+    assert found == []
