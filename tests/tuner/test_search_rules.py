@@ -9,6 +9,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from honed.runtime.devices import rules_for
+from honed.runtime.families import FAMILIES
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
@@ -18,7 +19,7 @@ from honed.tuner.search.parts import lane_choices, lanes_of, parts
 from honed.tuner.search.sketches import grouped_sketches, sketches
 from honed.tuner.search.traces import as_module
 
-from .search_functions import FAMILIES, dense, draws, imagined
+from .search_functions import dense, draws, imagined
 
 pytestmark = pytest.mark.tvm
 

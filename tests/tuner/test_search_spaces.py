@@ -16,6 +16,7 @@ import pytest
 from tvm.s_tir import Schedule, ScheduleError
 
 from honed.runtime.devices import Device
+from honed.runtime.families import FAMILIES
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
@@ -34,7 +35,7 @@ from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 from honed.tuner.verdict import Outcome
 
-from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
+from .search_functions import GRAPHS, draws, profile_of, tasks
 
 pytestmark = pytest.mark.tvm
 
