@@ -21,6 +21,7 @@ from benchmarks.running import made_up, ready
 from honed.jobs.commands import parse_shapes
 from honed.runtime import devices
 from honed.runtime.devices import rules_for
+from honed.runtime.families import FAMILIES
 from honed.runtime.model import Launch
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
@@ -88,7 +89,7 @@ def _profiles() -> dict[str, DeviceProfile]:
     pocl = devices.select("cpu").profile
     limits = replace(pocl.limits, max_work_group_size=1024, max_work_item_sizes=(1024, 1024, 64))
     limits = replace(limits, local_mem_bytes=48 << 10, compute_units=64)
-    gpu = replace(pocl, limits=limits, rules=rules_for("gpu", limits))
+    gpu = replace(pocl, limits=limits, rules=rules_for(FAMILIES["gpu"], limits))
     return {"PoCL": pocl, "Mali-G610": predicted("mali-g610"), "GPU": gpu}
 
 

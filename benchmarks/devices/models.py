@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from honed.tuner.compile import Request, compile_file
+from honed.tuner.compile import CompileRequest, compile_file
 from honed.tuner.frontend import Precision
 
 from .kernels import mali
@@ -23,7 +23,7 @@ class Made:
 
 def write(output: Path, model: Path, precision: Precision) -> Made:
     """Compile an ONNX file as it is first served."""
-    request = Request(
+    request = CompileRequest(
         path=model,
         output=output,
         profile=mali(),

@@ -23,7 +23,7 @@ from honed.runtime import border, devices, load
 from honed.runtime.devices import Device
 from honed.runtime.dtypes import dtype
 from honed.runtime.executor import Executor
-from honed.runtime.segments import Batch
+from honed.runtime.segments import LaunchBatch
 
 from .recorded import EXTENSION, VERSION, version
 from .ways import CALLS, DRIVER, HONED, PYOPENCL, REPLAYED, WithPyopencl, commands_of, ways
@@ -127,7 +127,7 @@ def _inferences(executor: Executor, given: Feeds, turns: int) -> dict[str, list[
     own = executor._segments
     before: list[Any] = [
         WithPyopencl([command for chunk in segment.chunks for command in chunk], executor._queue)
-        if isinstance(segment, Batch)
+        if isinstance(segment, LaunchBatch)
         else segment
         for segment in own
     ]

@@ -13,7 +13,7 @@ from honed.runtime.enqueue import Command, call_all, handle
 from honed.runtime.executor import Executor
 from honed.runtime.model import HostCall
 from honed.runtime.opencl import cl, context
-from honed.runtime.segments import CHUNK, Batch
+from honed.runtime.segments import CHUNK, LaunchBatch
 
 from .recorded import VERSION, Recording, version
 
@@ -43,14 +43,14 @@ class WithPyopencl:
 
 def commands_of(executor: Executor) -> list[Command]:
     """What an inference enqueues, in order; host calls are left out."""
-    batches = [segment for segment in executor._segments if isinstance(segment, Batch)]
+    batches = [segment for segment in executor._segments if isinstance(segment, LaunchBatch)]
     return [command for batch in batches for chunk in batch.chunks for command in chunk]
 
 
 def ways(executor: Executor) -> dict[str, Way]:
     """By name; "replayed" only where the device can record commands as `recorded` does."""
     commands, queue = commands_of(executor), executor._queue
-    batches = [segment for segment in executor._segments if isinstance(segment, Batch)]
+    batches = [segment for segment in executor._segments if isinstance(segment, LaunchBatch)]
     before = WithPyopencl(commands, queue)
     found: dict[str, Way] = {
         PYOPENCL: before.run,

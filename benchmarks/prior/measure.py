@@ -20,10 +20,10 @@ from honed.runtime.surveying import survey
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.outcome import Outcome
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
 from honed.tuner.tune.extract import extract, workload
+from honed.tuner.verdict import Outcome
 
 from .schedules import schedules
 from .zoo import write
@@ -83,7 +83,7 @@ def _measured(task: Workload, candidates: list[Candidate], measurer: Measurer, t
         with _in_turn(turn):
             verdict = measurer.measure(candidate, best if np.isfinite(best) else None)
         if verdict.outcome is Outcome.RIGHT and verdict.timing is not None:
-            seconds[n] = verdict.timing.median
+            seconds[n] = verdict.timing.median_s
     return seconds
 
 

@@ -14,6 +14,7 @@ from statistics import mean, median
 import numpy as np
 import xgboost
 
+from honed.runtime.families import FAMILIES
 from honed.tuner.search.costmodel import CostModel
 from honed.tuner.search.features import WIDTH
 from honed.tuner.search.prior import FOLDER, RULES, VERSION
@@ -36,7 +37,7 @@ _LEAST = 8  # candidates of a task that a pick is told of
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.prior.train", description=__doc__)
-    parser.add_argument("family", choices=("cpu", "gpu", "mali"))
+    parser.add_argument("family", choices=sorted(FAMILIES))
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument(
         "--with-rules", action="store_true", help="the default rules' schedules are among the candidates"

@@ -53,7 +53,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("LeaseAsk", {"candidate_seconds": 1.0}),
     ("ServerStatus", {}),
     ("LeaseRelease", {}),
-    ("TunerReport", {"text": "at work"}),
+    ("TunerReport", {"text": "at work", "tuning": {"trials": {"right": 1}, "faults": 0, "gains": {}}}),
     ("Metrics", {}),
     ("ConfigShow", {}),
     ("ConfigReload", {}),

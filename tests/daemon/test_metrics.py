@@ -8,7 +8,7 @@ import json
 import math
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from honed.daemon.gains import Gains, read
 from honed.daemon.idle.thermal import temperatures
 from honed.daemon.openmetrics import FAMILIES, Family, Sample, _lines
 from honed.daemon.tool import main
 from honed.protocol.methods import METRICS
 from honed.protocol.params import MetricsParams
+from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime import AsyncClient, Client
 from honed.runtime.errors import InvalidArgument, NotFound
 from tests.runtime.builder import chain
@@ -113,6 +113,23 @@ def test_plain_data_says_the_same(client: Client) -> None:
     assert document["device_time"] == "wall time of inferences in the worker"
     with pytest.raises(InvalidArgument, match="openmetrics"):
         client.ask(METRICS, MetricsParams(format="xml"))
+
+
+@pytest.mark.service
+@pytest.mark.opencl
+def test_what_tuners_report_is_told(client: Client) -> None:
+    gains = {"small": Gain(before_seconds=0.9, now_seconds=0.3)}
+    client.report("at work", TuningFigures(trials={"right": 2, "faulted": 1}, faults=1, gains=gains))
+    assert client.metrics()["tuning"] == {
+        "trials": {"right": 2, "faulted": 1},
+        "faults": 1,
+        "gains": {"small": {"before_seconds": 0.9, "now_seconds": 0.3}},
+        "reason": "",
+    }
+    samples = parsed(client.openmetrics())
+    assert of(samples, "honed_tuning_trials_total", outcome="right") == 2
+    assert of(samples, "honed_tuning_quarantined_candidates") == 1
+    assert of(samples, "honed_tuning_now_seconds", model="small") == 0.3
 
 
 @pytest.mark.service
@@ -306,45 +323,3 @@ def test_temperatures(tmp_path: Path) -> None:
     (zones / "thermal_zone9").mkdir()
     (zones / "cooling_device0").mkdir()
     assert temperatures(tmp_path) == {"soc-thermal": 41.0, "gpu-thermal": 47.25}
-
-
-@pytest.fixture
-def records(tmp_path: Path) -> Iterator[Any]:
-    pytest.importorskip("honed.tuner")
-    from honed.tuner.records import Records
-
-    with Records.open(tmp_path / "records.sqlite", measured_by="board") as opened:
-        yield opened
-
-
-def test_gains_are_read_while_the_tuner_writes(tmp_path: Path, records: Any) -> None:
-    from tests.tuner.test_records import FAULT, add, right
-
-    add(records, 1, right(2.0))
-    add(records, 2, right(1.0))
-    add(records, 3, FAULT)
-    records.add_progress("m", 0, 0.9)
-    records.add_progress("m", 9, 0.3)
-    told = read(tmp_path / "records.sqlite")
-    assert told is not None
-    assert told["reason"] == ""
-    assert told["trials"]["right"] == 2
-    assert sum(told["trials"].values()) == 3
-    assert told["faults"] == 1
-    assert told["gains"] == {"m": {"before_seconds": 0.9, "now_seconds": 0.3}}
-
-
-def test_records_there_are_not_or_that_cannot_be_read(tmp_path: Path) -> None:
-    assert read(tmp_path / "records.sqlite") is None
-    strange = tmp_path / "a b?.sqlite"
-    strange.write_bytes(b"no database" * 500)
-    told = read(strange)
-    assert told is not None
-    assert "cannot be read" in told["reason"]
-    moment = 0.0
-    gains = Gains(tmp_path / "records.sqlite", clock=lambda: moment)
-    assert gains.now() is None
-    strange.rename(tmp_path / "records.sqlite")
-    assert gains.now() is None, "it is not read at every call"
-    moment = 6.0
-    assert gains.now() is not None

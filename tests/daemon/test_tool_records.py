@@ -20,9 +20,9 @@ from honed.runtime.kernellog import Record
 from tests.tuner.test_records import FAULT, IDENTITY, OTHER_DEVICE, add, new, right
 
 pytest.importorskip("honed.tuner")
-from honed.tuner.records import Records, Setup, Task
+from honed.tuner.records import Records, Setup, TaskRecord
 
-TASK = Task(workload="dense", name="dense_3", flops=1e8, bytes=1e6)
+TASK = TaskRecord(workload="dense", name="dense_3", flops=1e8, bytes=1e6)
 Hone = Callable[..., tuple[int, str, str]]
 
 

@@ -65,6 +65,8 @@ def search(rounds):
             spent=dict(search=0.5, build=1.0, check=0.3, measure=0.2),
             **table(4000.0 - i, trials, {{"wrong": i + 1, "build": i + 1}}))
         if rounds > 100: time.sleep(0.05)
+    say(event="totals", tuning=dict(trials=dict(right=trials), faults=0, reason="",
+        gains=dict(m=dict(before_seconds=0.3, now_seconds=0.1))))
     return trials
 
 def done(trials, **more):
@@ -163,7 +165,9 @@ def test_a_faster_version_is_served(hone: Any, stub: StubTuner, tuning_service: 
     np.testing.assert_allclose(answers(tuning_service), X + STEPS)
     with tuning_service.client() as client:
         assert client.show("m")["launches"] == 1
-        history = client.history("m")
+        history, tuning = client.history("m"), client.metrics()["tuning"]
+    assert tuning["trials"] == {"right": 6}
+    assert tuning["gains"] == {"m": {"before_seconds": 0.3, "now_seconds": 0.1}}
     assert history["versions"][-1]["why"] == "hone tune: 6 trials in 12 s"
     text = " ".join(out.split())
     assert re.search(r"m is served tuned: [\d.,]+ .s an inference before, [\d.,]+ .s now, [\d.]+ times", text)
@@ -220,9 +224,11 @@ def test_nothing_better_leaves_the_model_as_it_was(
     np.testing.assert_array_equal(answers(tuning_service), before)
 
 
-def test_json_is_one_document(hone: Any, stub: StubTuner) -> None:
+def test_json_is_one_document(hone: Any, stub: StubTuner, tuning_service: Service) -> None:
     stub.behave(f"{SEARCH}\nbetter(search(2))")
     status, out, _ = hone("tune", "m", "--json")
+    with tuning_service.client() as client:
+        assert client.metrics()["tuning"]["trials"] == {"right": 6}, "this user's child told the tool"
     assert status == 0
     document = json.loads(out)
     assert document["published"]

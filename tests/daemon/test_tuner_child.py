@@ -11,6 +11,9 @@ import pytest
 
 from honed.daemon.connection import Connection
 from honed.daemon.tunerchild import TunerChild, TunerSettings
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import TunerReportParams
+from honed.protocol.tuning import Gain, TuningFigures
 
 
 class Peer:
@@ -48,14 +51,48 @@ def test_a_report_counts_while_its_connection_lasts_and_is_dated_afterwards(
     monkeypatch.setattr("honed.daemon.tunerchild.time.monotonic", lambda: now)
     tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
     first, peer = connection(1)
-    tuner.report(first, "tuning m")
-    tuner.report(first, "nothing is left to tune")
+    tuner.report(first, TunerReportParams(text="tuning m"))
+    tuner.report(first, TunerReportParams(text="nothing is left to tune"))
     assert said(tuner) == (7, "nothing is left to tune")
     peer.close()
     now += 12
     assert said(tuner) == (0, "said 12 s ago: nothing is left to tune")
-    tuner.report(connection(2)[0], "tuning m again")
+    tuner.report(connection(2)[0], TunerReportParams(text="tuning m again"))
     assert said(tuner)[1] == "tuning m again"
+
+
+def test_figures_outlast_the_connection_that_told_them(tmp_path: Path) -> None:
+    tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
+    first, peer = connection(1)
+    figures = TuningFigures(
+        trials={"right": 3}, faults=1, gains={"m": Gain(before_seconds=0.9, now_seconds=0.3)}
+    )
+    tuner.report(first, TunerReportParams(text="tuning m", tuning=figures))
+    tuner.report(first, TunerReportParams(text="nothing is left to tune"))
+    peer.close()
+    assert tuner.figures == figures
+
+
+def test_figures_alone_are_no_tuner(tmp_path: Path) -> None:
+    tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
+    tuner.report(connection(1)[0], TunerReportParams(tuning=TuningFigures(trials={}, faults=0, gains={})))
+    assert said(tuner)[1].startswith("none is started here")
+    assert tuner.figures is not None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        TuningFigures(trials={"right": -1}, faults=0, gains={}),
+        TuningFigures(trials={}, faults=-1, gains={}),
+        TuningFigures(trials={}, faults=0, gains={"m": Gain(before_seconds=1.0, now_seconds=float("nan"))}),
+    ],
+)
+def test_figures_that_cannot_be_are_refused(tmp_path: Path, wrong: TuningFigures) -> None:
+    tuner = TunerChild(TunerSettings(spawn=False), tmp_path / "s")
+    with pytest.raises(InvalidArgument, match="cannot be"):
+        tuner.report(connection(1)[0], TunerReportParams(tuning=wrong))
+    assert tuner.figures is None
 
 
 @pytest.mark.service
@@ -75,3 +112,9 @@ def test_a_process_that_has_not_reported_is_not_called_running(tmp_path: Path) -
     pid, text = told
     assert pid > 0
     assert text == "started, has not reported yet"
+
+
+def test_the_daemon_opens_no_records() -> None:
+    """They are the tuner's: what came of tuning is reported, and jobs on records run in children."""
+    daemon = Path(__file__).parents[2] / "daemon"
+    assert [path for path in daemon.rglob("*.py") if "sqlite3" in path.read_text()] == []

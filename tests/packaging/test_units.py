@@ -12,6 +12,7 @@ import pytest
 
 from honed.daemon.limits import Limits
 from honed.daemon.tunerchild import TunerSettings
+from honed.runtime.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("honed.service", "honed-tuner.service")
@@ -82,7 +83,7 @@ def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
     from honed.tuner.tune.sharing import MOST_BUILDERS, sharing
 
     assert limits.BUILDERS == MOST_BUILDERS
-    counts = [sharing(family, n).builders for family in ("cpu", "gpu", "mali") for n in range(1, 200)]
+    counts = [sharing(family, n).builders for family in FAMILIES.values() for n in range(1, 200)]
     assert max(counts) == MOST_BUILDERS
     assert Measuring().builder_bytes >> 20 <= limits.BUILDER_MIB // 2, "the rest is a driver at its start"
 

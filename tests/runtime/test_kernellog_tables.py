@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from honed.runtime.kernellog import Driver, Severity, parse
 from honed.runtime.kernellog.parse import find
-from honed.runtime.kernellog.pattern import Pattern, Source
-from honed.runtime.kernellog.tables import TABLES, Table
+from honed.runtime.kernellog.pattern import DriverSource, Pattern
+from honed.runtime.kernellog.tables import TABLES, RecordTable
 from honed.runtime.kernellog.xids import XIDS
 
 RECORDS = [
@@ -41,7 +41,7 @@ EXPRESSED = [
 
 
 @OF_TABLES
-def test_every_row_says_where_its_driver_writes_it(table: Table) -> None:
+def test_every_row_says_where_its_driver_writes_it(table: RecordTable) -> None:
     for pattern in table.patterns:
         assert pattern.sources, pattern.format
         for source in pattern.sources:
@@ -102,7 +102,7 @@ def value(data: st.DataObject, conversion: str) -> str | int:
     return f"{number:016x}" if conversion[0] == "p" else number
 
 
-def before(table: Table) -> str:
+def before(table: RecordTable) -> str:
     """What this driver writes before a message."""
     if table.words:
         return f"{table.words[0]} fb000000.gpu: " + ("RKNPU: " if table.driver is Driver.RKNPU else "")
@@ -112,13 +112,13 @@ def before(table: Table) -> str:
 @OF_TABLES
 @given(st.data())
 @settings(max_examples=5)
-def test_what_a_format_writes_is_read_back(table: Table, data: st.DataObject) -> None:
+def test_what_a_format_writes_is_read_back(table: RecordTable, data: st.DataObject) -> None:
     for pattern in table.patterns:
         if pattern.expression is None:
             reads_back(table, pattern, data)
 
 
-def reads_back(table: Table, pattern: Pattern, data: st.DataObject) -> None:
+def reads_back(table: RecordTable, pattern: Pattern, data: st.DataObject) -> None:
     given_values = [value(data, found[2]) for found in _CONVERSION.finditer(pattern.format)]
     message = _CONVERSION.sub(as_python, pattern.format) % tuple(given_values)
     opening = next((text for text in table.openings if message.startswith(text)), None)
@@ -151,7 +151,7 @@ def cost_s(work: Callable[[], object]) -> float:
 
 
 @OF_TABLES
-def test_hostile_records_cost_little(table: Table) -> None:
+def test_hostile_records_cost_little(table: RecordTable) -> None:
     own = [record["message"] for record in RECORDS if record["driver"] == table.driver][:40]
     for fragment in [*HOSTILE, *(own or EXPRESSED)]:
         text = fragment * (HOSTILE_BYTES // len(fragment))
@@ -161,7 +161,7 @@ def test_hostile_records_cost_little(table: Table) -> None:
 
 
 @OF_TABLES
-def test_no_row_backtracks(table: Table) -> None:
+def test_no_row_backtracks(table: RecordTable) -> None:
     """As they are, without the limit on what is looked at: each conversion followed by what may follow it."""
     for pattern in table.patterns:
         literal = re.split(_CONVERSION, pattern.format)[0]
@@ -203,7 +203,7 @@ def test_the_page_tells_what_the_tables_hold() -> None:
 
 
 def test_a_format_without_enough_conversions_is_refused() -> None:
-    source = Source("a.c", "f", "1")
+    source = DriverSource("a.c", "f", "1")
     row = Pattern("%d %%", Severity.QUEUE, "x", (source,), fields=("tgid", "tid"))
     with pytest.raises(ValueError, match="no conversion for tid"):
         _ = row.start

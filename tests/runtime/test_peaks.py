@@ -12,6 +12,7 @@ import pytest
 
 from honed.runtime import bounds, peaks, profilefile
 from honed.runtime.devices import Device
+from honed.runtime.families import FAMILIES
 from honed.runtime.microbench import arithmetic, memory
 from honed.runtime.microbench.arithmetic import Form
 from honed.runtime.profile import DevicePeaks
@@ -151,7 +152,7 @@ def test_raised_peaks_are_kept_and_none_is_lowered(
 
 @pytest.mark.parametrize(("family", "widest"), [("cpu", 12), ("mali", 8), ("gpu", 8)])
 def test_forms_hold_what_fits_the_registers(family: str, widest: int) -> None:
-    forms = arithmetic.forms(family)
+    forms = arithmetic.forms(FAMILIES[family].accumulators)
     assert len(set(forms)) == len(forms)
     assert {form.width for form in forms} == {1, 2, 4, 8, 16}
     assert Form(8, 12) in forms, "AVX2 needs 8 lanes and more than 8 chains"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from honed.protocol import strict
 from honed.protocol.errors import NotFound, ProfileError
 from honed.runtime import profilefile
+from honed.runtime.families import FAMILIES
 from honed.runtime.profile import DeviceIdentity, DevicePeaks, DeviceProfile
 
 from .builder import PROFILE
@@ -85,7 +86,7 @@ CHANGES: list[tuple[str, str, Any, str]] = [
     ("limits", "fp16", 1, "instead of true or false"),
     ("limits", "max_work_item_sizes", [1, 1], "2 items instead of 3"),
     ("rules", "max_threads", 257, "must not exceed"),
-    ("rules", "family", "tpu", "one of mali, cpu, gpu"),
+    ("rules", "family", "tpu", f"one of {', '.join(FAMILIES)}"),
     ("peaks", "fp32_gflops", 0.0, "positive"),
     ("peaks", "bandwidth_gbs", float("nan"), "positive"),
     ("peaks", "launch_us", float("inf"), "positive"),

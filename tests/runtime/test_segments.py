@@ -10,7 +10,7 @@ import pytest
 from honed.runtime.devices import Device
 from honed.runtime.enqueue import Command
 from honed.runtime.opencl import cl, context
-from honed.runtime.segments import CHUNK, Batch
+from honed.runtime.segments import CHUNK, LaunchBatch
 
 LAUNCHES = 300
 
@@ -58,12 +58,12 @@ def gate(device: Device) -> Iterator[Gate]:
 
 @pytest.mark.parametrize("cap", [1, 2, 3, 7, 100, 128, 200])
 def test_no_more_than_the_cap_wait_in_the_queue(gate: Gate, cap: int) -> None:
-    Batch([gate.command() for _ in range(LAUNCHES)], cap, gate.queue).run()
+    LaunchBatch([gate.command() for _ in range(LAUNCHES)], cap, gate.queue).run()
     assert gate.enqueued == LAUNCHES
     assert max(1, cap // 2) <= gate.waiting <= cap
 
 
 def test_without_a_cap_the_host_never_waits(gate: Gate) -> None:
-    events = Batch([gate.command() for _ in range(LAUNCHES)], 0, gate.queue).run()
+    events = LaunchBatch([gate.command() for _ in range(LAUNCHES)], 0, gate.queue).run()
     assert gate.waiting == gate.enqueued == LAUNCHES
     assert len(events) == -(-LAUNCHES // CHUNK)

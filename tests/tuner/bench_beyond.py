@@ -15,10 +15,10 @@ from pathlib import Path
 
 from honed.runtime import bounds
 from honed.runtime.surveying import survey
-from honed.tuner.measure.checks import INTEGER_GAIN
-from honed.tuner.outcome import Stored
+from honed.tuner.measure.checks.ceiling import INTEGER_GAIN
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
+from honed.tuner.verdict import Stored
 
 
 def main() -> int:

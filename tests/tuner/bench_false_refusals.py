@@ -24,7 +24,7 @@ from honed.runtime.errors import HonedError
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .liars import family
 

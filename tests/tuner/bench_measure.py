@@ -57,10 +57,10 @@ def main() -> None:
                     spent = [measurer.spent.get(phase, 0.0) for phase in _PHASES]
                     rows.append([*spent, verdict.seconds, verdict.seconds - spent[0] - spent[1]])
                 assert timing is not None
-                half = max(timing.high - timing.median, timing.median - timing.low) / timing.median
+                half = max(timing.high_s - timing.median_s, timing.median_s - timing.low_s) / timing.median_s
                 medians = [statistics.median(column) * 1e3 for column in zip(*rows, strict=True)]
                 print(
-                    f"{name:18}{timing.median * 1e6:10.1f}{half * 100:6.1f}{timing.repeats:4}",
+                    f"{name:18}{timing.median_s * 1e6:10.1f}{half * 100:6.1f}{timing.repeats:4}",
                     *(f"{value:8.1f}" for value in medians),
                 )
 

@@ -25,7 +25,7 @@ from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.proposals import Proposals
 from honed.tuner.tune.search_child import SearchChild
-from honed.tuner.tune.session import Session
+from honed.tuner.tune.session import TuningSession
 from honed.tuner.tune.trials import Trials
 
 ROOT = Path(__file__).parents[2]
@@ -131,7 +131,7 @@ def session(
     trust_defaults: bool = False,
     ahead: bool = False,
     builders: int = 0,
-) -> Iterator[Session]:
+) -> Iterator[TuningSession]:
     """A session in this process, with real records and a real measuring child."""
     with Records.open(records) as opened:
         trials = Trials(
@@ -145,4 +145,6 @@ def session(
         def tell(news: News) -> None:
             emit(to_map(news))
 
-        yield Session("m", profile, trials, proposals, tell, peaks_again=again, trust_defaults=trust_defaults)
+        yield TuningSession(
+            "m", profile, trials, proposals, tell, peaks_again=again, trust_defaults=trust_defaults
+        )

@@ -13,14 +13,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 from honed.runtime.devices import rules_for
+from honed.runtime.families import FAMILIES
 from honed.runtime.profile import DeviceIdentity, DeviceLimits, DevicePeaks, DeviceProfile
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
 from honed.tuner.search.context import tune_context
 from honed.tuner.tune.extract import Extracted, extract
-
-FAMILIES = ("cpu", "mali", "gpu")
 
 GRAPHS = {
     "dense with bias": """(float[12, 24] x, float[24, 32] w, float[32] b) => (float[12, 32] y) {
@@ -129,7 +128,7 @@ def tasks(name: str, folder: Path, profile: DeviceProfile) -> list[Extracted]:
 def profile_of(family: str, device: DeviceProfile) -> DeviceProfile:
     """The profile of a device of the family; peaks are beyond what any device reaches."""
     limits: DeviceLimits = device.limits
-    if family != "cpu":
+    if not FAMILIES[family].processor:
         limits = replace(
             limits,
             max_work_group_size=1024,
@@ -137,7 +136,7 @@ def profile_of(family: str, device: DeviceProfile) -> DeviceProfile:
             local_mem_bytes=32 << 10,
         )
     peaks = DevicePeaks(fp32_gflops=1e6, fp16_gflops=None, bandwidth_gbs=1e6, launch_us=0.1)
-    return replace(device, limits=limits, rules=rules_for(family, limits), peaks=peaks)
+    return replace(device, limits=limits, rules=rules_for(FAMILIES[family], limits), peaks=peaks)
 
 
 def imagined(family: str, threads: int = 1024) -> DeviceProfile:
@@ -157,7 +156,7 @@ def imagined(family: str, threads: int = 1024) -> DeviceProfile:
     return DeviceProfile(
         identity=DeviceIdentity(platform="p", vendor="v", name="n", driver_version="1", kernel_driver=""),
         limits=limits,
-        rules=rules_for(family, limits),
+        rules=rules_for(FAMILIES[family], limits),
         peaks=DevicePeaks(fp32_gflops=1e3, fp16_gflops=None, bandwidth_gbs=1e2, launch_us=1.0),
     )
 

@@ -129,8 +129,8 @@ def planted(*given: Any) -> tuple[str, Lowered, list[str]]:
 
 
 @pytest.fixture
-def roots(device: Device, tmp_path: Path) -> compiling.Request:
-    return compiling.Request(
+def roots(device: Device, tmp_path: Path) -> compiling.CompileRequest:
+    return compiling.CompileRequest(
         path=_saved(tmp_path, ROOTS),
         output=tmp_path / "m.honed",
         profile=device.profile,
@@ -142,7 +142,7 @@ def roots(device: Device, tmp_path: Path) -> compiling.Request:
 
 
 def test_wrong_schedules_give_way_to_default_rules(
-    device: Device, roots: compiling.Request, monkeypatch: pytest.MonkeyPatch
+    device: Device, roots: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "first_kernels", planted)
     told: list[float] = []
@@ -158,7 +158,7 @@ def test_wrong_schedules_give_way_to_default_rules(
 
 @pytest.mark.slow
 def test_where_default_rules_are_wrong_too_the_node_is_named(
-    roots: compiling.Request, monkeypatch: pytest.MonkeyPatch
+    roots: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiling, "first_kernels", planted)
     monkeypatch.setattr(compiling, "default_kernels", planted)

@@ -16,8 +16,8 @@ from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.outcome import Outcome
 from honed.tuner.tune.extract import extract, product_scale, tolerances, workload, write_sets
+from honed.tuner.verdict import Outcome
 
 from .search_functions import dense
 

@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.s_tir import Schedule
 
 from honed.runtime.devices import Device
+from honed.runtime.families import FAMILIES
 from honed.tuner import compile as compiling
 from honed.tuner.lower import schedule as scheduling
 from honed.tuner.lower import sums
@@ -24,7 +25,7 @@ from honed.tuner.search.budget import size_of
 
 from . import search_functions
 from .lowering import Make, only_function, relax_module, run_lowered
-from .search_functions import FAMILIES, draws, profile_of
+from .search_functions import draws, profile_of
 
 pytestmark = pytest.mark.tvm
 

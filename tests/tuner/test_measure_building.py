@@ -14,7 +14,7 @@ from honed.tuner.measure.building import Builders
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .liars import honest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -14,28 +13,32 @@ from typing import Any
 import numpy as np
 import pytest
 
+from honed.runtime import peaks
 from honed.runtime.devices import Device
 from honed.runtime.kernellog import Record
 from honed.runtime.kernellog.kmsg import KmsgReader
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import Value
-from honed.tuner.measure.candidate import Verdict, Workload
-from honed.tuner.measure.limits import Checks, Limits
+from honed.tuner.measure.candidate import Workload
+from honed.tuner.measure.checks import NAMES
+from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Verdict
 
 from .liars import compiler_abort, honest, kinds
 
 N = 4096
 # Verdicts are looked at and not times; a busy machine may take its time to run anything.
 LIMITS = Limits(run_seconds=10.0, timing_seconds=0.02, warm_seconds=0.0)
-NONE = Checks(**{field.name: False for field in dataclasses.fields(Checks)})
+NONE = frozenset(NAMES)  # to be left out: all of them
 Judge = Callable[..., Verdict]
 
 
-def only(*checks: str) -> Checks:
-    return replace(NONE, **dict.fromkeys(checks, True))
+def only(*checks: str) -> frozenset[str]:
+    """What to leave out, so that only these are made."""
+    assert NONE.issuperset(checks)
+    return NONE.difference(checks)
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +53,16 @@ def judge(device: Device, profile: DeviceProfile, workload: Workload) -> Iterato
 
     def verdict(
         source: str,
-        checks: Checks,
+        without: frozenset[str],
         *,
         inner: tuple[Value, ...] = (),
         task: Workload = workload,
         limits: Limits = LIMITS,
         command: tuple[str, ...] = COMMAND,
     ) -> Verdict:
-        key = (checks, limits, command)
+        key = (without, limits, command)
         if key not in open_ones:
-            open_ones[key] = Measurer(device.spec, profile, limits, checks=checks, command=command)
+            open_ones[key] = Measurer(device.spec, profile, limits, without=without, command=command)
         open_ones[key].load(task)
         return open_ones[key].measure(honest.candidate(task, source, groups=N // 64, inner=inner))
 
@@ -141,8 +144,8 @@ def test_skips_what_is_there_already(judge: Judge) -> None:
 def test_keeps_its_answers(judge: Judge) -> None:
     """Right always, and quick as long as its inputs stay the same: a time that no app will see."""
     inner = (Value(dtype="float32", shape=(N,)),)
-    others = only(*(field.name for field in dataclasses.fields(Checks) if field.name != "anew"))
-    assert judge(kinds.KEEPS_ITS_ANSWERS, others, inner=inner).outcome is Outcome.RIGHT
+    all_others = frozenset({"anew"})
+    assert judge(kinds.KEEPS_ITS_ANSWERS, all_others, inner=inner).outcome is Outcome.RIGHT
     found = judge(kinds.KEEPS_ITS_ANSWERS, only("anew"), inner=inner)
     assert found.outcome is Outcome.IMPOSSIBLE
     assert "does not compute anew" in found.reason
@@ -204,7 +207,7 @@ def test_claims_ten_times_the_peak(judge: Judge, profile: DeviceProfile, workloa
     assert profile.peaks is not None
     quick = judge(kinds.DOES_NOTHING, NONE)
     assert quick.timing is not None
-    flops = int(10 * 3 * quick.timing.high * profile.peaks.fp32_gflops * 1e9)
+    flops = int(10 * 3 * quick.timing.high_s * profile.peaks.fp32_gflops * 1e9)
     claimed = replace(workload, flops=flops)
     found = judge(kinds.DOES_NOTHING, only("possible"), task=claimed)
     assert found.outcome is Outcome.IMPOSSIBLE
@@ -214,19 +217,25 @@ def test_claims_ten_times_the_peak(judge: Judge, profile: DeviceProfile, workloa
 def busy_workload(workload: Workload, quick: Verdict, gflops: float) -> Workload:
     """What is as fast as `quick` at so many GFLOP/s; work that was never asked for stands for a low peak."""
     assert quick.timing is not None
-    return replace(workload, flops=int(gflops * 1e9 * quick.timing.median))
+    return replace(workload, flops=int(gflops * 1e9 * quick.timing.median_s))
 
 
 @pytest.mark.slow
 def test_beyond_the_peak_by_a_clock_that_runs_slow(
-    judge: Judge, profile: DeviceProfile, workload: Workload
+    judge: Judge, device: Device, profile: DeviceProfile, workload: Workload
 ) -> None:
+    """What a busy machine shows as its peak varies, and by how much a claim is beyond it: then again."""
     command = (sys.executable, "-m", "tests.tuner.liars.fast_clock")
-    quick = judge(kinds.LONG, NONE, command=command)
     assert profile.peaks is not None
-    claimed = busy_workload(workload, quick, 1.9 * profile.peaks.fp32_gflops)
-    passes_without(judge, kinds.LONG, task=claimed, command=command)
-    found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
+    peak = profile.peaks.fp32_gflops
+    for _ in range(8):
+        peak = max(peak, peaks.measure(device).fp32_gflops)
+        quick = judge(kinds.LONG, NONE, command=command)
+        claimed = busy_workload(workload, quick, 1.9 * peak)
+        passes_without(judge, kinds.LONG, task=claimed, command=command)
+        found = judge(kinds.LONG, only("possible"), task=claimed, command=command)
+        if "the host counts" in found.reason:  # else it was within its peak, or beyond belief
+            break
     assert found.outcome is Outcome.IMPOSSIBLE
     assert "the host counts" in found.reason
 
@@ -249,7 +258,7 @@ def test_a_right_kernel_beyond_the_peak_raises_it(
                 break
         assert found.outcome is Outcome.RIGHT, found
         assert found.timing is not None
-        assert claimed.flops / found.timing.median * 1e-9 <= measurer.peaks.fp32_gflops * (1 + 1e-9)
+        assert claimed.flops / found.timing.median_s * 1e-9 <= measurer.peaks.fp32_gflops * (1 + 1e-9)
         assert measurer.peaks.fp32_gflops > profile.peaks.fp32_gflops
         assert measurer.peaks.raised == ("fp32_gflops",)
 
@@ -398,7 +407,7 @@ def test_faults_in_the_kernel_log(
 ) -> None:
     """Every call succeeds and the answers are right, and the kernel says that it faulted."""
     made = honest.candidate(workload, honest.SCALE, groups=N // 64)
-    with Measurer(device.spec, profile, LIMITS, checks=only("clean"), kernel_log=log) as measurer:
+    with Measurer(device.spec, profile, LIMITS, without=only("clean"), kernel_log=log) as measurer:
         measurer.load(workload)
         log.arm(cs_fatal(os.getpid()))
         found = measurer.measure(replace(made, id="beside another's fault"))
@@ -422,7 +431,7 @@ def test_a_fault_that_is_reported_late_is_not_the_next_ones(
 ) -> None:
     log = InjectedLog()
     made = honest.candidate(workload, honest.SCALE, groups=N // 64)
-    with Measurer(device.spec, profile, LIMITS, checks=only("clean"), kernel_log=log) as measurer:
+    with Measurer(device.spec, profile, LIMITS, without=only("clean"), kernel_log=log) as measurer:
         measurer.load(workload)
         assert measurer.measure(replace(made, id="faulting")).outcome is Outcome.RIGHT
         log.arm(cs_fatal(measurer.pid))

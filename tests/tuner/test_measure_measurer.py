@@ -23,7 +23,7 @@ from honed.tuner.lower.program import Value
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .liars import compiler_abort, honest, kinds, leaky
 
@@ -70,9 +70,9 @@ def test_a_right_candidate_is_timed(measurer: Measurer, workload: Workload, tmp_
     assert found.reason == ""
     timing = found.timing
     assert timing is not None
-    assert 0 < timing.low <= timing.median <= timing.high < 1
+    assert 0 < timing.low_s <= timing.median_s <= timing.high_s < 1
     assert timing.repeats >= 6
-    assert timing.yardstick > 0
+    assert found.yardstick_s is not None
     measurer.load(workload)
 
 
@@ -83,7 +83,7 @@ def test_more_work_takes_longer(measurer: Measurer, tmp_path: Path) -> None:
         measurer.load(task)
         found = measurer.measure(honest.candidate(task, honest.dense_source(128, k), groups=128))
         assert found.timing is not None, found
-        times.append(found.timing.median)
+        times.append(found.timing.median_s)
     assert times[1] > 4 * times[0], "32 times the work"
 
 

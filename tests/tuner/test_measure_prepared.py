@@ -15,10 +15,10 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure import bound, codec
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.checks import Launched
+from honed.tuner.measure.checks.finished import Launched
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.prepared import inference_launches, prepared_launches
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .liars import honest
 
@@ -85,7 +85,7 @@ def test_a_run_is_what_an_inference_launches(device: Device, workload: Workload)
     buffers = [cl.Buffer(context(device.cl), cl.mem_flags.READ_WRITE, 4 * N) for _ in range(4)]
     one = candidate()
     program = bound.build(context(device.cl), one.source)
-    runnable = bound.Bound(queue, one, program, buffers, prepared_launches(workload, one))
+    runnable = bound.BoundCandidate(queue, one, program, buffers, prepared_launches(workload, one))
     assert (len(runnable), runnable.prepares) == (1, True)
 
     def read(_event: object) -> Launched:
@@ -93,7 +93,7 @@ def test_a_run_is_what_an_inference_launches(device: Device, workload: Workload)
 
     assert len(runnable.prepare(read).launches) == 1
     assert len(runnable.run(read, 3).launches) == 3
-    whole = bound.Bound(queue, one, program, buffers)
+    whole = bound.BoundCandidate(queue, one, program, buffers)
     assert (len(whole), whole.prepares) == (2, False)
 
 

@@ -154,9 +154,9 @@ def _request(
     profile: DeviceProfile = MALI,
     device: Device | None = None,
     model: onnx.ModelProto = DENSE,
-) -> compiling.Request:
+) -> compiling.CompileRequest:
     onnx.save(model, folder / "m.onnx")
-    return compiling.Request(
+    return compiling.CompileRequest(
         path=folder / "m.onnx",
         output=folder / "m.honed",
         profile=profile,
@@ -167,7 +167,7 @@ def _request(
     )
 
 
-def _compiled(request: compiling.Request) -> compiling.Compiled:
+def _compiled(request: compiling.CompileRequest) -> compiling.CompileResult:
     return compiling.compile_file(request, lambda _stage, _fraction, _text: None)
 
 

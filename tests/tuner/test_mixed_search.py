@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.tuner.mixed.halves import Keep
-from honed.tuner.mixed.search import Error, Found, Trials, search
+from honed.tuner.mixed.search import Error, KeptOperators, PrecisionTrials, search
 
 BOUND = 1.0
 OPERATORS = [f"v{n}" for n in range(24)]
@@ -24,8 +24,8 @@ def _summed(rounded: dict[str, float], added: dict[str, float]) -> Error:
     return error
 
 
-def _found(error: Error, *, usual: frozenset[str] = frozenset(), trials: int = 48) -> Found | None:
-    return search(OPERATORS, PRODUCTS, usual, Trials(error, trials), BOUND)
+def _found(error: Error, *, usual: frozenset[str] = frozenset(), trials: int = 48) -> KeptOperators | None:
+    return search(OPERATORS, PRODUCTS, usual, PrecisionTrials(error, trials), BOUND)
 
 
 def test_nothing_is_kept_where_nothing_is_needed() -> None:

@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from honed.tuner.frontend import Normalised, normalise
 from honed.tuner.frontend.normalise import in_half
 from honed.tuner.mixed import products
-from honed.tuner.mixed.child import BOUND, Answer, decided
+from honed.tuner.mixed.child import BOUND, PrecisionAnswer, decided
 from honed.tuner.mixed.halves import Keep
 from honed.tuner.mixed.simulate import Simulation
 
@@ -32,7 +32,9 @@ def _normalised(text: str, **constants: np.ndarray) -> Normalised:
     return normalise(model)
 
 
-def _decided(normalised: Normalised, *sets: dict[str, np.ndarray], operations: int = 10**11) -> Answer:
+def _decided(
+    normalised: Normalised, *sets: dict[str, np.ndarray], operations: int = 10**11
+) -> PrecisionAnswer:
     return decided(normalised.model, list(sets), operations=operations)
 
 

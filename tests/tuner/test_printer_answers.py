@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm.target import Target
 
 from honed.runtime.devices import Device
+from honed.runtime.families import FAMILIES
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.lower import schedule
@@ -24,7 +25,7 @@ from .backend import cases
 from .backend.run import RIGHT_LIST
 from .backend.worker import run_case
 from .printers import Printed, assert_same_answers, print_both
-from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
+from .search_functions import GRAPHS, draws, profile_of, tasks
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
 

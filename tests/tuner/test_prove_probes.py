@@ -9,7 +9,7 @@ from onnx import parser
 
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
-from honed.tuner.prove.confined import Limits
+from honed.tuner.prove.confined import EvaluationLimits
 from honed.tuner.prove.probes import Chosen, choose
 from honed.tuner.prove.reference import ReferenceFailure
 
@@ -79,4 +79,4 @@ def test_integer_inputs_have_no_noise() -> None:
 
 def test_a_failure_is_handed_on() -> None:
     model = _model("f (float[2] a) => (float[2] c) { c = NoSuchOperator(a) }")
-    assert isinstance(choose(model, 1, "fp32", limits=Limits(seconds=30)), ReferenceFailure)
+    assert isinstance(choose(model, 1, "fp32", limits=EvaluationLimits(seconds=30)), ReferenceFailure)

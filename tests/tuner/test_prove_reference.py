@@ -15,7 +15,7 @@ from onnx import parser
 from honed.runtime.errors import InvalidArgument
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
-from honed.tuner.prove.confined import Limits
+from honed.tuner.prove.confined import EvaluationLimits
 from honed.tuner.prove.reference import Reference, ReferenceFailure, evaluate
 
 
@@ -125,14 +125,14 @@ ENDLESS = _model(
 def test_time_is_bounded_and_no_process_stays(evaluator: str) -> None:
     start = time.monotonic()
     given = {"a": np.ones(1, np.float32)}
-    reason = _failed(evaluate(ENDLESS, [given], Limits(seconds=2), [evaluator]))
+    reason = _failed(evaluate(ENDLESS, [given], EvaluationLimits(seconds=2), [evaluator]))
     assert "not done after 2 s" in reason
     assert time.monotonic() - start < 20
     assert not [c for c in psutil.Process().children() if "evaluator" in " ".join(c.cmdline())]
 
 
 def test_time_out_does_not_try_the_slower_evaluator() -> None:
-    reason = _failed(evaluate(ENDLESS, [{"a": np.ones(1, np.float32)}], Limits(seconds=2)))
+    reason = _failed(evaluate(ENDLESS, [{"a": np.ones(1, np.float32)}], EvaluationLimits(seconds=2)))
     assert "reference" not in reason
 
 
@@ -143,7 +143,7 @@ def test_memory_is_bounded(evaluator: str) -> None:
         "big = ConstantOfShape(size) c = ReduceMax(big) }"
     )
     given = {"a": np.ones(1, np.float32)}
-    reason = _failed(evaluate(model, [given], Limits(memory_bytes=2 << 30), [evaluator]))
+    reason = _failed(evaluate(model, [given], EvaluationLimits(memory_bytes=2 << 30), [evaluator]))
     assert reason == f"{evaluator} could not evaluate the model: it needs more memory than allowed"
 
 

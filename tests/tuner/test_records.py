@@ -15,22 +15,21 @@ from typing import Any
 
 import pytest
 
+from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime.errors import AlreadyExists, InvalidArgument, NotFound, PermissionDenied, Unavailable
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Outcome, Stored
 from honed.tuner.records import (
+    InQuarantine,
     NewCandidate,
-    Quarantined,
     Records,
     Setup,
     State,
-    Task,
-    Timing,
-    Verdict,
+    TaskRecord,
     sql,
 )
 from honed.tuner.records.owner import Owner
 from honed.tuner.records.rows import sha256
+from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 IDENTITY = DeviceIdentity(
     platform="ARM Platform", vendor="ARM", name="Mali-G610", driver_version="g13p0", kernel_driver="kbase"
@@ -129,7 +128,7 @@ def test_quarantine_is_for_good(records: Records) -> None:
     records.finish(number, FAULT)
     for setup in (SETUP, NEWER_DRIVER, NEWER_COMPILER):
         assert not records.may_run(setup, "dense", sha256(trace(1)))
-        with pytest.raises(Quarantined, match="page fault"):
+        with pytest.raises(InQuarantine, match="page fault"):
             records.begin(new(1, setup=setup))
     assert not records.may_run(SETUP, "other task", sha256(trace(2)), "kernel")
     assert records.may_run(OTHER_DEVICE, "dense", sha256(trace(1)), "kernel")
@@ -241,7 +240,7 @@ def test_what_ran_when_a_process_was_killed_is_quarantined(records: Records, pat
     assert (left.trace, left.state, left.outcome) == (trace(2), State.QUARANTINED, Stored.ABANDONED)
     assert left.reason == "was running when the tuner or the machine stopped"
     assert records.abandoned() == []
-    with pytest.raises(Quarantined):
+    with pytest.raises(InQuarantine):
         records.begin(new(2))
     records.finish(mine, right(1))
 
@@ -277,8 +276,8 @@ def test_owners_are_told_apart() -> None:
 
 
 def test_tasks_of_models(records: Records) -> None:
-    dense = Task(workload="k1", name="dense", flops=1e8, bytes=1e6)
-    softmax = Task(workload="k2", name="softmax", flops=1e5, bytes=1e6)
+    dense = TaskRecord(workload="k1", name="dense", flops=1e8, bytes=1e6)
+    softmax = TaskRecord(workload="k2", name="softmax", flops=1e5, bytes=1e6)
     records.put_model("lightglue", {softmax: 36, dense: 74})
     records.put_model("other", {dense: 1})
     assert [(w.task, w.weight) for w in records.tasks("lightglue")] == [(dense, 74), (softmax, 36)]
@@ -456,3 +455,20 @@ def test_many_candidates_are_found_quickly(path: Path) -> None:
             plan = records._connection.execute(f"EXPLAIN QUERY PLAN {query}", values).fetchall()
             scans = [row[3] for row in plan if row[3].startswith("SCAN") and "INDEX" not in row[3]]
             assert scans == [], query
+
+
+def test_figures_of_all_that_was_tried(records: Records) -> None:
+    assert records.figures() == TuningFigures(trials={}, faults=0, gains={})
+    add(records, 1, right(2.0))
+    add(records, 2, right(1.0), "another")
+    add(records, 3, FAULT)
+    records.begin(new(4))
+    for model, seconds in (("m", 0.9), ("n", 0.5), ("m", 0.6), ("m", 0.3)):
+        records.add_progress(model, 1, seconds)
+    told = records.figures()
+    assert told.trials == {"faulted": 1, "right": 2}
+    assert told.faults == 1
+    assert told.gains == {
+        "m": Gain(before_seconds=0.9, now_seconds=0.3),
+        "n": Gain(before_seconds=0.5, now_seconds=0.5),
+    }

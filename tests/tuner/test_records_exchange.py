@@ -14,9 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from honed.runtime.errors import Unavailable
-from honed.tuner.outcome import Outcome, Stored
-from honed.tuner.records import Records, State, Task, export_jsonl, import_jsonl
+from honed.tuner.records import Records, State, TaskRecord, export_jsonl, import_jsonl
 from honed.tuner.records import exchange as exchange_module
+from honed.tuner.verdict import Outcome, Stored
 from tests.tuner.test_records import (
     FAULT,
     IDENTITY,
@@ -30,7 +30,7 @@ from tests.tuner.test_records import (
     trace,
 )
 
-TASK = Task(workload="dense", name="dense_3", flops=1e8, bytes=1e6)
+TASK = TaskRecord(workload="dense", name="dense_3", flops=1e8, bytes=1e6)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import Trace
 from tvm_ffi import structural_equal
 
+from honed.runtime.families import FAMILIES
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules, traces
@@ -23,7 +24,7 @@ from honed.tuner.search.budget import Size, launches_of, size_of
 from honed.tuner.search.draw import Drawing, draws
 from honed.tuner.search.outline import Outline
 
-from .search_functions import FAMILIES, dense, imagined, tasks
+from .search_functions import dense, imagined, tasks
 
 pytestmark = pytest.mark.tvm
 

@@ -9,6 +9,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from honed.runtime.devices import rules_for
+from honed.runtime.families import FAMILIES
 from honed.tuner.lower.opencl import lower_function
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
@@ -18,7 +19,7 @@ from honed.tuner.search.parts import lane_choices, lanes_of, parts
 from honed.tuner.search.sketches import grouped_sketches, sketches
 from honed.tuner.search.traces import as_module
 
-from .search_functions import FAMILIES, dense, draws, imagined
+from .search_functions import dense, draws, imagined
 
 pytestmark = pytest.mark.tvm
 
@@ -27,7 +28,9 @@ NONE = Size(registers=1 << 30, statements=1 << 30)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rules_stay_within_the_imagined(family: str) -> None:
-    small = replace(rules_for(family, imagined(family, 64).limits), max_vector_bytes=8, max_unroll=2)
+    small = replace(
+        rules_for(FAMILIES[family], imagined(family, 64).limits), max_vector_bytes=8, max_unroll=2
+    )
     found = rules.rules_of(small)
     assert found.sketches.vector_bytes <= 8
     assert found.sketches.unroll <= 2

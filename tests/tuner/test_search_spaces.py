@@ -17,6 +17,7 @@ import pytest
 from tvm.s_tir import Schedule, ScheduleError
 
 from honed.runtime.devices import Device
+from honed.runtime.families import FAMILIES
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.operands import mark_constants
@@ -24,7 +25,6 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.outcome import Outcome
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
 from honed.tuner.search.channels import channels
@@ -36,8 +36,9 @@ from honed.tuner.search.sketches import Sketch
 from honed.tuner.search.windowed import windowed
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
+from honed.tuner.verdict import Outcome
 
-from .search_functions import FAMILIES, GRAPHS, draws, profile_of, tasks
+from .search_functions import GRAPHS, draws, profile_of, tasks
 
 pytestmark = pytest.mark.tvm
 

@@ -14,14 +14,15 @@ from honed.tuner.service.choice import (
     FIRST_PASS_SECONDS,
     SLICE_SECONDS,
     Known,
-    Plan,
+    PassPlan,
     Wanted,
     choose,
     failed,
     passed,
     unknown,
 )
-from honed.tuner.service.memory import Memory
+from honed.tuner.service.loop import figures_in
+from honed.tuner.service.memory import TuningState
 
 
 def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) -> Wanted:
@@ -35,12 +36,12 @@ def model(name: str, seconds: float = 0.0, obstacle: str = "", **known: object) 
 
 def test_a_new_model_gets_a_short_pass_first() -> None:
     models = [model("used", 100.0), model("new", passes=0)]
-    assert choose(models, 0.0) == Plan(name="new", seconds=FIRST_PASS_SECONDS)
+    assert choose(models, 0.0) == PassPlan(name="new", seconds=FIRST_PASS_SECONDS)
 
 
 def test_time_goes_where_most_can_be_won() -> None:
     models = [model("much", 100.0, headroom=0.1), model("less", 50.0, headroom=0.8), model("never")]
-    assert choose(models, 0.0) == Plan(name="less", seconds=SLICE_SECONDS)
+    assert choose(models, 0.0) == PassPlan(name="less", seconds=SLICE_SECONDS)
 
 
 def test_each_kernel_counts_by_itself() -> None:
@@ -48,18 +49,18 @@ def test_each_kernel_counts_by_itself() -> None:
     shares = {"dense": 0.9, "softmax": 0.1}
     one = replace(model("one", 100.0, headroom=0.5, tasks=shares), tasks={"dense": 5.0, "softmax": 85.0})
     other = model("other", 40.0, headroom=0.5)
-    assert choose([one, other], 0.0) == Plan(name="other", seconds=SLICE_SECONDS)
+    assert choose([one, other], 0.0) == PassPlan(name="other", seconds=SLICE_SECONDS)
     turned = replace(one, tasks={"dense": 85.0, "softmax": 5.0})
-    assert choose([turned, other], 0.0) == Plan(name="one", seconds=SLICE_SECONDS)
+    assert choose([turned, other], 0.0) == PassPlan(name="one", seconds=SLICE_SECONDS)
     never_timed = replace(one, tasks={"new": 90.0})
-    assert choose([never_timed, other], 0.0) == Plan(name="one", seconds=SLICE_SECONDS)
+    assert choose([never_timed, other], 0.0) == PassPlan(name="one", seconds=SLICE_SECONDS)
 
 
 def test_a_used_version_is_profiled_once() -> None:
     spent = {"seconds": 1.0, "tasks": {}, "profiled": ""}
     shown = {"name": "m", "sha256": "a", "spent": spent}
     fast, slow = [{"us": 9e9}, {"us": 2e5}], [{"us": 2e5}, {"us": 2e6}]
-    assert profiles.wanted(shown, fast) == profiles.Version("m", "a")
+    assert profiles.wanted(shown, fast) == profiles.Unprofiled("m", "a")
     assert profiles.wanted(shown, slow) is None, "requests would wait for too long"
     assert profiles.wanted(shown, []) is None
     assert profiles.wanted({**shown, "spent": {**spent, "seconds": 0.0}}, fast) is None
@@ -68,8 +69,8 @@ def test_a_used_version_is_profiled_once() -> None:
 
 
 def test_models_never_used_come_last_but_come() -> None:
-    assert choose([model("never"), model("used", 0.1)], 0.0) == Plan(name="used", seconds=SLICE_SECONDS)
-    assert choose([model("never"), model("done", 9.0, finished=True)], 0.0) == Plan(
+    assert choose([model("never"), model("used", 0.1)], 0.0) == PassPlan(name="used", seconds=SLICE_SECONDS)
+    assert choose([model("never"), model("done", 9.0, finished=True)], 0.0) == PassPlan(
         name="never", seconds=SLICE_SECONDS
     )
 
@@ -109,17 +110,27 @@ def test_whoever_is_chosen_may_be_tuned(models: list[tuple[float, float, int, bo
 def test_what_is_known_outlasts_the_tuner_and_holds_for_its_setup_alone(tmp_path: Path) -> None:
     path = tmp_path / "tuner.json"
     known = passed(unknown("source device driver"), finished=True, headroom=0.2)
-    Memory(path).put("m", known)
-    assert Memory(path).get("m", "source device driver") == known
-    assert Memory(path).get("m", "source device driver 2") == unknown("source device driver 2")
+    TuningState(path).put("m", known)
+    assert TuningState(path).get("m", "source device driver") == known
+    assert TuningState(path).get("m", "source device driver 2") == unknown("source device driver 2")
     plain = json.loads(path.read_text())
     del plain["models"]["m"]["tasks"]  # as it was written before tasks were told apart
     path.write_text(json.dumps(plain))
-    assert Memory(path).get("m", "source device driver") == known
+    assert TuningState(path).get("m", "source device driver") == known
     path.write_text("{")
-    assert Memory(path).get("m", "source device driver") == unknown("source device driver")
+    assert TuningState(path).get("m", "source device driver") == unknown("source device driver")
 
 
 def test_headroom_is_a_share() -> None:
     assert passed(unknown("k"), finished=False, headroom=7.0).headroom == 1.0
     assert isinstance(passed(unknown("k"), finished=False, headroom=0.5), Known)
+
+
+def test_records_that_there_are_not_and_those_that_cannot_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "records.sqlite"
+    assert figures_in(path) is None
+    path.mkdir()
+    told = figures_in(path)
+    assert told is not None
+    assert not told.trials
+    assert "cannot be read" in told.reason

@@ -18,25 +18,23 @@ from honed.runtime.origin import Origin, Source, Way
 from honed.runtime.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.surveying import survey
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.outcome import Outcome, Stored
 from honed.tuner.records import Default, NewCandidate, Records, Setup
-from honed.tuner.records import Timing as RecordedTiming
-from honed.tuner.records import Verdict as RecordedVerdict
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.search_child import (
     DefaultSchedule,
     Entry,
     Found,
-    Loaded,
+    LoadedTask,
     Proposed,
     SearchBroke,
     SearchChild,
 )
-from honed.tuner.tune.session import Budget, Session
+from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.speed import Speed
-from honed.tuner.tune.task import Stage, Task
+from honed.tuner.tune.task import TaskState, TuningTask
 from honed.tuner.tuned import best_schedules
 from honed.tuner.valhall.benches import PLATFORM
+from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 from . import running
 from .liars import honest
@@ -68,7 +66,7 @@ class Planted:
         self.replayed: list[str] = []
 
     def extract(self) -> Found:
-        task = Task(
+        task = TuningTask(
             key="scale",
             name="scale",
             weight=1,
@@ -79,11 +77,11 @@ class Planted:
         )
         return [(task, 1)], []
 
-    def load(self, _task: Task, _outputs: int) -> Loaded:
-        return Loaded(workload=replace(self.workload, task="scale"), fresh=True)
+    def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
+        return LoadedTask(workload=replace(self.workload, task="scale"), fresh=True)
 
     def default(
-        self, task: Task, outputs: int, following: Sequence[tuple[Task, int]], *, settle: bool
+        self, task: TuningTask, outputs: int, following: Sequence[tuple[TuningTask, int]], *, settle: bool
     ) -> DefaultSchedule:
         self.defaults.append(task.key)
         self.following.append([one.key for one, _ in following])
@@ -92,7 +90,7 @@ class Planted:
 
     def begin(
         self,
-        task: Task,
+        task: TuningTask,
         outputs: int,
         known: Sequence[tuple[str, float | None]],
         kin: Sequence[str],
@@ -145,17 +143,17 @@ def slow(number: int) -> str:
 @pytest.fixture
 def tuned(
     device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
-) -> Callable[..., tuple[Session, Planted, list[dict[str, Any]]]]:
+) -> Callable[..., tuple[TuningSession, Planted, list[dict[str, Any]]]]:
     """Runs a session over planted batches."""
 
     def run(
         batches: Sequence[Sequence[str] | SearchBroke],
         *,
         believed: DeviceProfile = profile,
-        on_event: Callable[[Session, dict[str, Any]], None] = lambda _session, _event: None,
+        on_event: Callable[[TuningSession, dict[str, Any]], None] = lambda _session, _event: None,
         kernel_log: InjectedLog | None = None,
         ahead: bool = False,
-    ) -> tuple[Session, Planted, list[dict[str, Any]]]:
+    ) -> tuple[TuningSession, Planted, list[dict[str, Any]]]:
         planted, events = Planted(workload, batches), list[dict[str, Any]]()
 
         def emit(event: dict[str, Any]) -> None:
@@ -172,7 +170,7 @@ def tuned(
             peaks_again=lambda: profile,
             ahead=ahead,
         ) as session:
-            session.run(planted.extract, Budget(seconds=60))
+            session.run(planted.extract, SearchBudget(seconds=60))
         return session, planted, events
 
     return run
@@ -195,7 +193,7 @@ def test_what_was_refused_before_it_ran_is_no_trial(tuned: Any, profile: DeviceP
         "trial",
     ]
     assert sorted(s is None for s in planted.results.values()) == [False, True, True]
-    assert progress.stage is Stage.TUNED
+    assert progress.stage is TaskState.TUNED
     with kept() as records:
         assert len(records.history("scale", session.setup)) == 1
 
@@ -205,7 +203,7 @@ def test_a_run_in_which_nothing_can_be_tried_ends_early_and_says_so(tuned: Any) 
     (progress,) = session.tasks
     assert session.trials == 0
     assert len(planted.batches) > 40
-    assert progress.stage is Stage.SKIPPED
+    assert progress.stage is TaskState.SKIPPED
     assert "could be tried: its schedule" in progress.reason
 
 
@@ -221,7 +219,7 @@ def test_a_broken_search_is_taken_up_again_once(tuned: Any) -> None:
     broke = SearchBroke("a step cannot be replayed")
     session, _, events = tuned([broke, [marked(1)], []])
     (progress,) = session.tasks
-    assert progress.stage is Stage.TUNED
+    assert progress.stage is TaskState.TUNED
     assert progress.best_trace == trace(marked(1))
     assert [e["reason"] for e in events if e["event"] == "broke"] == [f"its search ended: {broke}"]
 
@@ -230,7 +228,7 @@ def test_a_search_that_broke_twice_is_lost(tuned: Any) -> None:
     broke = SearchBroke("a step cannot be replayed")
     session, planted, _ = tuned([broke, broke, [marked(1)]])
     (progress,) = session.tasks
-    assert progress.stage is Stage.LOST
+    assert progress.stage is TaskState.LOST
     assert progress.reason == f"its search ended: {broke}"
     assert len(planted.batches) == 1
 
@@ -243,7 +241,7 @@ def test_peaks_that_are_met_are_measured_again(tuned: Any, profile: DeviceProfil
     session, planted, _ = tuned([[marked(1)], []], believed=replace(profile, peaks=busy))
     (progress,) = session.tasks
     assert planted.results
-    assert progress.stage is Stage.TUNED
+    assert progress.stage is TaskState.TUNED
     rate = session._rates["scale"]
     assert session.profile.peaks is not None
     assert progress.roofline == pytest.approx(progress.task.roofline(session.profile.peaks, rate))
@@ -291,7 +289,7 @@ def test_a_fault_that_comes_to_light_later_condemns_the_candidate(tuned: Any, ke
     """The last candidate of all was found right; its fault is logged only then."""
     log = InjectedLog()
 
-    def on_event(session: Session, event: dict[str, Any]) -> None:
+    def on_event(session: TuningSession, event: dict[str, Any]) -> None:
         if event["event"] == "trial" and event["us"] is not None and session.trials == 2:
             log.arm(cs_fatal(session._trying.measurer.pid))
 
@@ -313,7 +311,7 @@ def test_a_fault_that_comes_to_light_later_condemns_the_candidate(tuned: Any, ke
 def test_a_fault_has_its_whole_story_recorded(tuned: Any, kept: Any) -> None:
     log = InjectedLog()
 
-    def on_event(session: Session, event: dict[str, Any]) -> None:
+    def on_event(session: TuningSession, event: dict[str, Any]) -> None:
         if event["event"] == "tasks":
             log.arm(cs_fatal(session._trying.measurer.pid))
 
@@ -333,7 +331,7 @@ def test_what_is_in_quarantine_is_not_tried(tuned: Any, kept: Any, profile: Devi
             source = marked(number)
             digest = hashlib.sha256(source.encode()).hexdigest()
             new = NewCandidate(workload=task, setup=setup, trace=trace(source), source_sha256=digest)
-            verdict = RecordedVerdict(outcome=Outcome.FAULT, reason="it faulted")
+            verdict = Verdict(outcome=Outcome.FAULT, reason="it faulted")
             records.finish(records.begin(new), verdict)
     session, planted, _ = tuned([[marked(1), marked(2), marked(3)], []])
     assert session.trials == 1
@@ -352,10 +350,10 @@ def test_the_best_of_another_driver_is_measured_again_first(
     tuned: Any, kept: Any, profile: DeviceProfile
 ) -> None:
     identity = replace(profile.identity, driver_version="an older one")
-    timing = RecordedTiming(median_s=1e-9, low_s=1e-9, high_s=1e-9, repeats=3)
+    timing = Timing(median_s=1e-9, low_s=1e-9, high_s=1e-9, repeats=3)
     with kept() as records:
         new = NewCandidate(workload="scale", setup=setup_for(identity), trace=trace(marked(1)))
-        records.finish(records.begin(new), RecordedVerdict(outcome=Outcome.RIGHT, timing=timing))
+        records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
     session, planted, _ = tuned([[marked(2)], []])
     assert planted.replayed == [trace(marked(1))]
     (progress,) = session.tasks
@@ -369,7 +367,7 @@ def test_the_best_of_another_driver_is_measured_again_first(
 def test_the_next_batch_is_asked_for_before_this_one_is_measured(tuned: Any) -> None:
     order: list[str] = []
 
-    def note(session: Session, event: dict[str, Any]) -> None:
+    def note(session: TuningSession, event: dict[str, Any]) -> None:
         if event["event"] in ("trial", "round"):
             order.append(f"{event['event']} {len(session._proposals.search.begun)}")
 
@@ -404,9 +402,9 @@ def test_the_best_of_other_tasks_is_offered_as_kin_once(
     with kept() as records:
         for task, seconds in (("another", 2e-3), ("another", 1e-3), ("a third", 1e-3), ("scale", 1e-3)):
             name = trace(f"{task} {seconds}")
-            timing = RecordedTiming(median_s=seconds, low_s=seconds, high_s=seconds, repeats=3)
+            timing = Timing(median_s=seconds, low_s=seconds, high_s=seconds, repeats=3)
             new = NewCandidate(workload=task, setup=setup, trace=name)
-            records.finish(records.begin(new), RecordedVerdict(outcome=Outcome.RIGHT, timing=timing))
+            records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
     _, planted, _ = tuned([[marked(1)], [marked(2)], []])
     assert sorted(planted.kin) == sorted([trace("another 0.001"), trace("a third 0.001")])
 
@@ -417,9 +415,9 @@ def test_a_recorded_schedule_slower_than_the_default_is_not_compiled(
     tvm = pytest.importorskip("tvm")
     setup: Setup = setup_for(profile.identity)
     with kept() as records:
-        timing = RecordedTiming(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
+        timing = Timing(median_s=2e-3, low_s=2e-3, high_s=2e-3, repeats=3)
         new = NewCandidate(workload="scale", setup=setup, trace="[]")
-        records.finish(records.begin(new), RecordedVerdict(outcome=Outcome.RIGHT, timing=timing))
+        records.finish(records.begin(new), Verdict(outcome=Outcome.RIGHT, timing=timing))
         records.put_default("scale", setup, Default(seconds=1e-3, rate=None))
     choose = best_schedules(tmp_path / "records.sqlite", profile.identity)
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
@@ -430,8 +428,8 @@ def test_a_recorded_schedule_says_where_it_comes_from(kept: Any, profile: Device
     tvm = pytest.importorskip("tvm")
     func = tvm.te.create_prim_func([tvm.te.placeholder((4,), name="x")])
     bench = replace(profile.identity, platform=PLATFORM)
-    timing = RecordedTiming(median_s=1e-3, low_s=1e-3, high_s=1e-3, repeats=3)
-    right = RecordedVerdict(outcome=Outcome.RIGHT, timing=timing)
+    timing = Timing(median_s=1e-3, low_s=1e-3, high_s=1e-3, repeats=3)
+    right = Verdict(outcome=Outcome.RIGHT, timing=timing)
     text = "[[],[]]"
 
     def said(identity: DeviceIdentity, way: Way | None, host: str | None = None) -> tuple[Source, Way | None]:
@@ -461,9 +459,9 @@ class Several(Planted):
         [(task, outputs)], opaque = super().extract()
         return [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)], opaque
 
-    def load(self, task: Task, _outputs: int) -> Loaded:
+    def load(self, task: TuningTask, _outputs: int) -> LoadedTask:
         self.loaded.append(task.key)
-        return Loaded(workload=replace(self.workload, task=task.key), fresh=True)
+        return LoadedTask(workload=replace(self.workload, task=task.key), fresh=True)
 
 
 @pytest.mark.slow
@@ -480,7 +478,7 @@ def test_default_schedules_are_timed_again_only_to_tell_the_devices_speed(
             lambda _: None,
             trust_defaults=trust,
         ) as session:
-            session.run(planted.extract, Budget(trials=0))
+            session.run(planted.extract, SearchBudget(trials=0))
             return (
                 planted.loaded,
                 {p.task.key: p.default for p in session.tasks},
@@ -512,7 +510,7 @@ def test_the_next_default_schedules_are_begun_with_each(
         lambda _: None,
         ahead=ahead,
     ) as session:
-        session.run(planted.extract, Budget(trials=0))
+        session.run(planted.extract, SearchBudget(trials=0))
     assert planted.defaults == planted.loaded == ["scale0", "scale1", "scale2"]
     assert planted.following == [["scale1", "scale2"], ["scale2"], []]
     assert planted.settled == [not ahead] * 3

@@ -13,9 +13,9 @@ from honed.jobs.events import Estimate
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks
 from honed.tuner.tune.task import (
-    Progress,
-    Stage,
-    Task,
+    TaskProgress,
+    TaskState,
+    TuningTask,
     finish,
     judge,
     latency,
@@ -26,12 +26,14 @@ from honed.tuner.tune.task import (
 PEAKS = DevicePeaks(fp32_gflops=100.0, fp16_gflops=None, bandwidth_gbs=10.0, launch_us=1.0)
 
 
-def task(key: str = "k", weight: int = 1, flops: int = 0, nbytes: int = 0, dtype: str = "float32") -> Task:
-    return Task(key=key, name=key, weight=weight, flops=flops, bytes=nbytes, dtype=dtype, opaque="")
+def task(
+    key: str = "k", weight: int = 1, flops: int = 0, nbytes: int = 0, dtype: str = "float32"
+) -> TuningTask:
+    return TuningTask(key=key, name=key, weight=weight, flops=flops, bytes=nbytes, dtype=dtype, opaque="")
 
 
-def timed(key: str, default: float, weight: int = 1, roofline: float = 1e-6) -> Progress:
-    progress = Progress(task=task(key, weight), roofline=roofline, default=default)
+def timed(key: str, default: float, weight: int = 1, roofline: float = 1e-6) -> TaskProgress:
+    progress = TaskProgress(task=task(key, weight), roofline=roofline, default=default)
     progress.found(default, None)
     return progress
 
@@ -79,7 +81,7 @@ def test_a_task_whose_kernel_raised_the_peak_is_not_at_its_roofline(
     one = task("k", flops=flops, nbytes=nbytes, dtype=dtype)
     best = one.roofline(peaks) / 1.5
     raised = bounds.raised_by(peaks, flops, nbytes, best, half=dtype == "float16")
-    progress = Progress(task=one, roofline=one.roofline(raised), default=2 * best)
+    progress = TaskProgress(task=one, roofline=one.roofline(raised), default=2 * best)
     progress.found(best, "t")
     assert not progress.beyond
     assert progress.expected_gain > 0
@@ -91,7 +93,7 @@ def test_a_task_whose_kernel_raised_the_peak_is_not_at_its_roofline(
 def test_small_tasks_and_those_at_their_roofline_are_skipped_with_reasons() -> None:
     tasks = [timed("big", 1.0), timed("small", 1e-4), timed("full", 0.1, roofline=0.095)]
     judge(tasks)
-    assert [p.stage for p in tasks] == [Stage.TUNING, Stage.SKIPPED, Stage.SKIPPED]
+    assert [p.stage for p in tasks] == [TaskState.TUNING, TaskState.SKIPPED, TaskState.SKIPPED]
     assert "too small" in tasks[1].reason
     assert "roofline" in tasks[2].reason
 
@@ -99,11 +101,11 @@ def test_small_tasks_and_those_at_their_roofline_are_skipped_with_reasons() -> N
 def test_what_was_too_small_comes_to_matter_when_the_rest_is_faster() -> None:
     big, small = timed("big", 1.0), timed("small", 1e-3)
     judge([big, small])
-    assert small.stage is Stage.SKIPPED
+    assert small.stage is TaskState.SKIPPED
     big.found(0.01, "t")
     big.end_round(1.0, 1.0)
     judge([big, small])
-    assert (big.stage, small.stage, small.reason) == (Stage.TUNING, Stage.TUNING, "")
+    assert (big.stage, small.stage, small.reason) == (TaskState.TUNING, TaskState.TUNING, "")
 
 
 def test_a_task_that_is_worth_less_per_second_is_still_worth_it() -> None:
@@ -151,7 +153,7 @@ def test_finishing_gives_every_task_a_stage_and_a_reason() -> None:
     finish([unworthy], cut=False)
     assert "would win less than 0.2 %" in unworthy.reason
     finish([tried, waiting, lost], cut=True)
-    assert [p.stage for p in (tried, waiting, lost)] == [Stage.TUNED, Stage.SKIPPED, Stage.LOST]
+    assert [p.stage for p in (tried, waiting, lost)] == [TaskState.TUNED, TaskState.SKIPPED, TaskState.LOST]
     assert waiting.reason
     assert lost.reason
 
@@ -168,7 +170,7 @@ def test_a_task_of_which_nothing_could_be_tried_says_why() -> None:
     for progress in (filtered, alone):
         progress.end_round(1.0, 1.0)
     finish([filtered, alone], cut=True)
-    assert [p.stage for p in (filtered, alone)] == [Stage.SKIPPED, Stage.SKIPPED]
+    assert [p.stage for p in (filtered, alone)] == [TaskState.SKIPPED, TaskState.SKIPPED]
     assert "none of its 3 candidates" in filtered.reason
     assert "source" in filtered.reason
     assert "no schedule but the default one" in alone.reason

@@ -16,8 +16,8 @@ from honed.runtime import devices
 from honed.runtime.executor import load
 from honed.runtime.surveying import survey
 from honed.tuner.tune.search_child import Deadlines, SearchChild
-from honed.tuner.tune.session import Budget
-from honed.tuner.tune.task import Stage
+from honed.tuner.tune.session import SearchBudget
+from honed.tuner.tune.task import TaskState
 
 from . import running
 from .liars import broken_searcher
@@ -137,9 +137,9 @@ def test_a_task_that_breaks_the_compiler_is_lost_alone(
         SearchChild(found.profile, records.with_suffix(".npz"), 0, command, deadlines) as search,
         running.session(found.spec, found.profile, records, search, events.append) as session,
     ):
-        session.run(lambda: search.extract(model, {}, "auto"), Budget(trials=3))
+        session.run(lambda: search.extract(model, {}, "auto"), SearchBudget(trials=3))
     by_name = {p.task.name: p for p in session.tasks}
-    assert by_name["matmul"].stage is Stage.LOST
+    assert by_name["matmul"].stage is TaskState.LOST
     why = {
         "dies": "SIGABRT",
         "hangs": "more than 4 s",
@@ -148,5 +148,5 @@ def test_a_task_that_breaks_the_compiler_is_lost_alone(
     }
     assert why[how] in by_name["matmul"].reason
     assert by_name["matmul"].failures == {"compiler": 2}
-    assert by_name["softmax"].stage is Stage.TUNED
+    assert by_name["softmax"].stage is TaskState.TUNED
     assert by_name["softmax"].trials == 3

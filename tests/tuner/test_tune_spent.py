@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from honed.jobs.events import Spent
+from honed.runtime.families import FAMILIES
 from honed.tuner.tune.sharing import sharing
 from honed.tuner.tune.spent import on_candidate
 
@@ -22,19 +23,19 @@ def test_rounds_add_up() -> None:
 
 @pytest.mark.parametrize("cores", [1, 2, 3])
 def test_nothing_runs_ahead_beside_a_device_that_is_all_of_the_processor(cores: int) -> None:
-    assert not sharing("cpu", cores).ahead
-    assert sharing("cpu", cores).builders == sharing("cpu", cores).threads == cores
+    assert not sharing(FAMILIES["cpu"], cores).ahead
+    assert sharing(FAMILIES["cpu"], cores).builders == sharing(FAMILIES["cpu"], cores).threads == cores
 
 
 def test_one_thread_searches_beside_a_processor_with_cores_to_spare() -> None:
-    assert sharing("cpu", 8).ahead
-    assert sharing("cpu", 8).threads == 1
+    assert sharing(FAMILIES["cpu"], 8).ahead
+    assert sharing(FAMILIES["cpu"], 8).threads == 1
 
 
 @pytest.mark.parametrize("family", ["mali", "gpu"])
 @pytest.mark.parametrize("cores", [1, 2, 8, 64])
 def test_beside_a_gpu_a_core_is_left_to_feed_it(family: str, cores: int) -> None:
-    found = sharing(family, cores)
+    found = sharing(FAMILIES[family], cores)
     assert found.ahead
     assert 1 <= found.threads <= max(1, cores - 1)
     assert found.builders <= max(1, cores - 2)

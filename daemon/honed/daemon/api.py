@@ -180,7 +180,7 @@ class Api:
 
     @_answers(methods.TUNER_REPORT)
     async def _tuner_report(self, call: Call, params: TunerReportParams) -> Done:
-        self._tuner.report(call.connection, params.text)
+        self._tuner.report(call.connection, params)
         return Done()
 
     @_answers(methods.LEASE_RELEASE)

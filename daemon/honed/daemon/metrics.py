@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.strict import to_plain
 
 from . import openmetrics
 from .blocking import in_thread
 from .deviceserver import DeviceServer
-from .gains import Gains
 from .idle.thermal import temperatures
 from .ledger import Ledger
 from .pool import Pool
 from .serving.registry import Registry
 from .serving.states import ServedModel, State
+from .tunerchild import TunerChild
 
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
 # profile is asked for, since that slows some drivers down.
@@ -35,7 +36,7 @@ class Metrics:
     registry: Registry
     pool: Pool
     ledger: Ledger
-    gains: Gains
+    tuner: TunerChild
     connections: Callable[[], int]
     lease: Callable[[], Mapping[str, Any]]
     gpu_faults: Callable[[], Mapping[str, Any]]
@@ -54,7 +55,7 @@ class Metrics:
 
     async def document(self) -> dict[str, Any]:
         """Every figure; spans in seconds, temperatures in degrees Celsius."""
-        tuning = await in_thread(self.gains.now)
+        tuning = self.tuner.figures
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
@@ -83,7 +84,7 @@ class Metrics:
                 | {"waiting": waiting[entry.name], "spent": spent.get(entry.name, _NOTHING_SPENT)}
                 for entry in self.registry.all()
             ],
-            "tuning": tuning,
+            "tuning": None if tuning is None else to_plain(tuning),
             "temperatures": sensors,
             "lease": dict(self.lease()),
             "gpu_faults": dict(self.gpu_faults()),

@@ -25,7 +25,6 @@ from . import api, lock, server
 from .blocking import in_thread
 from .commits import Commits
 from .config import Config, load
-from .gains import Gains
 from .inspection import SECONDS, Inspector, inspect_all
 from .jobs import Jobs, failure
 from .kernelwatch import KernelWatch
@@ -178,7 +177,7 @@ async def _run(
         registry=registry,
         pool=pool,
         ledger=ledger,
-        gains=Gains(records),
+        tuner=tuner,
         connections=lambda: clients.connections,
         lease=leasing.metrics,
         gpu_faults=watch.plain,
@@ -205,6 +204,7 @@ async def _run(
             fleet=pool,
             jobs=jobs,
             publisher=publisher,
+            tuner=tuner,
             records=records,
             cache_dir=places.cache_dir,
             tuner_mib=config.tuner.memory_mib,

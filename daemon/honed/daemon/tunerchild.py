@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import time
 from dataclasses import dataclass
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING
 
 from honed.machine.aiochildren import Child, spawn
 from honed.machine.children import Bounds, Death, kill_group, python
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import TunerReportParams
 from honed.protocol.service import TunerStatus
+from honed.protocol.tuning import TuningFigures
 
 from . import installed
 from .requests import restart_delay
@@ -49,6 +53,7 @@ class TunerChild:
         self._process: Child | None = None
         self._reports: dict[int, tuple[int, str]] = {}  # by connection: process and what it does
         self._last: tuple[float, str] | None = None  # the report of a connection that ended, and when
+        self.figures: TuningFigures | None = None  # that were told last
         self._text = "none is started here (tuner.spawn is false), and none has reported yet"
 
     def status(self) -> TunerStatus:
@@ -61,8 +66,27 @@ class TunerChild:
             text = f"said {time.monotonic() - ended:.0f} s ago: {said}"
         return TunerStatus(pid=self._process.pid if self._process else 0, text=text)
 
-    def report(self, connection: Connection, text: str) -> None:
-        """A tuner says what it does; it counts until its connection ends."""
+    def report(self, connection: Connection, params: TunerReportParams) -> None:
+        """A tuner says what it does, which counts until its connection ends, and what tuning has done.
+
+        Raises InvalidArgument for figures that cannot be.
+        """
+        if params.tuning is not None:
+            self.keep(params.tuning)
+        if params.text:
+            self._say(connection, params.text)
+
+    def keep(self, figures: TuningFigures) -> None:
+        """Take in what tuning has done so far; raises InvalidArgument for what cannot be."""
+        seconds = [
+            each for gain in figures.gains.values() for each in (gain.before_seconds, gain.now_seconds)
+        ]
+        for figure in (*figures.trials.values(), figures.faults, *seconds):
+            if not (math.isfinite(figure) and figure >= 0):
+                raise InvalidArgument(f"figures of tuning cannot be {figure}; give what the records have")
+        self.figures = figures
+
+    def _say(self, connection: Connection, text: str) -> None:
         if connection.number not in self._reports:
             connection.when_closed(lambda: self._forget(connection.number))
         self._reports[connection.number] = (connection.peer.pid, text[:_TEXT])

@@ -15,7 +15,7 @@ from typing import Any
 
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
-from honed.jobs.events import Done, Faults, News, R, Tuned
+from honed.jobs.events import Done, Faults, News, R, Totals, Tuned
 from honed.jobs.listening import Died
 from honed.machine.aiochildren import Child
 from honed.machine.children import Bounds
@@ -39,6 +39,7 @@ from .pool import Pool
 from .publishing import Publisher
 from .serving.registry import Registry
 from .store import Store, receive
+from .tunerchild import TunerChild
 
 MEASURING = ("tasks", "tune")
 RECORDS = ("history", "faults", "export", "import")
@@ -84,6 +85,7 @@ class TunerRuns:
         fleet: Pool,
         jobs: Jobs,
         publisher: Publisher,
+        tuner: TunerChild,
         records: Path,
         cache_dir: Path,
         tuner_mib: int,
@@ -96,6 +98,7 @@ class TunerRuns:
         self._fleet = fleet
         self._jobs = jobs
         self._publisher = publisher
+        self._tuner = tuner
         self._records = records
         self._cache_dir = cache_dir
         self._measuring: dict[str, _Measuring] = {}  # by model; at most one
@@ -203,6 +206,9 @@ class TunerRuns:
         memory_mib = RECORDS_MIB if run is None else self._tuner_mib
 
         def heard(news: News) -> None:
+            if isinstance(news, Totals):
+                self._tuner.keep(news.tuning)
+                return
             notify({"event": events.to_map(news)})
 
         try:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
+from honed.protocol.tuning import TuningFigures
 
 _MAX_TEXT = 1000  # letters of what is shown of a stage
 
@@ -132,6 +133,13 @@ class Trial:
     reason: str
     us: float | None
     best_us: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What all tuning has done so far."""
+
+    tuning: TuningFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +297,7 @@ class Faults:
     faults: tuple[Quarantined, ...]
 
 
-News = Stage | Note | TasksFound | Round | Trial | Filtered | Broke | Condemned
+News = Stage | Note | TasksFound | Round | Trial | Totals | Filtered | Broke | Condemned
 Result = Done | Compiled | Tuned | Written | Exported | Imported | History | Faults
 R = TypeVar("R", bound=Result)
 _NEWS: dict[str, type[News]] = {
@@ -298,6 +306,7 @@ _NEWS: dict[str, type[News]] = {
     "tasks": TasksFound,
     "round": Round,
     "trial": Trial,
+    "totals": Totals,
     "filtered": Filtered,
     "broke": Broke,
     "condemned": Condemned,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .tuning import TuningFigures
+
 Data = bytes | memoryview  # of a tensor, row-major
 
 
@@ -197,9 +199,10 @@ class LeaseReleaseParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerReportParams:
-    """Parameters of TunerReport: what the tuner does, in a sentence."""
+    """Parameters of TunerReport: what the tuner does, in a sentence, and what tuning has done so far."""
 
-    text: str
+    text: str = ""
+    tuning: TuningFigures | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

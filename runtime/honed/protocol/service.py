@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .results import Device, Peaks
+from .tuning import TuningFigures
 from .versions import ModelPublished
 
 
@@ -319,24 +320,6 @@ class DeviceFigures:
     shown: str
     worker: WorkerFigures
     queue: QueueFigures
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Gain:
-    """Seconds of one inference before tuning and now."""
-
-    before_seconds: float
-    now_seconds: float
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class TuningFigures:
-    """Of the records; `trials` by outcome, `gains` by model, `reason` why they cannot be read."""
-
-    trials: dict[str, int]
-    faults: int
-    gains: dict[str, Gain]
-    reason: str
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from .enqueue import Command
-from .memory import Memory
+from .memory import DeviceMemory
 from .model import CompiledModel, Copy, HostCall, Preparation
 from .opencl import cl, driver_call
-from .segments import Batch, Call, Segment
+from .segments import BoundHostCall, LaunchBatch, Segment
 
 
-def segments(model: CompiledModel, built: list[Any], memory: Memory, queue: Any, cap: int) -> list[Segment]:
+def segments(
+    model: CompiledModel, built: list[Any], memory: DeviceMemory, queue: Any, cap: int
+) -> list[Segment]:
     """The steps of an inference as segments: runs of launches and copies, with host calls between them.
 
     `built` has the pyopencl Program of each kernel of the model.
@@ -21,13 +23,13 @@ def segments(model: CompiledModel, built: list[Any], memory: Memory, queue: Any,
     bound: dict[Preparation, Command] = {}
     for step in model.steps:
         if isinstance(step, HostCall):
-            found += [Batch(commands, cap, queue), Call(step, model.buffers, memory, queue)]
+            found += [LaunchBatch(commands, cap, queue), BoundHostCall(step, model.buffers, memory, queue)]
             commands = []
         elif not empty(model, step):
             if step not in bound:
                 bound[step] = command(model, built, memory, step)
             commands.append(bound[step])
-    return [*found, Batch(commands, cap, queue)]
+    return [*found, LaunchBatch(commands, cap, queue)]
 
 
 def empty(model: CompiledModel, step: Preparation) -> bool:
@@ -35,7 +37,7 @@ def empty(model: CompiledModel, step: Preparation) -> bool:
     return isinstance(step, Copy) and model.buffers[step.source].nbytes == 0
 
 
-def command(model: CompiledModel, built: list[Any], memory: Memory, step: Preparation) -> Command:
+def command(model: CompiledModel, built: list[Any], memory: DeviceMemory, step: Preparation) -> Command:
     """A launch or copy; a launch has a kernel object of its own, so that its arguments stay set.
 
     `memory` keeps the buffers.

@@ -10,7 +10,7 @@ from typing import Any
 
 from honed.protocol.errors import DeviceError, NotFound
 
-from .mali import is_mali
+from .families import DeviceFamily, family_of
 from .opencl import cl, driver_call
 from .profile import DeviceIdentity, DeviceLimits, DeviceProfile, ScheduleRules
 
@@ -89,7 +89,7 @@ def profile_of(device: Any) -> DeviceProfile:
     """Identity, limits and rules of a pyopencl device, as its driver and /sys report them; no peaks."""
     limits = _limits(device)
     platform, name, vendor = (_text(s) for s in (device.platform.name, device.name, device.vendor))
-    family = family_of(platform, name, is_cpu=bool(device.type & cl.device_type.CPU))
+    family = family_of(name, is_cpu=bool(device.type & cl.device_type.CPU))
     identity = DeviceIdentity(
         platform=platform,
         vendor=vendor,
@@ -101,51 +101,23 @@ def profile_of(device: Any) -> DeviceProfile:
     return DeviceProfile(identity=identity, limits=limits, rules=rules_for(family, limits), peaks=None)
 
 
-def family_of(platform: str, name: str, *, is_cpu: bool) -> str:
-    """Which schedule rules suit the device: "mali", "cpu" or "gpu"."""
-    if is_mali(name):
-        return "mali"
-    return "cpu" if is_cpu or "llvmpipe" in name.casefold() else "gpu"
-
-
-def rules_for(family: str, limits: DeviceLimits) -> ScheduleRules:
-    """The rules of a family, within the limits of one device; docs/devices.md has the sources."""
-    threads = min(256, limits.max_work_group_size)
-    if family == "mali":
-        return ScheduleRules(
-            family="mali",
-            max_threads=threads,
-            local_memory=False,
-            max_vector_bytes=16,
-            max_unroll=16,
-            max_source_bytes=64 << 10,
-            max_queued_launches=512,
-        )
-    if family == "cpu":
-        return ScheduleRules(
-            family="cpu",
-            max_threads=threads,
-            local_memory=False,
-            max_vector_bytes=64,
-            max_unroll=16,
-            max_source_bytes=64 << 10,
-            max_queued_launches=0,
-        )
+def rules_for(family: DeviceFamily, limits: DeviceLimits) -> ScheduleRules:
+    """The rules of a family, within the limits of one device."""
     return ScheduleRules(
-        family="gpu",
-        max_threads=min(512, limits.max_work_group_size),
-        local_memory=limits.local_mem_bytes > 0,
-        max_vector_bytes=16,
-        max_unroll=64,
-        max_source_bytes=256 << 10,
-        max_queued_launches=0,
+        family=family.name,
+        max_threads=min(family.max_threads, limits.max_work_group_size),
+        local_memory=family.local_memory and limits.local_mem_bytes > 0,
+        max_vector_bytes=family.max_vector_bytes,
+        max_unroll=family.max_unroll,
+        max_source_bytes=family.max_source_bytes,
+        max_queued_launches=family.max_queued_launches,
     )
 
 
-def kernel_driver(family: str, platform: str, vendor: str, sys: Path = Path("/sys")) -> str:
+def kernel_driver(family: DeviceFamily, platform: str, vendor: str, sys: Path = Path("/sys")) -> str:
     """The kernel's driver for the device, from `sys`: "kbase", "panthor", "panfrost", "nvidia" or ""."""
-    if family == "cpu":
-        return ""
+    maker = f"{platform}/{vendor}".casefold()
+    wanted = next((names for part, names in family.drivers if part in maker), ())
     bound = {
         _KERNEL_DRIVERS[link.resolve().name]
         for pattern in (
@@ -156,11 +128,6 @@ def kernel_driver(family: str, platform: str, vendor: str, sys: Path = Path("/sy
         for link in sys.glob(pattern)
         if link.resolve().name in _KERNEL_DRIVERS
     }
-    if family == "mali":
-        # Arm's own OpenCL talks to kbase only, Mesa's to the open drivers only.
-        wanted = ["panthor", "panfrost"] if "rusticl" in platform.casefold() else ["kbase"]
-    else:
-        wanted = ["nvidia"] if "nvidia" in vendor.casefold() else []
     return next((name for name in wanted if name in bound), "")
 
 

@@ -22,7 +22,7 @@ from honed.protocol.errors import DeviceError, InvalidArgument
 
 from . import binding, border, enqueue, fit, programs
 from .devices import Device, select
-from .memory import Memory
+from .memory import DeviceMemory
 from .model import CompiledModel, HostCall, Launch, Preparation
 from .modelfile import ModelFile, read
 from .opencl import cl, context, driver_call
@@ -84,7 +84,7 @@ class Executor:
         with driver_call("make a command queue"):
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
-        self._memory = Memory(file, device, self._queue)
+        self._memory = DeviceMemory(file, device, self._queue)
         cap = device.profile.rules.max_queued_launches
         for step in file.model.prepare:
             if not binding.empty(file.model, step):

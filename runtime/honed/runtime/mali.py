@@ -147,11 +147,6 @@ _NAME = re.compile(r"\bmali-([a-z]+\d*)(?:v\d+)?\b")
 _BY_NAME = {name: model for model in MODELS for name in (model.name.removeprefix("Mali-"), *model.codes)}
 
 
-def is_mali(name: str) -> bool:
-    """Whether a device of that reported name is a Mali, known here or not. Immortalis is one, too."""
-    return any(brand in name.casefold() for brand in ("mali", "immortalis"))
-
-
 def model_of(name: str) -> Model | None:
     """The model that a device's reported name means; None for one that is not in the table, or no Mali."""
     found = _NAME.search(name.casefold())

@@ -28,7 +28,7 @@ Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
 
 
-class Memory:
+class DeviceMemory:
     """The buffers of one model on one device; `buffers[i]` is the pyopencl buffer of buffer i.
 
     Constants that no inference reads (those of probes, and those that only preparation reads) stay in the

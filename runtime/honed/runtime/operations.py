@@ -40,6 +40,7 @@ from honed.protocol.params import (
     UnloadParams,
 )
 from honed.protocol.peer import Answered
+from honed.protocol.tuning import TuningFigures
 
 from . import calls, endpoint
 from .calls import Outputs
@@ -328,9 +329,11 @@ class Operations:
         return (yield Ask(methods.MODEL_PIN, PinParams(name=model, version=version), None)).result
 
     @operation
-    def report(self, text: str) -> Steps[None]:
-        """For tuners: what they do, shown in the service's status while this connection lasts."""
-        yield Ask(methods.TUNER_REPORT, TunerReportParams(text=text))
+    def report(self, text: str = "", tuning: TuningFigures | None = None) -> Steps[None]:
+        """For tuners: what they do, shown in the service's status while this connection lasts, and what
+        tuning has done so far, which the service's metrics tell from then on.
+        """
+        yield Ask(methods.TUNER_REPORT, TunerReportParams(text=text, tuning=tuning))
 
     @operation
     def run_tuner(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from .families import FAMILIES, DeviceFamily
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceIdentity:
@@ -63,7 +65,7 @@ class ScheduleRules:
     Mali-G610's figures: Arm's Mali GPU best-practice guides and facts measured by others (docs/devices.md).
     """
 
-    family: str  # "mali", "cpu" or "gpu"
+    family: str  # the name of a row of `families`
     max_threads: int  # work-items per work-group the schedules may use
     local_memory: bool  # False where local memory is ordinary memory and copying into it buys nothing
     max_vector_bytes: int  # widest load that pays
@@ -80,3 +82,8 @@ class DeviceProfile:
     limits: DeviceLimits
     rules: ScheduleRules
     peaks: DevicePeaks | None
+
+    @property
+    def family(self) -> DeviceFamily:
+        """What its devices can do, and what pays there."""
+        return FAMILIES[self.rules.family]

@@ -12,9 +12,9 @@ from typing import Any
 from honed.protocol import strict
 from honed.protocol.errors import NotFound, ProfileError
 
+from .families import FAMILIES
 from .profile import DeviceProfile
 
-FAMILIES = ("mali", "cpu", "gpu")
 MAX_FILE_BYTES = 64 << 10
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from . import hostcalls, hostrules
 from .enqueue import Chunk, Command, handle
-from .memory import Memory
+from .memory import DeviceMemory
 from .model import Buffer, HostCall
 from .timing import Called, Enqueued, Timeline
 
@@ -29,7 +29,7 @@ class Segment(Protocol):
         """Do it in the timeline's queue and note when."""
 
 
-class Batch:
+class LaunchBatch:
     """Commands that run in order; at most `cap` of them are queued at once where `cap` is not 0."""
 
     def __init__(self, commands: Sequence[Command], cap: int, queue: Any) -> None:
@@ -67,10 +67,10 @@ class Batch:
             tails[-self._window].wait()
 
 
-class Call:
+class BoundHostCall:
     """A host call: waits for the device, runs the function, hands its outputs back."""
 
-    def __init__(self, step: HostCall, buffers: Sequence[Buffer], memory: Memory, queue: Any) -> None:
+    def __init__(self, step: HostCall, buffers: Sequence[Buffer], memory: DeviceMemory, queue: Any) -> None:
         self._step = step
         self._memory = memory
         self._queue = queue

@@ -22,9 +22,9 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import DefaultSchedule, Entry, Loaded, Proposed, SearchChild
-from honed.tuner.tune.session import Budget, Session
-from honed.tuner.tune.task import Task
+from honed.tuner.tune.search_child import DefaultSchedule, Entry, LoadedTask, Proposed, SearchChild
+from honed.tuner.tune.session import SearchBudget, TuningSession
+from honed.tuner.tune.task import TuningTask
 from honed.tuner.tune.trials import Trials
 
 from .tuning import dense_function, dense_workload
@@ -42,12 +42,12 @@ class Planted:
         self._right = Candidate.of("default", lowered)
         self._folder = folder
         self.pid = 1
-        self._asked: tuple[Task, int, int] | None = None
+        self._asked: tuple[TuningTask, int, int] | None = None
         self.results: dict[str, float | None] = {}
 
-    def extract(self, *_: Any) -> tuple[list[tuple[Task, int]], list[Task]]:
+    def extract(self, *_: Any) -> tuple[list[tuple[TuningTask, int]], list[TuningTask]]:
         m, n, k = SHAPE
-        task = Task(
+        task = TuningTask(
             key="dense",
             name="dense",
             weight=1,
@@ -58,13 +58,13 @@ class Planted:
         )
         return [(task, 1)], []
 
-    def load(self, _task: Task, _outputs: int) -> Loaded:
-        return Loaded(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
+    def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
+        return LoadedTask(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
 
-    def default(self, task: Task, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
+    def default(self, task: TuningTask, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
         return DefaultSchedule(loaded=self.load(task, outputs), candidate=self._right)
 
-    def begin(self, task: Task, outputs: int, _known: object, _kin: object, round_: int) -> None:
+    def begin(self, task: TuningTask, outputs: int, _known: object, _kin: object, round_: int) -> None:
         self._asked = task, outputs, round_
 
     def collect(self) -> Proposed:
@@ -117,8 +117,10 @@ def run(spec: str, profile: DeviceProfile, folder: Path, kernel_log: Reader | No
         )
         search = cast("SearchChild", planted)
         proposals = Proposals(search, records, setup, ahead=False)
-        session = Session("dense", profile, trials, proposals, events.append, peaks_again=lambda: profile)
-        session.run(planted.extract, Budget(seconds=120))
+        session = TuningSession(
+            "dense", profile, trials, proposals, events.append, peaks_again=lambda: profile
+        )
+        session.run(planted.extract, SearchBudget(seconds=120))
         candidates = [
             {"trace": c.trace, "state": str(c.state), "outcome": str(c.outcome), "reason": c.reason}
             for c in records.history("dense", setup)

@@ -20,13 +20,14 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import LoweringFailed, lower_function
 from honed.tuner.lower.target import target_for
-from honed.tuner.measure.candidate import Candidate, Verdict, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.measure.process import COMMAND
 from honed.tuner.search import rules
 from honed.tuner.search.batches import Batches
 from honed.tuner.search.costmodel import CostModel, ranking
 from honed.tuner.search.evolve import Evolution
+from honed.tuner.verdict import Verdict
 from tests.tuner.liars import honest
 
 from .prebuild import build_all
@@ -83,7 +84,7 @@ def tune(bench: Bench, shape: tuple[int, int, int], seconds: float, kin: Iterabl
     found = Tuned(shape, Candidate.of("default", lowered), rule)
     bench.measurer.load(dense_workload(bench.folder / "x".join(map(str, shape)), *shape))
     verdict = bench.measurer.measure(found.default)
-    found.default_seconds = verdict.timing.median if verdict.timing else None
+    found.default_seconds = verdict.timing.median_s if verdict.timing else None
     deadline = time.monotonic() + seconds
     evolution = Evolution(
         func,
@@ -155,7 +156,7 @@ def _learn(bench: Bench, found: Tuned, measured: list[tuple[Any, float]]) -> Non
 
 def _note(found: Tuned, candidate: Candidate, trace: str, verdict: Verdict) -> float:
     found.outcomes[str(verdict.outcome)] += 1
-    seconds = verdict.timing.median if verdict.timing else math.inf
+    seconds = verdict.timing.median_s if verdict.timing else math.inf
     found.known[trace] = seconds
     if seconds < found.best_seconds:
         found.best, found.best_trace, found.best_seconds = candidate, trace, seconds

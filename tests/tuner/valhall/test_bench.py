@@ -17,21 +17,21 @@ from honed.runtime.errors import DeviceError, InvalidArgument
 from honed.runtime.model import KernelArg
 from honed.tuner.lower.program import KernelLaunch, Value
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.outcome import Outcome
 from honed.tuner.records import Records
 from honed.tuner.records.rows import sha256
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import DefaultSchedule, Entry, Found, Loaded, Proposed, SearchChild
-from honed.tuner.tune.session import Budget, Session
-from honed.tuner.tune.task import Task
+from honed.tuner.tune.search_child import DefaultSchedule, Entry, Found, LoadedTask, Proposed, SearchChild
+from honed.tuner.tune.session import SearchBudget, TuningSession
+from honed.tuner.tune.task import TuningTask
 from honed.tuner.tune.trials import Trials
 from honed.tuner.valhall.benches import BENCHES, DRIVER, predicted
 from honed.tuner.valhall.compiler import Dump, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.count import Counts
 from honed.tuner.valhall.judge import Judge, seconds
-from honed.tuner.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, Geometry, bound
+from honed.tuner.valhall.machine import BANDWIDTH, CLOCK_HZ, LAUNCH_SECONDS, LaunchGeometry, bound
 from honed.tuner.valhall.measurer import YARDSTICK, BenchMeasurer
+from honed.tuner.verdict import Outcome
 
 ITEMS = 1024
 SIZES = (ITEMS * 96 * 16, 96 * 16, ITEMS * 16)  # bytes of x, w and y
@@ -99,7 +99,7 @@ def candidate(source: str, name: str = "one") -> Candidate:
 
 def test_the_bound_is_that_of_the_busiest_pipe_of_the_busiest_core() -> None:
     counts = Counts(fma=400, half=400, cvt=200, sfu=60, ls=20, lines=90)
-    geometry = Geometry(grid=(5, 1, 1), block=(24, 1, 1))
+    geometry = LaunchGeometry(grid=(5, 1, 1), block=(24, 1, 1))
     assert geometry.warps == 2 * 2, "two groups of the five on one core, and a partial warp costs a whole"
     found = bound(counts, geometry, 272, packs=False)
     cycles = [each * CLOCK_HZ / 4 for each in (found.fma, found.cvt, found.sfu, found.ls)]
@@ -133,8 +133,8 @@ def test_a_candidate_is_timed_by_its_bound(compiler: OneProgram, source: str, wo
     assert (compiler.asked, noted) == ([source], ["one"])
     assert verdict.outcome is Outcome.RIGHT
     assert verdict.timing is not None
-    assert verdict.timing.median == seconds(Judge(compiler).judge(source, [launch()]))
-    assert verdict.timing.yardstick == YARDSTICK
+    assert verdict.timing.median_s == seconds(Judge(compiler).judge(source, [launch()]))
+    assert verdict.yardstick_s == YARDSTICK
     measurer.close()
     assert compiler.closed
 
@@ -154,7 +154,7 @@ def test_what_a_model_prepares_takes_no_time(compiler: OneProgram, source: str, 
         measurer.load(replace(workload, constants=constants))
         verdict = measurer.measure(two)
         assert verdict.timing is not None
-        found.append(verdict.timing.median)
+        found.append(verdict.timing.median_s)
     judge = Judge(compiler)
     assert found == [
         seconds(judge.judge(source, two.launches)),
@@ -184,7 +184,7 @@ class Planted:
         self.told: dict[str, float | None] = {}
 
     def extract(self) -> Found:
-        task = Task(
+        task = TuningTask(
             key="sums",
             name="sums",
             weight=1,
@@ -195,13 +195,13 @@ class Planted:
         )
         return [(task, 1)], []
 
-    def load(self, _task: Task, _outputs: int) -> Loaded:
-        return Loaded(workload=self.workload, fresh=True)
+    def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
+        return LoadedTask(workload=self.workload, fresh=True)
 
-    def default(self, task: Task, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
+    def default(self, task: TuningTask, outputs: int, *_: object, **__: bool) -> DefaultSchedule:
         return DefaultSchedule(loaded=self.load(task, outputs), candidate=candidate(self.default_source))
 
-    def begin(self, task: Task, outputs: int, *_: object) -> None:
+    def begin(self, task: TuningTask, outputs: int, *_: object) -> None:
         self.asked = task, outputs
 
     def collect(self) -> Proposed:
@@ -226,7 +226,7 @@ def test_a_session_has_a_whole_batch_built_at_once(
     profile = predicted("mali-g610")
     with Records.open(tmp_path / "records.sqlite") as records:
         records.keep_yardstick(setup_for(profile.identity), YARDSTICK)
-        session = Session(
+        session = TuningSession(
             "m",
             profile,
             Trials(
@@ -236,7 +236,7 @@ def test_a_session_has_a_whole_batch_built_at_once(
             lambda event: built.append(len(compiler.asked)) if isinstance(event, Trial) else None,
             peaks_again=lambda: profile,
         )
-        session.run(planted.extract, Budget())
+        session.run(planted.extract, SearchBudget())
         best = records.best("sums", setup_for(profile.identity))
     assert built == [5, 5, 5, 5], "the default schedule's, and the whole batch before the first is judged"
     assert sum(seconds is None for seconds in planted.told.values()) == 1

@@ -9,11 +9,11 @@ import pytest
 
 from honed.tuner.valhall.compiler import Dump
 from honed.tuner.valhall.count import counted
-from honed.tuner.valhall.dump import Block, Kernel, Unreadable, kernels
+from honed.tuner.valhall.dump import BasicBlock, KernelDump, Unreadable, kernels
 from honed.tuner.valhall.pipes import pipe_of
 from honed.tuner.valhall.trips import trip_counts
 
-KERNEL = Kernel(name="k", blocks=(), trips=(), instructions=1, half_occupancy=False, spills=0, fills=0)
+KERNEL = KernelDump(name="k", blocks=(), trips=(), instructions=1, half_occupancy=False, spills=0, fills=0)
 SUMS, UNTIL = "__wrapped_sums", "__wrapped_until"
 
 
@@ -67,7 +67,7 @@ def test_a_loop_counts_as_often_as_it_turns(dump: Dump) -> None:
     ],
 )
 def test_halves_that_the_compiler_packs_are_told_from_those_it_leaves(text: str, half: int) -> None:
-    found = counted(replace(KERNEL, blocks=(Block(0, (text,), ()),))).whole
+    found = counted(replace(KERNEL, blocks=(BasicBlock(0, (text,), ()),))).whole
     assert (found.fma, found.half) == (1, half)
 
 

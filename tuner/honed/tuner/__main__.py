@@ -19,7 +19,7 @@ from . import records_command
 from .tune import command as tuning
 
 if TYPE_CHECKING:
-    from .compile import Request
+    from .compile import CompileRequest
     from .frontend import Precision
 
 Emit = Callable[[News], None]
@@ -100,18 +100,18 @@ def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
     )
 
 
-def _request(job: commands.Compile, emit: Emit) -> Request:
+def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
     emit(Stage(stage="check", fraction=0.0, text="start the compiler"))
     from honed.runtime import devices, profilefile
 
-    from .compile import Request
+    from .compile import CompileRequest
 
     if job.profile and not job.device:
         profile, device = profilefile.load(job.profile), None
     else:
         device = devices.select(job.device)
         profile = profilefile.load(job.profile) if job.profile else device.profile
-    return Request(
+    return CompileRequest(
         path=job.file,
         output=job.output,
         profile=profile,

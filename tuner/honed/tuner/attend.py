@@ -9,11 +9,11 @@ are measured: a model's functions, and so the records of its tuning, would chang
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from tvm import tirx
 
+from honed.runtime.families import UnitFigures
 from honed.runtime.profile import DeviceProfile
 
 from .lower.cost import function_bytes, function_flops
@@ -25,23 +25,6 @@ from .search.budget import launches_of
 from .search.decisions import read
 from .search.starts import starts
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Figures:
-    """What one compute unit reaches, and what a launch takes."""
-
-    gflops: float
-    gbs: float  # out of the cache that all units share
-    launch_us: float
-
-
-# Round figures. Processors: what tuned products reach on a core of PoCL with AVX-512. GPUs: a fifth
-# of what an H100's units could do, and between the 3 us that a launch takes in its queue and the 10 with the
-# host's part. Malis have none: by the bench an attention in one kernel is no faster (docs/graph.md).
-_FIGURES: Mapping[str, _Figures] = {
-    "cpu": _Figures(gflops=50.0, gbs=30.0, launch_us=20.0),
-    "gpu": _Figures(gflops=100.0, gbs=25.0, launch_us=5.0),
-}
 _LOCAL = 0.75  # of the local memory is for scores: the rest holds what is made of whole rows
 _LESS = 0.95  # of the time that the parts take: no figure is more exact
 
@@ -50,7 +33,7 @@ def attentions(profile: DeviceProfile) -> Joins:
     """Whether parts of an attention are better one function on a device; see `join_attentions`."""
 
     def joins(parts: Sequence[tirx.PrimFunc], joined: tirx.PrimFunc) -> bool:
-        figures = _FIGURES.get(profile.rules.family)
+        figures = profile.family.joined
         if figures is None:
             return False
         together = _seconds_joined(joined, profile, figures)
@@ -60,12 +43,12 @@ def attentions(profile: DeviceProfile) -> Joins:
     return joins
 
 
-def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: _Figures) -> float:
+def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:
     """Of a function that keeps all compute units busy."""
     return _roofline(function_flops(func), function_bytes(func), profile.limits.compute_units, figures)
 
 
-def _seconds_joined(func: tirx.PrimFunc, profile: DeviceProfile, figures: _Figures) -> float | None:
+def _seconds_joined(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float | None:
     """Of an attention as it is first served; None where it is none, or its rows do not fit."""
     func = narrow_indices(func)
     one = attention_of(func)
@@ -96,6 +79,6 @@ def _again(one: Attention) -> int:
     return one.keys * (one.inner + one.columns) * one.element_bytes
 
 
-def _roofline(flops: float, nbytes: float, units: float, figures: _Figures) -> float:
+def _roofline(flops: float, nbytes: float, units: float, figures: UnitFigures) -> float:
     rate = max(flops / (figures.gflops * 1e9), nbytes / (figures.gbs * 1e9)) / units
     return rate + figures.launch_us * 1e-6

@@ -24,7 +24,7 @@ from .assemble import Expected, assemble
 from .attend import attentions
 from .bind import bind_shapes
 from .first import first_kernels
-from .frontend import Imported, Normalised, Precision
+from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import Choose, First, LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
@@ -42,7 +42,7 @@ Report = Callable[[str, float, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CompileRequest:
     """What to compile, and for what.
 
     `device` is where the compiled form is compared with the reference; None: this machine has no such
@@ -63,14 +63,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
+class CompileResult:
     """What the file says; `fell_back` is why default rules alone made it, "" where they did not have to."""
 
     model: CompiledModel
     fell_back: str
 
 
-def compile_file(request: Request, report: Report) -> Compiled:
+def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     """Compile, prove and write a model.
 
     Where schedules recorded or picked by the prior give wrong answers on the device, default rules replace
@@ -92,12 +92,12 @@ def compile_file(request: Request, report: Report) -> Compiled:
 
 
 def _compile(
-    request: Request,
+    request: CompileRequest,
     original: onnx.ModelProto,
     own: Normalised,
     choice: Choice | None,
     stage: _Stages,
-) -> Compiled:
+) -> CompileResult:
     """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
     normalised = choose.applied(choice, own) if choice is not None else own
     imported = _import(normalised, stage)
@@ -141,10 +141,10 @@ def _compile(
         model = _proven(model, request.device, results)
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, constants)
-    return Compiled(model=model, fell_back=fell_back)
+    return CompileResult(model=model, fell_back=fell_back)
 
 
-def check_file(request: Request, report: Report) -> None:
+def check_file(request: CompileRequest, report: Report) -> None:
     """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
@@ -217,13 +217,13 @@ def _normalise(
     )
 
 
-def _import(normalised: Normalised, stage: _Stages) -> Imported:
+def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
     stage("import", 0.0, "import into the compiler")
     return frontend.import_named(normalised)
 
 
 def _lower(
-    given: Imported,
+    given: ImportedModule,
     profile: DeviceProfile,
     stage: _Stages,
     choose: Choose,
@@ -239,7 +239,7 @@ def _lower(
 
 
 def _by_rules(
-    lowered: LoweredModel, given: Imported, request: Request, stage: _Stages
+    lowered: LoweredModel, given: ImportedModule, request: CompileRequest, stage: _Stages
 ) -> LoweredModel | None:
     """The model with default rules alone; None where it has no other kernels already."""
 
@@ -293,7 +293,7 @@ def _probed(
 
 
 def _refusal(
-    request: Request,
+    request: CompileRequest,
     device: Device,
     model: CompiledModel,
     results: tuple[proof.Difference, ...],

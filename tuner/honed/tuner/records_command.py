@@ -9,7 +9,16 @@ from honed.jobs import commands, events
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.runtime.files import replacing
 
-from .records import Candidate, Imported, ModelVersion, Progress, Records, Setup, export_jsonl, import_jsonl
+from .records import (
+    ImportCounts,
+    ProgressRecord,
+    Records,
+    Setup,
+    TuningRecord,
+    VersionRecord,
+    export_jsonl,
+    import_jsonl,
+)
 
 Emit = Callable[[events.News], None]
 
@@ -43,7 +52,7 @@ def import_(job: commands.Import, emit: Emit) -> events.Imported:
     return events.Imported(count=done.added, merged=done.merged, refused=done.refused)
 
 
-def _check(done: Imported, file: Path) -> None:
+def _check(done: ImportCounts, file: Path) -> None:
     if done.refused and not done.added and not done.merged:
         raise InvalidArgument(
             f"none of the {len(done.refused)} records in {file} can be used, the first because: "
@@ -67,7 +76,7 @@ def history(job: commands.ShowHistory, emit: Emit) -> events.History:
     )
 
 
-def _points(progress: Sequence[Progress]) -> list[events.Point]:
+def _points(progress: Sequence[ProgressRecord]) -> list[events.Point]:
     """The estimates in their order, with the trials made until then in all runs."""
     points, trials = list[events.Point](), 0
     for moment in progress:
@@ -76,7 +85,7 @@ def _points(progress: Sequence[Progress]) -> list[events.Point]:
     return points
 
 
-def _version(version: ModelVersion, points: Sequence[events.Point]) -> events.Version:
+def _version(version: VersionRecord, points: Sequence[events.Point]) -> events.Version:
     before = [point.trials for point in points if point.time <= version.created_s]
     return events.Version(
         version=version.version,
@@ -96,7 +105,7 @@ def faults(job: commands.ListFaults, emit: Emit) -> events.Faults:
         return events.Faults(faults=tuple(_fault(records, candidate, setup) for candidate, setup in found))
 
 
-def _fault(records: Records, candidate: Candidate, setup: Setup) -> events.Quarantined:
+def _fault(records: Records, candidate: TuningRecord, setup: Setup) -> events.Quarantined:
     task = records.task(candidate.workload)
     return events.Quarantined(
         candidate=candidate.trace_sha256[:16],

@@ -12,7 +12,7 @@ from honed.runtime.profile import DeviceIdentity
 
 from .lower.module import Choose
 from .lower.schedule import narrow_indices
-from .records import Candidate, Records
+from .records import Records, TuningRecord
 from .search import traces
 from .setup import setup_for
 from .valhall.benches import PLATFORM as BENCH
@@ -43,7 +43,7 @@ def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
     return choose
 
 
-def _origin(found: Candidate, identity: DeviceIdentity, host: str) -> Origin:
+def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Origin:
     name = found.trace_sha256[:12]
     if identity.platform == BENCH:
         return Origin(Source.PREDICTED, name, found.way)

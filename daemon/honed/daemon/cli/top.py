@@ -219,7 +219,7 @@ def _summary(document: Mapping[str, Any]) -> Table:
 
 def _tuning_text(tuning: Mapping[str, Any] | None) -> str:
     if tuning is None:
-        return "nothing was tuned yet"
+        return "no tuner has reported yet"
     if tuning["reason"]:
         return str(tuning["reason"])
     best = [

@@ -22,10 +22,12 @@ from honed.jobs.events import (
     Stage,
     Table,
     TasksFound,
+    Totals,
     Trial,
     Tuned,
 )
 from honed.protocol.strict import to_plain
+from honed.protocol.tuning import TuningFigures
 
 from .output import clean, console, fields, seconds_text
 from .tasks import counted, failures_text, latency_text, milliseconds, progress_table, short
@@ -56,6 +58,7 @@ class Run:
     told: float = 0.0  # when `seconds_left` was
     stopping: bool = False
     notes: list[str] = field(default_factory=list)
+    totals: TuningFigures | None = None  # of all tuning so far
 
     def take(self, event: News | Tuned, now: float) -> None:
         """Learn from an event of the child, its last word included."""
@@ -64,6 +67,8 @@ class Run:
                 self.stage, self.text = event.stage, event.text
             case Note():
                 self.notes.append(event.text)
+            case Totals():
+                self.totals = event.tuning
             case Trial():
                 self._trial(event)
             case Table():

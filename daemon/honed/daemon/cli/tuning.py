@@ -123,6 +123,8 @@ def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tune
     with tunable(client, arguments.model) as found:
         with started(found.tasks.derived(Tune, output=found.tuned, **_budget(arguments)), Limits()) as child:
             done = _searched(child, run)
+        if run.totals is not None:
+            client.report(tuning=run.totals)
         return done, _published(client, arguments.model, found, done) if done.output else None
 
 

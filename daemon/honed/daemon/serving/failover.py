@@ -7,6 +7,7 @@ only if its probes are answered right (docs/format.md).
 from __future__ import annotations
 
 from honed.protocol.errors import Unavailable
+from honed.runtime.families import FAMILIES
 
 from . import trials
 from .actions import Back, HandOver, Refuse, StartServer, StaysAway, StopServer
@@ -130,17 +131,22 @@ def _start(core: Core, engine: Engine) -> None:
     core.act(StartServer(engine.name))
 
 
+def _on_processor(engine: Engine) -> bool:
+    family = FAMILIES.get(engine.family)  # "": no worker has told it yet
+    return family is not None and family.processor
+
+
 def _stand_in_for(core: Core, engine: Engine) -> Engine | None:
     """The fallback, unless that is the engine itself."""
     wanted = core.fallback.casefold()
     if not wanted or engine.name.casefold() == wanted or engine.stand_in:
         return None
-    if wanted == CPU and engine.family == CPU:
+    if wanted == CPU and _on_processor(engine):
         return None
     for other in core.engines.values():
         if other is not engine and (
             other.name.casefold() == wanted
-            or (wanted == CPU and other.family == CPU and other.phase is Phase.READY)
+            or (wanted == CPU and _on_processor(other) and other.phase is Phase.READY)
         ):
             return other
     return core.add_engine(core.fallback, stand_in=True)

@@ -15,13 +15,14 @@ from .fault import Driver, Fault, Severity
 from .parse import parse
 from .reader import SETTLE_S, Reader, open_reader
 from .record import Record, seen
-from .story import FaultStory, Seen, group
+from .story import DatedFault, FaultStory, group
 
 __all__ = [
     "LATE_S",
     "SETTLE_S",
     "Certainty",
     "Culprit",
+    "DatedFault",
     "Driver",
     "Fault",
     "FaultStory",
@@ -29,7 +30,6 @@ __all__ = [
     "Reader",
     "Record",
     "Run",
-    "Seen",
     "Severity",
     "attribute",
     "group",

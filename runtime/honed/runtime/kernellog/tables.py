@@ -27,7 +27,7 @@ from .pattern import Pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class RecordTable:
     """What a driver writes when something goes wrong: its records, the one tried first first."""
 
     driver: Driver
@@ -39,23 +39,25 @@ class Table:
 
 
 TABLES: Final = (
-    Table(
+    RecordTable(
         driver=Driver.KBASE,
         words=("mali",),
         patterns=(*kbase_jm.PATTERNS, *kbase_csf.PATTERNS, *kbase.PATTERNS),
     ),
-    Table(driver=Driver.PANTHOR, words=("panthor",), functions=("panthor",), patterns=panthor.PATTERNS),
-    Table(driver=Driver.PANFROST, words=("panfrost",), functions=("panfrost",), patterns=panfrost.PATTERNS),
-    Table(driver=Driver.LIMA, words=("lima",), functions=("lima",), patterns=lima.PATTERNS),
-    Table(driver=Driver.ROCKET, words=("rocket",), patterns=rocket.PATTERNS),
-    Table(
+    RecordTable(driver=Driver.PANTHOR, words=("panthor",), functions=("panthor",), patterns=panthor.PATTERNS),
+    RecordTable(
+        driver=Driver.PANFROST, words=("panfrost",), functions=("panfrost",), patterns=panfrost.PATTERNS
+    ),
+    RecordTable(driver=Driver.LIMA, words=("lima",), functions=("lima",), patterns=lima.PATTERNS),
+    RecordTable(driver=Driver.ROCKET, words=("rocket",), patterns=rocket.PATTERNS),
+    RecordTable(
         driver=Driver.RKNPU,
         words=("RKNPU",),
         openings=("RKNPU: ",),
         inner="RKNPU: ",
         patterns=rknpu.PATTERNS,
     ),
-    Table(
+    RecordTable(
         driver=Driver.AMDGPU,
         words=("amdgpu",),
         functions=("amdgpu", "gfx", "gmc", "sdma"),
@@ -63,7 +65,7 @@ TABLES: Final = (
         inner=r"(?:amdgpu: )?(?:\{\d{1,20}\})?",  # the number of a RAS event
         patterns=(*amdgpu.PATTERNS, *drm.PATTERNS),
     ),
-    Table(
+    RecordTable(
         driver=Driver.I915,
         words=("i915",),
         functions=("i915", "intel"),
@@ -71,20 +73,20 @@ TABLES: Final = (
         inner=r"(?:GT\d{1,3}: )?(?:GUC: )?",
         patterns=(*i915.PATTERNS, *drm.PATTERNS),
     ),
-    Table(
+    RecordTable(
         driver=Driver.XE,
         words=("xe",),
         functions=("xe",),
         inner=r"(?:Tile\d{1,3}: )?(?:GT\d{1,3}: )?",
         patterns=(*xe.PATTERNS, *drm.PATTERNS),
     ),
-    Table(
+    RecordTable(
         driver=Driver.MSM,
         words=("msm", "msm_dpu", "msm_mdp", "msm_mdss", "mdp4", "adreno"),
         functions=("msm", "adreno", "a2xx", "a3xx", "a4xx", "a5xx", "a6xx", "a8xx"),
         openings=msm.OPENINGS,
         patterns=msm.PATTERNS,
     ),
-    Table(driver=Driver.NVIDIA, openings=nvidia.OPENINGS, patterns=nvidia.PATTERNS),
-    Table(driver=Driver.KERNEL, openings=oom.OPENINGS, patterns=oom.PATTERNS),
+    RecordTable(driver=Driver.NVIDIA, openings=nvidia.OPENINGS, patterns=nvidia.PATTERNS),
+    RecordTable(driver=Driver.KERNEL, openings=oom.OPENINGS, patterns=oom.PATTERNS),
 )

@@ -18,10 +18,6 @@ from .bench import Bench
 # Independent accumulators by width of vectors: units of latency 4 with two pipes need 8 in flight.
 _CHAINS = {1: (8,), 2: (8,), 4: (4, 8, 12), 8: (4, 8, 12), 16: (4, 8, 12)}
 _UNROLLED = 4  # steps of all chains in one turn of the loop, so that the loop itself costs nothing
-# Accumulators, as scalars, beyond which every device spills: 12 registers of 64 bytes on a CPU with AVX-512;
-# on a GPU half of the 255 registers that the largest threads have.
-_MOST_ON_CPU = 192
-_MOST_ON_GPU = 128
 _GROUPS = (64, 256)  # work-items
 _ITEMS_PER_UNIT = 2048  # what the largest compute units hold at once
 _SHORT_SECONDS = 1e-3  # of a launch in the first round
@@ -51,10 +47,9 @@ class Form:
         return 2.0 * self.width * self.chains * _UNROLLED * items
 
 
-def forms(family: str) -> list[Form]:
-    """What is tried first on a device of a family of schedule rules."""
-    most = _MOST_ON_CPU if family == "cpu" else _MOST_ON_GPU
-    return [Form(width, n) for width, chains in _CHAINS.items() for n in chains if width * n <= most]
+def forms(accumulators: int) -> list[Form]:
+    """What is tried first on a device that spills beyond so many scalars."""
+    return [Form(width, n) for width, chains in _CHAINS.items() for n in chains if width * n <= accumulators]
 
 
 def finalists(rates: dict[Form, float], largest_group: int) -> list[Form]:
@@ -85,7 +80,7 @@ def gflops(bench: Bench, scalar: str) -> float:
     """GFLOP/s of the best form."""
     items = bench.limits.compute_units * _ITEMS_PER_UNIT
     sink = bench.buffer(items * 4)
-    tried = forms(bench.device.profile.rules.family)
+    tried = forms(bench.device.profile.family.accumulators)
     program = bench.built("".join(source(form, scalar) for form in tried))
     rates = {form: _quick(bench, cl.Kernel(program, form.name), form, items, sink) for form in tried}
     last = finalists(rates, bench.limits.max_work_group_size)

@@ -25,7 +25,7 @@ _WAYS: tuple[Way, ...] = ("copy", "read", "sweep")
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class MemoryForm:
     """One way of moving memory: copying (both sides count), or summing up in short or in long work-items."""
 
     what: Way
@@ -37,7 +37,7 @@ class Form:
         return f"{self.what}{self.width}"
 
 
-FORMS = tuple(Form(what, width) for width in _WIDTHS for what in _WAYS)
+FORMS = tuple(MemoryForm(what, width) for width in _WIDTHS for what in _WAYS)
 
 
 def source(width: int) -> str:
@@ -82,7 +82,7 @@ def gbs(bench: Bench) -> tuple[tuple[tuple[int, float], ...], float]:
     return tuple(caches), main
 
 
-def _rate(bench: Bench, kernel: Any, form: Form, nbytes: int, buffers: tuple[Any, Any]) -> float:
+def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tuple[Any, Any]) -> float:
     """GB/s of a form that goes once through the first `nbytes` of the buffers; 0 where they are too few."""
     elements = nbytes // (4 * form.width)
     items = elements // _LOADS if form.what == "read" else elements

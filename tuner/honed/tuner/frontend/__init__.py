@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .external import MissingExternalData
-from .importing import Imported, import_named, import_relax
+from .importing import ImportedModule, import_named, import_relax
 from .load import FrontendLimits, load
 from .normalise import Normalised, in_half, normalise
 from .precision import Precision
@@ -11,7 +11,7 @@ from .signature import TensorSpec
 
 __all__ = [
     "FrontendLimits",
-    "Imported",
+    "ImportedModule",
     "MissingExternalData",
     "Normalised",
     "Precision",

@@ -23,7 +23,7 @@ from .relax_ops import CORE, Node
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedModule:
     """A model as Relax; `names` are the values of the ONNX model that variables hold."""
 
     module: tvm.IRModule
@@ -35,7 +35,7 @@ def import_relax(normalised: Normalised) -> tvm.IRModule:
     return import_named(normalised).module
 
 
-def import_named(normalised: Normalised) -> Imported:
+def import_named(normalised: Normalised) -> ImportedModule:
     """The model as an IRModule with one function `main`.
 
     Parameters are the model's inputs in order (in the types of the arithmetic), the result is a tuple of
@@ -60,7 +60,7 @@ def import_named(normalised: Normalised) -> Imported:
             result = builder.emit_output(relax.Tuple([values[o.name] for o in graph.output]))
         builder.emit_func_output(result)
     names = {values[node.output[0]]: str(node.output[0]) for node in graph.node}
-    return Imported(builder.get(), names)
+    return ImportedModule(builder.get(), names)
 
 
 def _constant(array: np.ndarray) -> Any:

@@ -56,7 +56,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Nothing:
+class EmptyOptional:
     """An empty ONNX optional: it exists while compiling only."""
 
 
@@ -65,7 +65,7 @@ class Unknown:
     """What a refused node would have given; nodes that need it cannot be judged beyond their name."""
 
 
-Item = Value | Listing | Nothing | Unknown
+Item = Value | Listing | EmptyOptional | Unknown
 
 
 class Refuse(Exception):

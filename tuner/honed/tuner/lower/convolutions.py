@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 from tvm import ir, relax, topi
 
+from honed.runtime.families import DeviceFamily
 from honed.runtime.profile import DeviceProfile
 
 from . import winograd
@@ -20,14 +22,15 @@ _LEAST_OUTPUTS = 5  # below, rounding up adds more than vectors save
 
 def legalisations(profile: DeviceProfile) -> Mapping[str, Legalise]:
     """By operator, for the device."""
-    return {"relax.nn.conv2d": _convolved} if profile.rules.family == "mali" else {}
+    return {"relax.nn.conv2d": partial(_convolved, profile.family)}
 
 
-def _convolved(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    plain: Legalise = ir.Op.get("relax.nn.conv2d").get_attr("FLegalize")
-    if (what := winograd.suited(call)) is not None:
+def _convolved(family: DeviceFamily, builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    what = winograd.suited(call) if family.winograd else None
+    if what is not None:
         return winograd.convolved(builder, call, what)
-    if not _is_odd(call):
+    plain: Legalise = ir.Op.get("relax.nn.conv2d").get_attr("FLegalize")
+    if not (family.vectors_of_channels and _is_odd(call)):
         return plain(builder, call)
     image, weights = call.args
     given = weights.value.numpy()

@@ -67,21 +67,13 @@ def lower_function(
         split = _passes(target)(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
-        source = (printer or partial(print_kernels, contract=_contracts(profile)))(kernels)
+        source = (printer or partial(print_kernels, contract=profile.family.contracts))(kernels)
     except (ValueError, TypeError, RuntimeError) as error:
         raise LoweringFailed(last_line(error)) from error
     host = next(f for f in split.functions.values() if not _is_kernel(f))
     lowered = _read_host(host, len(func.params), kernels, source)
     _check(lowered, profile)
     return lowered
-
-
-def _contracts(profile: DeviceProfile) -> bool:
-    """Whether the device's compiler fuses products with sums.
-
-    PoCL 3.1's `mad` for processors is a product and then a sum: half of their speed.
-    """
-    return profile.rules.family == "cpu"
 
 
 def _passes(target: Target) -> tvm.transform.Pass:

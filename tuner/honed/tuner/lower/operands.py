@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from tvm import ir, s_tir, tirx
 from tvm_ffi import structural_walk
 
+from honed.runtime.families import Packing
 from honed.runtime.profile import DeviceProfile
 
 from .program import FunctionCall, Program
@@ -33,8 +34,8 @@ def mark_constants(func: tirx.PrimFunc, constants: Iterable[int], profile: Devic
 
     Only for them it matters to a candidate's time that they are constants.
     """
-    packs = _PACKING.get(profile.rules.family)
-    found = [n for n in sorted(constants) if packs is not None and packs(func, func.params[n])]
+    packs = _PACKED[profile.family.packing]
+    found = [n for n in sorted(constants) if packs(func, func.params[n])]
     return func.with_attr(_MARK, found) if found else func
 
 
@@ -87,9 +88,9 @@ def _has_window_or_odd_image(func: tirx.PrimFunc, weights: ir.Var) -> bool:
     return _has_window(func, weights) or (odd and _of_sums(func, weights))
 
 
-# By family, what its sketches lay out in a launch of their own: `search.packed`, `pointwise`, `channels` and
-# `panels`.
-_PACKING: Mapping[str, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
-    "mali": _has_window_or_odd_image,
-    "cpu": _of_sums,
+# What sketches lay out in a launch of their own: `search.packed`, `pointwise`, `channels` and `panels`.
+_PACKED: Mapping[Packing, Callable[[tirx.PrimFunc, ir.Var], bool]] = {
+    Packing.NONE: lambda _func, _weights: False,
+    Packing.WINDOWS: _has_window_or_odd_image,
+    Packing.OPERANDS: _of_sums,
 }

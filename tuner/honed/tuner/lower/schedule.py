@@ -72,7 +72,7 @@ def _rules(
 ) -> Iterator[tuple[str, Callable[[], dlight.ScheduleRule]]]:
     yield "matmul", dlight.gpu.Matmul
     # On a CPU a work-group is one thread of the processor: cooperating only adds barriers.
-    if profile.rules.family != "cpu" and longest_reduction(func) >= _LEAST_COOPERATIVE:
+    if not profile.family.processor and longest_reduction(func) >= _LEAST_COOPERATIVE:
         yield "gemv", dlight.gpu.GEMV
         yield "reduction", dlight.gpu.Reduction
         yield "general-reduction", dlight.gpu.GeneralReduction

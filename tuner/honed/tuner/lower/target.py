@@ -21,6 +21,6 @@ def target_for(profile: DeviceProfile) -> Target:
         "max_shared_memory_per_block": profile.limits.local_mem_bytes,
         "thread_warp_size": 1,
     }
-    if profile.rules.family == "mali":
-        config["device"] = "mali"
+    if profile.family.target_device:
+        config["device"] = profile.family.target_device
     return Target(config, host={"kind": "llvm"})

@@ -9,10 +9,12 @@ from typing import Any
 from honed.runtime import programs
 from honed.runtime.opencl import cl, most_work_items
 from honed.runtime.profile import DeviceLimits
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome
 
 from .candidate import Candidate
-from .checks import Finished, Launched, Refusal, private_memory
+from .checks import Refusal
+from .checks.finished import Finished, Launched
+from .checks.submitted import private_memory
 
 Reader = Callable[[Any], Launched]
 
@@ -20,7 +22,7 @@ Reader = Callable[[Any], Launched]
 _Command = tuple[Any, tuple[int, int, int], tuple[int, int, int]]  # kernel, work-items, those of a group
 
 
-class Bound:
+class BoundCandidate:
     """Launches with their arguments set, on one in-order queue: some are prepared, the others run.
 
     `len` is how many run.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import codec
 from .candidate import Candidate, Workload
-from .process import BUILDER, Child, Ended
+from .process import BUILDER, DriverChild, Ended
 
 _AT_ONCE = 2  # candidates that a child has been given, so that it need not wait for us
 
@@ -144,7 +144,7 @@ class Builders:
 
     def _started(self, place: int) -> _Builder:
         log = self._folder / f"builder-{place}.log"
-        child = Child(log, self._command, cached_in(self.cache))
+        child = DriverChild(log, self._command, cached_in(self.cache))
         child.tell(self._opening)
         return _Builder(child)
 
@@ -152,7 +152,7 @@ class Builders:
 class _Builder:
     """A child, and what it was given and has not answered, the oldest first."""
 
-    def __init__(self, child: Child) -> None:
+    def __init__(self, child: DriverChild) -> None:
         self.child = child
         self.given: dict[str, tuple[Candidate, Mapping[str, object]]] = {}
         self.deadline = 0.0  # of the oldest, by time.monotonic

@@ -1,4 +1,4 @@
-"""What is measured, and what came of it: the values that travel between the tuner and its measuring child."""
+"""What is measured: the values that travel from the tuner to its measuring child."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from honed.tuner.lower.program import KernelLaunch, Value
-from honed.tuner.outcome import Outcome
 
 if TYPE_CHECKING:
     from honed.tuner.lower.opencl import Lowered  # which knows TVM, and the measuring child must not
@@ -56,28 +55,3 @@ class Candidate:
     def of(cls, name: str, lowered: Lowered) -> Candidate:
         """What a schedule was lowered to; `name` is its id."""
         return cls(id=name, source=lowered.source, inner=lowered.inner, launches=lowered.launches)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """Seconds of one run of all launches, by the device's clock.
-
-    `low` and `high` bound the 95 % confidence interval of the median; `yardstick` is the median of the
-    yardstick kernel, measured in turns with it.
-    """
-
-    median: float
-    low: float
-    high: float
-    repeats: int
-    yardstick: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What is known of a candidate. `timing` is there when and only when the outcome is RIGHT."""
-
-    outcome: Outcome
-    reason: str  # one sentence; empty for RIGHT
-    timing: Timing | None = None
-    seconds: float = 0.0  # the measurement took, wall time

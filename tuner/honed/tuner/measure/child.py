@@ -23,8 +23,8 @@ from honed.runtime.profile import DeviceProfile
 from . import codec, probes
 from .bound import Reader
 from .examine import Examination
-from .limits import Checks, Limits
-from .session import Session
+from .limits import Limits
+from .session import DeviceSession
 
 # Drivers leak a little with every program. A child that grew by this share of what it may since it loaded
 # its workload is replaced, before a candidate is refused for memory that others took.
@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None, read: Reader = probes.reading) -> int:
 
 
 def _serve(channel: socket.socket, read: Reader) -> None:
-    session: Session | None = None
+    session: DeviceSession | None = None
     loaded_at = 0
     while True:
         message = codec.receive(channel)
@@ -74,13 +74,13 @@ def _serve(channel: socket.socket, read: Reader) -> None:
             codec.send(channel, {"failed": str(failed), "code": failed.code})
 
 
-def _opened(message: codec.Message, announce: Callable[[str, float], None], read: Reader) -> Session:
+def _opened(message: codec.Message, announce: Callable[[str, float], None], read: Reader) -> DeviceSession:
     limits = from_plain(Limits, message["limits"], where="limits")
-    session = Session(
+    session = DeviceSession(
         devices.select(message["device"]),
         from_plain(DeviceProfile, message["profile"], where="profile"),
         limits,
-        from_plain(Checks, message["checks"], where="checks"),
+        frozenset(message["without"]),
         announce,
         read,
     )
@@ -88,7 +88,7 @@ def _opened(message: codec.Message, announce: Callable[[str, float], None], read
     return session
 
 
-def _measured(session: Session, message: codec.Message) -> codec.Message:
+def _measured(session: DeviceSession, message: codec.Message) -> codec.Message:
     if session.loaded is None:
         raise codec.ChannelClosed("a workload must be loaded before a candidate is measured")
     candidate = codec.candidate_from_plain(message["candidate"])

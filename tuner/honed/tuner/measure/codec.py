@@ -12,9 +12,9 @@ import msgpack
 
 from honed.protocol.strict import from_plain, to_plain
 from honed.tuner.lower.program import KernelLaunch, Value
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Timing, Verdict
 
-from .candidate import Candidate, Timing, Verdict, Workload
+from .candidate import Candidate, Workload
 
 _LENGTH = struct.Struct("<I")
 MAX_BYTES = 64 << 20
@@ -115,11 +115,12 @@ def candidate_from_plain(plain: Message) -> Candidate:
 
 def verdict_from_plain(plain: Message) -> Verdict:
     """The verdict in `to_plain`'s form; raises ValueError for anything else."""
-    timing = plain.get("timing")
+    timing, yardstick = plain.get("timing"), plain["yardstick_s"]
     return Verdict(
         outcome=Outcome(plain["outcome"]),
         reason=str(plain["reason"]),
         timing=None if timing is None else from_plain(Timing, timing, where="a timing"),
+        yardstick_s=None if yardstick is None else float(yardstick),
         seconds=float(plain["seconds"]),
     )
 

@@ -5,29 +5,33 @@ from __future__ import annotations
 import math
 import random
 import time
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 from honed.protocol.errors import DeviceError
 from honed.runtime import surveying
 from honed.runtime.opencl import cl
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Verdict
 
 from . import bound, checks
-from .bound import Bound
-from .candidate import Candidate, Timing, Verdict
-from .checks import Array, Finished, Refusal
+from .bound import BoundCandidate
+from .candidate import Candidate
+from .checks import Refusal, VerdictCheck
+from .checks.answers import Array, Left, Output
+from .checks.ceiling import beyond
+from .checks.clocks import Claimed, Timed, Waited, evident, possible
+from .checks.finished import Finished
 from .guarded import Guarded
 from .prepared import prepared_launches
-from .session import Loaded, Session
+from .session import DeviceSession, LoadedWorkload
 from .timed import Schedule, Turns, time_candidate, warm_up
 
 # What memory is filled with before a run, by turns: as floats of every width all ones are NaN.
 POISONS = (0xFF, 0xA5)
-_WALL_RETRIES = 8  # runs
 _SERIES_SECONDS = 0.02  # of one series of runs, long beside what a wait costs the host
 _SERIES = 5  # of them
-_ANEW_RETRIES = 4  # runs
+_NOTHING: Final[Mapping[int, Array]] = {}
 _SLACK = 1.0  # seconds a phase may exceed what it is allowed, for a busy machine
 
 _MEMORY_CODES = {
@@ -36,14 +40,15 @@ _MEMORY_CODES = {
     cl.status_code.INVALID_BUFFER_SIZE,
 }
 
+S = TypeVar("S")
+
 
 class Dropped(Exception):
     """The candidate failed a check."""
 
-    def __init__(self, refusal: Refusal, *, tainted: bool = False) -> None:
+    def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.reason)
         self.refusal = refusal
-        self.tainted = tainted
 
 
 @dataclass(slots=True)
@@ -63,7 +68,9 @@ class Examined:
 class Examination:
     """One candidate on a session with a loaded workload."""
 
-    def __init__(self, session: Session, loaded: Loaded, candidate: Candidate, give_up: float | None) -> None:
+    def __init__(
+        self, session: DeviceSession, loaded: LoadedWorkload, candidate: Candidate, give_up: float | None
+    ) -> None:
         self._session = session
         self._loaded = loaded
         self._candidate = candidate
@@ -79,43 +86,43 @@ class Examination:
     def verdict(self) -> Examined:
         """Go all the way, or to the first check that fails."""
         began = time.perf_counter()
-        tainted, timing = False, None
-        refusal = Refusal(Outcome.RIGHT, "")
+        refusal = None
         try:
-            timing = self._examine()
+            found = self._examine()
         except Dropped as dropped:
-            refusal, tainted = dropped.refusal, dropped.tainted
+            refusal = dropped.refusal
         except cl.Error as error:
-            refusal, tainted = self._failed(error), True
+            refusal = self._failed(error)
         except DeviceError as error:
-            refusal, tainted = Refusal(Outcome.RUN, str(error)), True
+            refusal = Refusal(Outcome.RUN, str(error), tainted=True)
         except MemoryError:
             refusal = Refusal(Outcome.MEMORY, "its tensors do not fit the memory that is allowed")
+        if refusal is not None:
+            found = Verdict(outcome=refusal.outcome, reason=refusal.reason)
+        tainted = refusal is not None and refusal.tainted
         if not tainted:
             for memory in self._inner:
                 memory.release()
         self._enter("end")
-        seconds = time.perf_counter() - began
-        verdict = Verdict(outcome=refusal.outcome, reason=refusal.reason, timing=timing, seconds=seconds)
-        return Examined(verdict, tainted, self._ran_at, self._spent)
+        found = replace(found, seconds=time.perf_counter() - began)
+        return Examined(found, tainted, self._ran_at, self._spent)
 
-    def _examine(self) -> Timing:
+    def _examine(self) -> Verdict:
         program = self._built()
         self._announce("host", self._session.limits.host_seconds)
         self._inner = [Guarded(self._session.context, value) for value in self._candidate.inner]
         buffers = [memory.buffer for memory in (*self._loaded.memory, *self._inner)]
         prepared = prepared_launches(self._loaded.workload, self._candidate)
-        runnable = Bound(self._session.queue, self._candidate, program, buffers, prepared)
+        runnable = BoundCandidate(self._session.queue, self._candidate, program, buffers, prepared)
         session = self._session
         _demand(runnable.fits(session.device.cl, session.profile.limits, session.limits.memory_bytes))
         order = random.sample(range(self._loaded.workload.sets), self._loaded.workload.sets)
         self._examine_twice(runnable, order[0])
         for number in order[1:]:
             # The last set meets what the one before left, as in an app: not poison, and not its answers.
-            stale = session.checks.stale and number == order[-1]
+            stale = number == order[-1] and "stale" not in session.without
             self._run(runnable, number, None if stale else POISONS[0])
-            self._check_bands()
-            self._check_right(number)
+            self._check(checks.LEFT, self._left(self._outputs(number)))
         return self._timed(runnable, order[-1])
 
     def _built(self) -> Any:
@@ -128,38 +135,46 @@ class Examination:
             why = f"the driver cannot compile it ({bound.complaint(error)})"
             raise Dropped(Refusal(outcome, why)) from error
 
-    def _examine_twice(self, runnable: Bound, number: int) -> None:
+    def _examine_twice(self, runnable: BoundCandidate, number: int) -> None:
         """Run on the same inputs with both poisons, then look at all there is to see."""
-        on = self._session.checks
         self._run(runnable, number, POISONS[0])
         first = self._answers()
-        self._check_bands()
+        self._check(checks.LEFT, self._left())
         self._run(runnable, number, POISONS[1])
-        if on.wall:
-            self._check_wall(runnable, number)
         # One run alone may be timed wrongly; what no evidence can make believable is refused here already.
-        self._check_possible(max(run.seconds for run in self._runs) + self._session.resolution)
-        self._check_bands()
-        self._check_inputs(number)
-        for i, before in first.items():
-            after = self._loaded.memory[i].array
-            if on.written:
-                _demand(checks.written(before, POISONS[0], after, POISONS[1], self._name(i)))
-            if on.right:
-                _demand(checks.right(self._loaded.expected[number][i], before, self._name(i)))
-        self._check_right(number)
-        self._check_repeated(first)
+        self._check_again(checks.CLAIMED, self._slowest, runnable, number)
+        left = self._left(self._outputs(number, first), self._inputs(number))
+        self._check(checks.LEFT, replace(left, unjudged=POISONS[0]))
 
-    def _check_wall(self, runnable: Bound, number: int) -> None:
-        """Refuse a contradiction between the clocks that does not go away; the host may just be busy."""
-        more = _WALL_RETRIES
-        while self._alone and checks.wall_below(self._runs) and more:
-            self._run(runnable, number, POISONS[1])
-            more -= 1
-        if self._alone:
-            _demand(checks.wall_below(self._runs), tainted=True)
+    def _slowest(self) -> Claimed:
+        """The slowest run so far as a claim, with the runs whose clocks must not contradict each other."""
+        seconds = max(run.seconds for run in self._runs) + self._session.resolution
+        return self._claimed(seconds, self._runs if self._alone else ())
 
-    def _run(self, runnable: Bound, number: int, poison: int | None) -> Finished:
+    def _claimed(self, seconds: float, runs: Sequence[Finished] = ()) -> Claimed:
+        return Claimed(self._loaded.workload, self._session.limit(self._loaded), seconds, runs)
+
+    def _check(self, table: Sequence[VerdictCheck[S]], seen: S) -> None:
+        """Drop the candidate at the first row of the table that refuses."""
+        _demand(checks.first_refusal(table, seen, self._session.without))
+
+    def _check_again(
+        self, table: Sequence[VerdictCheck[S]], see: Callable[[], S], runnable: BoundCandidate, number: int
+    ) -> None:
+        """The same, where a row may want more to be seen before its refusal is believed."""
+        for row in table:
+            if row.name in self._session.without:
+                continue
+            refusal, more = row.refuses(see()), row.more_runs
+            while refusal is not None and more:
+                self._run(runnable, number, self._poison)
+                refusal, more = row.refuses(see()), more - 1
+            if refusal is not None and row.fresh_peaks:
+                self._measure_peaks_again()
+                refusal = row.refuses(see())
+            _demand(refusal)
+
+    def _run(self, runnable: BoundCandidate, number: int, poison: int | None) -> Finished:
         """Prepare and run once on a set of inputs with everything else poisoned, and fetch what came of it.
 
         Without `poison` everything else is left as it is.
@@ -188,26 +203,17 @@ class Examination:
                 self._ran_at = time.monotonic()
         self._runs.append(run)
         for finished in (*prepared, run):
-            self._check_finished(finished)
+            self._check(checks.WAITED, Waited(finished, limits.run_seconds))
         self._announce("host", limits.host_seconds)
         self._fetch()
         return run
-
-    def _check_finished(self, run: Finished) -> None:
-        on = self._session.checks
-        if on.completed:
-            _demand(checks.completed(run), tainted=True)
-        if on.deadline:
-            _demand(checks.in_time(run, 1, self._session.limits.run_seconds))
-        if on.wall:
-            _demand(checks.wall_above(run), tainted=True)
 
     def _fetch(self) -> None:
         """Bring outputs and all guard bands to the host."""
         for i, memory in enumerate((*self._loaded.memory, *self._inner)):
             memory.fetch(self._session.queue, inside=i in self._loaded.workload.outputs)
 
-    def _timed(self, runnable: Bound, number: int) -> Timing:
+    def _timed(self, runnable: BoundCandidate, number: int) -> Verdict:
         """Time it, then check that what it left when timed is right, too."""
         session, limits = self._session, self._session.limits
         fastest = min(run.seconds for run in self._runs)
@@ -217,88 +223,78 @@ class Examination:
         answers = self._answers()
         for i in self._loaded.workload.outputs:
             self._loaded.memory[i].poison_inside(session.queue, self._poison)
-        # A CPU has just compiled the candidate, its clock is up.
-        if not slow and session.profile.rules.family != "cpu":
+        # A processor has just compiled the candidate, its clock is up.
+        if not slow and not session.profile.family.processor:
             warm_up(runnable, session.yardstick, session.warmth, limits, session.read)
         schedule = Schedule.of(fastest, len(runnable), session.resolution, session.cap, limits)
-        timing = time_candidate(
-            Turns(runnable, session.yardstick, session.queue, session.read),
-            schedule,
-            limits,
-            session.checks,
-            slow=slow,
-        )
+        turns = Turns(runnable, session.yardstick, session.queue, session.read)
+        timing = time_candidate(turns, schedule, limits, without=session.without, slow=slow)
         if isinstance(timing, Refusal):
-            raise Dropped(timing, tainted=True)
-        session.warmth.note(timing.yardstick)
-        self._check_possible(timing.median)
+            raise Dropped(timing)
+        session.warmth.note(turns.yardstick)
+        self._check_again(checks.CLAIMED, lambda: self._claimed(timing.median_s), runnable, number)
         self._announce("host", limits.host_seconds)
         self._fetch()
-        self._check_bands()
-        self._check_inputs(number)
-        self._check_right(number)
-        self._check_repeated(answers)
-        if session.checks.anew:
-            self._check_anew(runnable, number, timing.median)
-        self._check_evidence(runnable, number, timing.median)
-        return timing
-
-    def _check_anew(self, runnable: Bound, number: int, seconds: float) -> None:
-        """Refuse a time that no run on new inputs comes near; the clock may just not have been up."""
-        more = _ANEW_RETRIES
-        while checks.computed_anew(self._runs, seconds) and more:
-            self._run(runnable, number, POISONS[0])
-            more -= 1
-        _demand(checks.computed_anew(self._runs, seconds))
+        self._check(checks.LEFT, self._left(self._outputs(number, answers), self._inputs(number)))
+        self._check_again(checks.TIMED, lambda: Timed(timing.median_s, self._runs), runnable, number)
+        self._check_evidence(runnable, number, timing.median_s)
+        return Verdict(outcome=Outcome.RIGHT, timing=timing, yardstick_s=turns.yardstick)
 
     def _answers(self) -> dict[int, Array]:
         """A copy of the outputs as last fetched, by parameter."""
         return {i: self._loaded.memory[i].array.copy() for i in self._loaded.workload.outputs}
 
-    def _check_repeated(self, before: dict[int, Array]) -> None:
-        if not self._session.checks.repeated:
-            return
-        for i, array in before.items():
-            _demand(checks.repeated(array, self._loaded.memory[i].array, self._name(i)))
+    def _outputs(self, number: int, earlier: Mapping[int, Array] = _NOTHING) -> list[Output]:
+        """The outputs as last fetched, with what another run on the same inputs left."""
+        return [
+            Output(self._name(i), expected, self._loaded.memory[i].array, earlier.get(i))
+            for i, expected in self._loaded.expected[number].items()
+        ]
 
-    def _check_possible(self, seconds: float) -> None:
-        """Refuse what is far beyond peaks that were measured again now, too."""
-        session, loaded = self._session, self._loaded
-        if not session.checks.possible:
-            return
-        if checks.possible(loaded.workload, session.limit(loaded), seconds):
-            self._measure_peaks_again()
-            _demand(checks.possible(loaded.workload, session.limit(loaded), seconds))
+    def _inputs(self, number: int) -> list[tuple[str, Array, Array]]:
+        """The inputs as given and as they are now."""
+        if "inputs" in self._session.without:
+            return []
+        found = []
+        for i, given in self._loaded.given[number].items():
+            self._loaded.memory[i].fetch(self._session.queue, inside=True)
+            found.append((self._name(i), given, self._loaded.memory[i].array))
+        return found
 
-    def _check_evidence(self, runnable: Bound, number: int, seconds: float) -> None:
+    def _left(self, outputs: Sequence[Output] = (), inputs: Sequence[tuple[str, Array, Array]] = ()) -> Left:
+        """What the last run left, with all guard bands."""
+        memory = (*self._loaded.memory, *self._inner)
+        bands = [(self._name(i), *one.bands) for i, one in enumerate(memory)]
+        return Left(self._poison, bands, inputs, outputs)
+
+    def _check_evidence(self, runnable: BoundCandidate, number: int, seconds: float) -> None:
         """Believe a right candidate beyond the measured peaks on evidence only, and raise them to it then."""
         session, loaded = self._session, self._loaded
-        if not session.checks.possible or not checks.beyond(loaded.workload, session.most(loaded), seconds):
+        if "possible" in session.without or not beyond(loaded.workload, session.most(loaded), seconds):
             return
         self._measure_peaks_again()
-        claim = checks.beyond(loaded.workload, session.most(loaded), seconds)
+        claim = beyond(loaded.workload, session.most(loaded), seconds)
         if not claim:
             return
-        _demand(checks.possible(loaded.workload, session.limit(loaded), seconds))
+        _demand(possible(loaded.workload, session.limit(loaded), seconds))
         self._announce("build", session.limits.build_seconds)
         session.finish_building()
         times = max(1, min(math.ceil(_SERIES_SECONDS / seconds), (session.cap - 1) // len(runnable)))
         self._announce("time", _SERIES * session.limits.run_seconds + _SLACK)
         series = [runnable.run(session.read, times) for _ in range(_SERIES)]
         for run in series:
-            _demand(checks.completed(run), tainted=True)
-            _demand(checks.wall_above(run), tainted=True)
+            self._check(checks.WAITED, Waited(run))
         proven = [self._run_warm(runnable, number) for _ in range(_SERIES)]
         launch = session.peaks.launch_us * 1e-6
-        _demand(checks.evident(claim, seconds, [*self._runs, *proven], series, times, launch), tainted=True)
-        self._check_inputs(number)
+        _demand(evident(claim, seconds, [*self._runs, *proven], series, times, launch))
+        self._check(checks.LEFT, self._left(inputs=self._inputs(number)))
         session.believe(loaded.workload, seconds)
 
     def _measure_peaks_again(self) -> None:
         self._announce("host", surveying.SECONDS)
         self._session.measure_peaks_again(self._loaded)
 
-    def _run_warm(self, runnable: Bound, number: int) -> Finished:
+    def _run_warm(self, runnable: BoundCandidate, number: int) -> Finished:
         """Run once more on the inputs that are there, with caches as warm as when timed, and look at it."""
         session = self._session
         for i in self._loaded.workload.outputs:
@@ -306,40 +302,19 @@ class Examination:
         session.queue.finish()
         self._announce("run", session.limits.run_seconds + _SLACK)
         run = runnable.run(session.read)
-        _demand(checks.completed(run), tainted=True)
+        self._check(checks.WAITED, Waited(run))
         self._announce("host", session.limits.host_seconds)
         self._fetch()
-        self._check_bands()
-        self._check_right(number)
+        self._check(checks.LEFT, self._left(self._outputs(number)))
         return run
-
-    def _check_bands(self) -> None:
-        if not self._session.checks.guards:
-            return
-        for i, memory in enumerate((*self._loaded.memory, *self._inner)):
-            _demand(checks.guard_intact(*memory.bands, self._poison, self._name(i)), tainted=True)
-
-    def _check_inputs(self, number: int) -> None:
-        if not self._session.checks.inputs:
-            return
-        for i, given in self._loaded.given[number].items():
-            memory = self._loaded.memory[i]
-            memory.fetch(self._session.queue, inside=True)
-            _demand(checks.unchanged(given, memory.array, self._name(i)))
-
-    def _check_right(self, number: int) -> None:
-        if not self._session.checks.right:
-            return
-        for i, expected in self._loaded.expected[number].items():
-            _demand(checks.right(expected, self._loaded.memory[i].array, self._name(i)))
 
     def _failed(self, error: Any) -> Refusal:
         code = getattr(error, "code", None)
         name = cl.status_code.to_string(code, "unknown error {0}") if code is not None else str(error)
         routine = getattr(error, "routine", None) or "a driver call"
         if code in _MEMORY_CODES:
-            return Refusal(Outcome.MEMORY, f"the device ran out of memory ({routine}: {name})")
-        return Refusal(Outcome.RUN, f"the driver reports {name} ({routine}, {code})")
+            return Refusal(Outcome.MEMORY, f"the device ran out of memory ({routine}: {name})", tainted=True)
+        return Refusal(Outcome.RUN, f"the driver reports {name} ({routine}, {code})", tainted=True)
 
     def _name(self, index: int) -> str:
         parameters = len(self._loaded.workload.parameters)
@@ -358,6 +333,6 @@ class Examination:
         self._phase, self._since = phase, now
 
 
-def _demand(refusal: Refusal | None, *, tainted: bool = False) -> None:
+def _demand(refusal: Refusal | None) -> None:
     if refusal is not None:
-        raise Dropped(refusal, tainted=tainted)
+        raise Dropped(refusal)

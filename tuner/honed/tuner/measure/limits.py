@@ -1,4 +1,4 @@
-"""What one measurement may use, and which checks it makes."""
+"""What one measurement may use."""
 
 from __future__ import annotations
 
@@ -27,29 +27,3 @@ class Limits:
     give_up_beyond: float = 2.5  # times the best known time: slower than that is timed few times only
     few_repeats: int = 2  # for a candidate that is clearly slow
     max_queued: int = 256  # launches per finish, where the device's profile has no cap
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checks:
-    """Which checks are made: all of them, always. The switches exist for tests, which show that each
-    check works by itself; docs/verdicts.md describes them.
-    """
-
-    source: bool = True
-    barriers: bool = True
-    memory: bool = True
-    completed: bool = True
-    deadline: bool = True
-    wall: bool = True
-    possible: bool = True
-    clean: bool = True
-    guards: bool = True
-    inputs: bool = True
-    written: bool = True
-    right: bool = True
-    stale: bool = True
-    repeated: bool = True
-    anew: bool = True
-
-
-ALL = Checks()

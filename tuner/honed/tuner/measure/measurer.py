@@ -14,15 +14,15 @@ from honed.protocol.errors import DeviceError, InvalidArgument
 from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.kernellog import FaultStory, Reader, Severity
 from honed.runtime.profile import DevicePeaks, DeviceProfile
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Verdict
 
-from . import checks as check
-from . import codec
+from . import checks, codec
 from .building import Builders, cached_in
-from .candidate import Candidate, Verdict, Workload
+from .candidate import Candidate, Workload
+from .checks.submitted import Submitted
 from .faultwatch import FaultWatch
-from .limits import ALL, SPARE_CORES, Checks, Limits
-from .process import COMMAND, NO_CACHES, Child, Ended
+from .limits import SPARE_CORES, Limits
+from .process import COMMAND, NO_CACHES, DriverChild, Ended
 from .protocol import Begin
 
 DEFAULT_LIMITS = Limits()
@@ -41,27 +41,28 @@ class Measurer:
         limits: Limits = DEFAULT_LIMITS,
         *,
         kernel_log: Reader | None = None,
-        checks: Checks = ALL,
+        without: frozenset[str] = frozenset(),
         begin: Begin | None = None,
         command: Sequence[str] = COMMAND,
         builders: int = 0,
     ) -> None:
         """`profile` must hold measured peaks (InvalidArgument). `begin` is called before a candidate is
         first given to the child, so that it can be noted durably. `command` is another child in tests.
-        `builders` children build what `build` is told.
+        `builders` children build what `build` is told. `without` are names of checks that are not made, in
+        tests, which show that each works by itself.
         """
         if profile.peaks is None:
             raise InvalidArgument("the device's peaks are not known; measure them before tuning")
         self._device = device_spec
         self._profile = profile
         self._limits = limits
-        self._checks = checks
+        self._without = without
         self._begin = begin
         self._command = tuple(command)
-        self._watch = FaultWatch(kernel_log if checks.clean else None)
+        self._watch = FaultWatch(None if "clean" in without else kernel_log)
         self._folder = tempfile.TemporaryDirectory(prefix="honed-measure-")
         self._builders = self._pool(builders) if builders else None
-        self._child: Child | None = None
+        self._child: DriverChild | None = None
         self._workload: Workload | None = None
         self._traffic: dict[int, float] = {}
         self._begun: set[str] = set()
@@ -92,7 +93,7 @@ class Measurer:
     @property
     def ahead(self) -> int:
         """Candidates built beside the one measured: one, and only where that does not disturb the timing."""
-        return int(self._profile.rules.family != "cpu" or len(os.sched_getaffinity(0)) >= SPARE_CORES)
+        return int(not self._on_processor or len(os.sched_getaffinity(0)) >= SPARE_CORES)
 
     @property
     def rate(self) -> float:
@@ -165,12 +166,7 @@ class Measurer:
             # The child died while it was building another candidate, too: ask again without that one.
             verdict, _ = self._attempt(candidate, best)
         self.spent["build"] = self.spent.get("build", 0.0) + waited
-        return Verdict(
-            outcome=verdict.outcome,
-            reason=verdict.reason,
-            timing=verdict.timing,
-            seconds=time.monotonic() - began,
-        )
+        return replace(verdict, seconds=time.monotonic() - began)
 
     def settle(self) -> None:
         """Wait until faults of what ran last must be in the kernel log; `take_faults` has them then."""
@@ -187,7 +183,7 @@ class Measurer:
 
     @property
     def _on_processor(self) -> bool:
-        return self._profile.rules.family == "cpu"
+        return self._profile.family.processor
 
     def _pool(self, count: int) -> Builders:
         return Builders(
@@ -199,8 +195,9 @@ class Measurer:
             memory_bytes=self._limits.builder_bytes,
         )
 
-    def _without_device(self, workload: Workload, candidate: Candidate) -> check.Refusal | None:
-        return check.without_device(workload, candidate, self._profile, self._limits, self._checks)
+    def _without_device(self, workload: Workload, candidate: Candidate) -> checks.Refusal | None:
+        submitted = Submitted(workload, candidate, self._profile, self._limits)
+        return checks.first_refusal(checks.SUBMITTED, submitted, self._without)
 
     def _note(self, candidate: Candidate) -> None:
         if candidate.id not in self._begun:
@@ -270,14 +267,14 @@ class Measurer:
     def _start(self) -> None:
         self.children += 1
         caches = NO_CACHES if self._builders is None else cached_in(self._builders.cache)
-        child = Child(Path(self._folder.name) / "child.log", self._command, caches)
+        child = DriverChild(Path(self._folder.name) / "child.log", self._command, caches)
         self._preparing.clear()
         message = {
             "do": "open",
             "device": self._device,
             "profile": to_plain(self._profile),
             "limits": to_plain(self._limits),
-            "checks": to_plain(self._checks),
+            "without": sorted(self._without),
         }
         self._asked(child, message)
         self._child = child
@@ -285,13 +282,13 @@ class Measurer:
         if self._workload is not None:
             self._load(child)
 
-    def _load(self, child: Child) -> None:
+    def _load(self, child: DriverChild) -> None:
         assert self._workload is not None
         known = self._traffic.get(self._workload.bytes)
         message = {"do": "load", "workload": codec.workload_to_plain(self._workload), "traffic": known}
         self._traffic[self._workload.bytes] = float(self._asked(child, message)["loaded"])
 
-    def _asked(self, child: Child, message: codec.Message) -> codec.Message:
+    def _asked(self, child: DriverChild, message: codec.Message) -> codec.Message:
         try:
             answer = child.ask(message, self._limits.start_seconds)
         except Ended as ended:

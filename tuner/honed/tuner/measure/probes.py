@@ -8,7 +8,7 @@ import numpy as np
 
 from honed.runtime.opencl import cl
 
-from .checks import Finished, Launched
+from .checks.finished import Finished, Launched
 
 GROUP = 64  # work-items
 _GROUPS_PER_UNIT = 4

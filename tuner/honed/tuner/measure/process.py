@@ -34,7 +34,7 @@ class Ended(Exception):
         self.death = death
 
 
-class Child:
+class DriverChild:
     """One child process in a process group of its own, which it shares with what its driver starts.
 
     It dies with the thread that made this object (PR_SET_PDEATHSIG), so let that be one that lasts.

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from honed.runtime.kernellog import FaultStory
 from honed.runtime.profile import DevicePeaks
+from honed.tuner.verdict import Verdict
 
-from .candidate import Candidate, Verdict, Workload
+from .candidate import Candidate, Workload
 
 # Called before a candidate is judged: notes it in the records, or raises where it must not be tried.
 Begin = Callable[[Candidate], None]

@@ -19,9 +19,10 @@ from honed.runtime.profile import DevicePeaks, DeviceProfile
 from . import bound, probes
 from .bound import Reader
 from .candidate import Candidate, Workload
-from .checks import Array, Ceiling, Expected, ceiling, physical
+from .checks.answers import Array, ExpectedOutput
+from .checks.ceiling import Ceiling, ceiling, physical
 from .guarded import Guarded
-from .limits import Checks, Limits
+from .limits import Limits
 from .timed import Warmth
 
 Announce = Callable[[str, float], None]  # a phase, and how many seconds it may take
@@ -31,7 +32,7 @@ _MOST_PREPARED = 4
 _SETTLED = 8  # yardsticks in a row that were no faster
 
 
-class Loaded:
+class LoadedWorkload:
     """A workload: its inputs and expected outputs on the host, its buffers on the device."""
 
     def __init__(self, workload: Workload, in_context: Any) -> None:
@@ -39,19 +40,19 @@ class Loaded:
         self.workload = workload
         self.inputs = [i for i in range(len(workload.parameters)) if i not in workload.outputs]
         self.given: list[dict[int, Array]] = []
-        self.expected: list[dict[int, Expected]] = []
+        self.expected: list[dict[int, ExpectedOutput]] = []
         for number in range(workload.sets):
             self.given.append({i: _tensor(workload, number, i) for i in self.inputs})
             self.expected.append(
                 {
-                    i: Expected.of(_tensor(workload, number, i), tolerance)
+                    i: ExpectedOutput.of(_tensor(workload, number, i), tolerance)
                     for i, tolerance in zip(workload.outputs, workload.tolerance, strict=True)
                 }
             )
         self.memory = [Guarded(in_context, value) for value in workload.parameters]
 
 
-class Session:
+class DeviceSession:
     """One device, opened in this process for good."""
 
     def __init__(
@@ -59,7 +60,7 @@ class Session:
         device: Device,
         profile: DeviceProfile,
         limits: Limits,
-        checks: Checks,
+        without: frozenset[str],
         announce: Announce,
         read: Reader = probes.reading,
     ) -> None:
@@ -72,7 +73,7 @@ class Session:
         self._benchmarks: DevicePeaks = profile.peaks  # without what kernels raised, once measured here
         self._model = model_of(profile.identity.name)
         self.limits = limits
-        self.checks = checks
+        self.without = without  # names of checks
         self.announce = announce
         self.read = read
         self.context = context(device.cl)
@@ -83,7 +84,7 @@ class Session:
         self.yardstick = probes.Yardstick(self.context, self.queue, profile.limits.compute_units)
         self.warmth = Warmth()
         self.warmth.note(_settled(self.yardstick))
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedWorkload | None = None
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="build")
         self._prepared: dict[str, Future[Any]] = {}
 
@@ -105,14 +106,14 @@ class Session:
         if traffic is None:
             traffic = self._probed(workload.bytes)
         self._move(workload.bytes, traffic)
-        self.loaded = Loaded(workload, self.context)
+        self.loaded = LoadedWorkload(workload, self.context)
         return traffic
 
-    def most(self, loaded: Loaded) -> Ceiling:
+    def most(self, loaded: LoadedWorkload) -> Ceiling:
         """What the device can do with a workload as far as is known."""
         return ceiling(loaded.workload, self.peaks)
 
-    def limit(self, loaded: Loaded) -> Ceiling:
+    def limit(self, loaded: LoadedWorkload) -> Ceiling:
         """What no evidence makes believable: it goes by microbenchmarks, never by what kernels showed.
 
         So kernels cannot lift it step by step.
@@ -120,7 +121,7 @@ class Session:
         measured = ceiling(loaded.workload, self._benchmarks)
         return physical(loaded.workload, measured, self._model, self.profile.limits.compute_units)
 
-    def measure_peaks_again(self, loaded: Loaded) -> None:
+    def measure_peaks_again(self, loaded: LoadedWorkload) -> None:
         """Raise what is believed of the device to what it shows right now, unless that was done lately.
 
         The peaks of the profile may be from a busy moment, and no right candidate is to suffer for that.

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
-from .bound import Bound, Reader
-from .candidate import Timing
-from .checks import Finished, Refusal, completed, wall_above
-from .limits import Checks, Limits
+from honed.tuner.verdict import Timing
+
+from .bound import BoundCandidate, Reader
+from .checks import WAITED, Refusal, first_refusal
+from .checks.clocks import Waited
+from .checks.finished import Finished
+from .limits import Limits
 from .median import LEAST, interval
 from .probes import Yardstick
 
@@ -38,7 +42,9 @@ class Warmth:
         return bool(self.best) and seconds <= _AWAKE * min(self.best)
 
 
-def warm_up(bound: Bound, yardstick: Yardstick, warmth: Warmth, limits: Limits, read: Reader) -> None:
+def warm_up(
+    bound: BoundCandidate, yardstick: Yardstick, warmth: Warmth, limits: Limits, read: Reader
+) -> None:
     """Keep the device busy until the yardstick is as fast as of late, or the limit has passed."""
     until = time.perf_counter() + limits.warm_seconds
     while not warmth.up(yardstick.seconds()) and time.perf_counter() < until:
@@ -66,7 +72,7 @@ class Schedule:
 class Turns:
     """A candidate and the yardstick, measured in turns on one queue; what was measured so far."""
 
-    def __init__(self, bound: Bound, yardstick: Yardstick, queue: Any, read: Reader) -> None:
+    def __init__(self, bound: BoundCandidate, yardstick: Yardstick, queue: Any, read: Reader) -> None:
         self._bound = bound
         self._yardstick = yardstick
         self._queue = queue
@@ -74,6 +80,11 @@ class Turns:
         self.runs: list[float] = []  # seconds of one run
         self.yardsticks: list[float] = []  # seconds
         self.last = Finished((), 0.0)  # the last wait
+
+    @property
+    def yardstick(self) -> float:
+        """The yardstick's median so far, in seconds."""
+        return statistics.median(self.yardsticks)
 
     def take(self, schedule: Schedule) -> None:
         """One more group of samples."""
@@ -95,34 +106,25 @@ class Turns:
 
 
 def time_candidate(
-    turns: Turns, schedule: Schedule, limits: Limits, checks: Checks, *, slow: bool
+    turns: Turns, schedule: Schedule, limits: Limits, *, without: Container[str], slow: bool
 ) -> Timing | Refusal:
     """Measure until the median is known within `limits.precision`, or a cap is met.
 
-    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs before.
+    With `slow`, only `limits.few_repeats` times. Every launch is checked as in the runs
+    before, but for the checks named in `without`.
     """
     if slow:
         schedule = Schedule(runs=schedule.runs, group=min(schedule.group, limits.few_repeats))
     began = time.perf_counter()
     while True:
         turns.take(schedule)
-        refusal = _refusal(turns.last, checks)
+        refusal = first_refusal(WAITED, Waited(turns.last), without)
         if refusal is not None:
             return refusal
         if _enough(turns.runs, limits, time.perf_counter() - began, slow):
             break
     found = interval(turns.runs)
-    return Timing(
-        median=found.median,
-        low=found.low,
-        high=found.high,
-        repeats=len(turns.runs),
-        yardstick=statistics.median(turns.yardsticks),
-    )
-
-
-def _refusal(last: Finished, checks: Checks) -> Refusal | None:
-    return (completed(last) if checks.completed else None) or (wall_above(last) if checks.wall else None)
+    return Timing(median_s=found.median, low_s=found.low, high_s=found.high, repeats=len(turns.runs))
 
 
 def _enough(runs: list[float], limits: Limits, elapsed: float, slow: bool) -> bool:

@@ -19,7 +19,7 @@ import onnx
 from honed.tuner.prove import confined
 
 from .halves import Keep, usually
-from .search import Trials, search
+from .search import PrecisionTrials, search
 from .simulate import Deviation, Simulation
 
 # Of an output's range, the largest |reference value|: four roundings to fp16 of a value as large as that.
@@ -32,7 +32,7 @@ _MOST_RUNS = 3  # of each set
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PrecisionAnswer:
     """What is kept, None where everything would be, and what was found on the way.
 
     `plain` is the largest error with what is usually kept only, of output `output`, `error` that with
@@ -70,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _decided(folder: Path, count: int, threads: int) -> Answer:
+def _decided(folder: Path, count: int, threads: int) -> PrecisionAnswer:
     model = onnx.load(folder / "model.onnx")
     sets = [
         {info.name: np.load(folder / f"input.{i}.{j}.npy") for j, info in enumerate(model.graph.input)}
@@ -84,7 +84,7 @@ def decided(
     sets: list[dict[str, np.ndarray]],
     threads: int = 1,
     operations: int = _OPERATIONS,
-) -> Answer:
+) -> PrecisionAnswer:
     """The decision on a normalised model whose floats are all float32, within so many operations."""
     simulation = Simulation(model, sets, threads)
     names, work = simulation.operators, simulation.multiply_adds
@@ -98,12 +98,12 @@ def decided(
     affordable = operations // simulation.cost  # runs, with those in float32
     runs = min(_MOST_RUNS * len(sets), max(1, affordable // _LEAST_TRIALS))
     most = min(_MOST_TRIALS, affordable // runs - 1)
-    trials = Trials(error, most)
+    trials = PrecisionTrials(error, most)
     found = search(names, list(work), usual, trials, BOUND) if most > 0 else None
     plain = deviations.get(Keep(single=usual))
     single = found.keep.single if found else frozenset(names)
     halves = sum(n for name, n in work.items() if name not in single)
-    return Answer(
+    return PrecisionAnswer(
         single=tuple(sorted(single)) if found else None,
         wide=tuple(sorted(found.keep.wide)) if found else (),
         operators=len(names),

@@ -24,11 +24,11 @@ from honed.tuner.frontend.precision import all_single
 from honed.tuner.prove import confined, inputs
 
 from . import sets
-from .child import BOUND, Answer
+from .child import BOUND, PrecisionAnswer
 from .halves import Keep, operators
 from .speed import why_not_half
 
-LIMITS = confined.Limits(seconds=60.0)
+LIMITS = confined.EvaluationLimits(seconds=60.0)
 _SETS = 3  # made up, where there are none of the user's
 _LEAST_SHARE = 0.5  # of the multiply-adds in fp16; below, little is won
 _MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
@@ -96,7 +96,7 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
     return why_not_half(profile)
 
 
-def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> Answer | str:
+def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) -> PrecisionAnswer | str:
     """What a child of ours finds, or why it found nothing."""
     with tempfile.TemporaryDirectory(prefix="honed-mixed-") as name:
         folder = Path(name)
@@ -110,12 +110,12 @@ def _tried(model: onnx.ModelProto, given: Sequence[Mapping[str, np.ndarray]]) ->
     if "failure" in found:
         return str(found["failure"])
     try:
-        return from_plain(Answer, found, where="answer")
+        return from_plain(PrecisionAnswer, found, where="answer")
     except Mismatch as error:
         return str(error)
 
 
-def _choice(found: Answer, on: str) -> Choice:
+def _choice(found: PrecisionAnswer, on: str) -> Choice:
     if found.plain is None:
         return Choice(half=False, why="trying fp16 would take too long; --precision fp16 takes it untried")
     if found.single is None or found.error is None:

@@ -13,14 +13,14 @@ _NEGLIGIBLE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class KeptOperators:
     """What is kept, and the error then."""
 
     keep: Keep
     error: float
 
 
-class Trials:
+class PrecisionTrials:
     """Errors of what was tried, each once, up to a number of trials."""
 
     def __init__(self, error: Error, most: int) -> None:
@@ -37,8 +37,12 @@ class Trials:
 
 
 def search(
-    operators: Sequence[str], products: Sequence[str], usual: frozenset[str], trials: Trials, bound: float
-) -> Found | None:
+    operators: Sequence[str],
+    products: Sequence[str],
+    usual: frozenset[str],
+    trials: PrecisionTrials,
+    bound: float,
+) -> KeptOperators | None:
     """The least that has to be kept in float32 for an error within the bound; None: everything.
 
     `usual` is kept in any case. First operators are kept, with all products added up in float32; then
@@ -46,7 +50,7 @@ def search(
     """
     plain = Keep(single=usual)
     if trials(plain) <= bound:
-        return Found(keep=plain, error=trials(plain))
+        return KeptOperators(keep=plain, error=trials(plain))
     single = usual
     most = Keep(single=usual, wide=frozenset(products) - usual)
     if trials(most) > bound:
@@ -66,7 +70,7 @@ def search(
         lambda: trials.left,
     )
     keep = Keep(single=single, wide=wide)
-    return Found(keep=keep, error=trials(keep))
+    return KeptOperators(keep=keep, error=trials(keep))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ RESULT = "result.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class EvaluationLimits:
     """What one evaluation may use; seconds are wall time over all inputs, and all evaluators tried."""
 
     seconds: float = 120.0
@@ -28,11 +28,11 @@ class Limits:
     threads: int = 2
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = EvaluationLimits()
 
 
 def run(
-    module: str, folder: Path, arguments: Sequence[str], limits: Limits, deadline: float
+    module: str, folder: Path, arguments: Sequence[str], limits: EvaluationLimits, deadline: float
 ) -> dict[str, Any]:
     """Run a module as a child with `folder` for its files; what it wrote to RESULT there.
 
@@ -68,7 +68,7 @@ def out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
 
 
-def _failure(death: Death, limits: Limits) -> dict[str, Any]:
+def _failure(death: Death, limits: EvaluationLimits) -> dict[str, Any]:
     """What to make of a child that ended without a result."""
     if death.late:
         return {"failure": f"it was not done after {limits.seconds:g} s", "kind": "time"}

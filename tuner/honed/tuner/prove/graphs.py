@@ -16,7 +16,7 @@ _MAX_CONSTANT = 4096  # elements; larger initializers never describe shapes or r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Value:
+class TypedValue:
     """A value whose type and shape are known: NumPy's name of the type, and static sizes."""
 
     name: str
@@ -24,7 +24,7 @@ class Value:
     shape: tuple[int, ...]
 
 
-def inputs(model: onnx.ModelProto) -> tuple[Value, ...]:
+def inputs(model: onnx.ModelProto) -> tuple[TypedValue, ...]:
     """The inputs a caller must give, in order: those with an initializer are constants and left out.
 
     Raises InvalidArgument for an input that is no tensor, of a type honed does not carry, or whose shape
@@ -86,7 +86,7 @@ def carried(name: str) -> bool:
     return any(d.name == name for d in DTYPES)
 
 
-def _required(info: onnx.ValueInfoProto, what: str) -> Value:
+def _required(info: onnx.ValueInfoProto, what: str) -> TypedValue:
     value = of_info(info)
     if value is not None:
         return value
@@ -95,7 +95,7 @@ def _required(info: onnx.ValueInfoProto, what: str) -> Value:
     raise InvalidArgument(f"{what} {info.name!r} has no static shape; give one with --shape {info.name}=...")
 
 
-def of_info(info: onnx.ValueInfoProto) -> Value | None:
+def of_info(info: onnx.ValueInfoProto) -> TypedValue | None:
     """The declared type and shape; None where they are not static or of a type honed does not carry."""
     tensor = info.type.tensor_type
     name = numpy_name(tensor.elem_type)
@@ -104,10 +104,10 @@ def of_info(info: onnx.ValueInfoProto) -> Value | None:
     dims = tensor.shape.dim
     if not all(d.HasField("dim_value") and d.dim_value >= 0 for d in dims):
         return None
-    return Value(name=info.name, dtype=name, shape=tuple(d.dim_value for d in dims))
+    return TypedValue(name=info.name, dtype=name, shape=tuple(d.dim_value for d in dims))
 
 
-def of_tensor(tensor: onnx.TensorProto) -> Value | None:
+def of_tensor(tensor: onnx.TensorProto) -> TypedValue | None:
     """The type and shape of a constant; None for a type honed does not carry."""
     name = numpy_name(tensor.data_type)
-    return None if name is None else Value(name=tensor.name, dtype=name, shape=tuple(tensor.dims))
+    return None if name is None else TypedValue(name=tensor.name, dtype=name, shape=tuple(tensor.dims))

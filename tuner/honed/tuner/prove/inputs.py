@@ -30,7 +30,7 @@ def generate(model: onnx.ModelProto, count: int = 3, seed: int = 0) -> list[dict
     return [{v.name: _draw(v, allowed[v.name], i, seed) for v in wanted} for i in range(count)]
 
 
-def _draw(value: graphs.Value, allowed: Range, index: int, seed: int) -> np.ndarray:
+def _draw(value: graphs.TypedValue, allowed: Range, index: int, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, index, zlib.crc32(value.name.encode())])
     kind = np.dtype(value.dtype).kind
     if kind == "b":
@@ -67,7 +67,7 @@ def _floats(rng: np.random.Generator, shape: tuple[int, ...], allowed: Range, st
     return drawn
 
 
-def _integers(rng: np.random.Generator, value: graphs.Value, allowed: Range, style: int) -> np.ndarray:
+def _integers(rng: np.random.Generator, value: graphs.TypedValue, allowed: Range, style: int) -> np.ndarray:
     info = np.iinfo(value.dtype)
     whole = 255 if info.bits == 8 else _WHOLE  # bytes are images and quantised values: all of them
     low = math.ceil(max(info.min, -whole if math.isinf(allowed.low) else allowed.low))
@@ -84,7 +84,7 @@ def _integers(rng: np.random.Generator, value: graphs.Value, allowed: Range, sty
     return drawn
 
 
-def _indices(rng: np.random.Generator, value: graphs.Value, allowed: Range) -> np.ndarray:
+def _indices(rng: np.random.Generator, value: graphs.TypedValue, allowed: Range) -> np.ndarray:
     """Indices of which none comes twice, for scatters without a reduction."""
     if allowed.rows is not None:
         total, count = math.prod(allowed.rows), math.prod(value.shape[:-1])
@@ -101,7 +101,7 @@ def _indices(rng: np.random.Generator, value: graphs.Value, allowed: Range) -> n
     return np.take(np.argsort(keys, axis=axis), np.arange(value.shape[axis]), axis=axis)
 
 
-def _room(value: graphs.Value, count: int, total: int) -> None:
+def _room(value: graphs.TypedValue, count: int, total: int) -> None:
     if count > total:
         raise ModelRefused(
             f"input {value.name!r} holds {count} indices of {total} places, so some would be written twice; "

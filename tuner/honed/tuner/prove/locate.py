@@ -19,7 +19,7 @@ from honed.protocol.errors import HonedError
 from honed.runtime.proof import Difference, compare
 
 from . import graphs, shapes
-from .confined import DEFAULT_LIMITS, Limits
+from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .reference import ReferenceFailure, evaluate
 from .tolerance import Work, for_output, work
 
@@ -53,7 +53,7 @@ def first_difference(
     precision: str = "fp32",
     batch: int = 16,
     seconds: float = 600.0,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: EvaluationLimits = DEFAULT_LIMITS,
 ) -> Located:
     """Find the first node (in topological order) of a model with static shapes that computes a wrong value.
 
@@ -80,7 +80,7 @@ class _Search:
         inputs: Mapping[str, np.ndarray],
         run: Run,
         precision: str,
-        limits: Limits,
+        limits: EvaluationLimits,
     ) -> None:
         self.model, self.inputs, self.run = model, dict(inputs), run
         self.precision, self.limits = precision, limits

@@ -17,7 +17,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.runtime.proof import compare
 
 from . import graphs
-from .confined import DEFAULT_LIMITS, Limits
+from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .inputs import generate
 from .reference import ReferenceFailure, evaluate
 from .tolerance import HALF_MOST, for_model
@@ -52,7 +52,7 @@ def choose(
     precision: str,
     *,
     seed: int = 0,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: EvaluationLimits = DEFAULT_LIMITS,
 ) -> Chosen | ReferenceFailure:
     """`count` sets of generated inputs for the original model with static shapes, evaluated.
 

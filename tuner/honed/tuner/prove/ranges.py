@@ -59,7 +59,7 @@ class _Use:
 
     node: onnx.NodeProto
     position: int
-    known: Mapping[str, graphs.Value]
+    known: Mapping[str, graphs.TypedValue]
     constants: Mapping[str, np.ndarray]
 
     def shape(self, position: int) -> tuple[int, ...]:

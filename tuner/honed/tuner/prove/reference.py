@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 
 from . import confined, graphs
-from .confined import DEFAULT_LIMITS, Limits
+from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import EVALUATORS
 
 _MAX_MODEL = 2**31 - 2**20  # bytes; a protobuf message ends at 2 GiB
@@ -41,7 +41,7 @@ class ReferenceFailure:
 def evaluate(
     model: onnx.ModelProto,
     inputs: Sequence[Mapping[str, np.ndarray]],
-    limits: Limits = DEFAULT_LIMITS,
+    limits: EvaluationLimits = DEFAULT_LIMITS,
     evaluators: Sequence[str] = EVALUATORS,
 ) -> Reference | ReferenceFailure:
     """Run the model, with static shapes and all its tensors inside, on every set of inputs.

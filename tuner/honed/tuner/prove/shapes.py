@@ -17,7 +17,7 @@ from onnx.reference import ReferenceEvaluator
 from honed.protocol.errors import ModelRefused
 
 from . import graphs
-from .graphs import Value
+from .graphs import TypedValue
 
 _ROUNDS = 16
 # Operators that shapes are computed with; none makes more elements than it is given.
@@ -27,7 +27,7 @@ _FOLDED = {
 }  # fmt: skip
 
 
-def infer(model: onnx.ModelProto) -> dict[str, Value]:
+def infer(model: onnx.ModelProto) -> dict[str, TypedValue]:
     """Every value of the main graph whose type and static shape can be found out, by name.
 
     Raises ModelRefused where the shapes the model states contradict each other.
@@ -43,7 +43,7 @@ def infer(model: onnx.ModelProto) -> dict[str, Value]:
     return known
 
 
-def _inferred(model: onnx.ModelProto) -> dict[str, Value]:
+def _inferred(model: onnx.ModelProto) -> dict[str, TypedValue]:
     try:
         graph = shape_inference.infer_shapes(model, data_prop=True).graph
     except (shape_inference.InferenceError, ValueError) as error:
@@ -57,7 +57,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, Value]:
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _computed(model: onnx.ModelProto, known: Mapping[str, Value]) -> dict[str, np.ndarray]:
+def _computed(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
     """What Shape nodes and the whole numbers computed from them come to."""
     constants = graphs.constants(model)
     learnt: dict[str, np.ndarray] = {}

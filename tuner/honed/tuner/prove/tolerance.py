@@ -85,7 +85,7 @@ def _declared(output: onnx.ValueInfoProto) -> str:
     return name
 
 
-def work(model: onnx.ModelProto, known: Mapping[str, graphs.Value]) -> Work:
+def work(model: onnx.ModelProto, known: Mapping[str, graphs.TypedValue]) -> Work:
     """Depth and longest sum of a model's main graph, where `known` holds the shapes of its values."""
     depth: dict[str, int] = {}
     longest = 1
@@ -97,7 +97,7 @@ def work(model: onnx.ModelProto, known: Mapping[str, graphs.Value]) -> Work:
     return Work(depth=max(depth.values(), default=1) or 1, reduction=longest)
 
 
-def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.Value]) -> int:
+def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
     """How many terms the sums of a node have, at most; 1 where it has none or its shapes are unknown."""
     shapes = [known[n].shape for n in node.input if n in known]
     if not shapes or not shapes[0]:

@@ -10,36 +10,32 @@ with Records.open(path) as records:
 
 from __future__ import annotations
 
-from .exchange import Imported, export_jsonl, import_jsonl
+from .exchange import ImportCounts, export_jsonl, import_jsonl
 from .rows import (
-    Candidate,
     Default,
-    ModelVersion,
     NewCandidate,
-    Progress,
+    ProgressRecord,
     Setup,
     State,
-    Task,
-    Timing,
-    Verdict,
+    TaskRecord,
+    TuningRecord,
+    VersionRecord,
     WeightedTask,
 )
-from .store import Quarantined, Records
+from .store import InQuarantine, Records
 
 __all__ = [
-    "Candidate",
     "Default",
-    "Imported",
-    "ModelVersion",
+    "ImportCounts",
+    "InQuarantine",
     "NewCandidate",
-    "Progress",
-    "Quarantined",
+    "ProgressRecord",
     "Records",
     "Setup",
     "State",
-    "Task",
-    "Timing",
-    "Verdict",
+    "TaskRecord",
+    "TuningRecord",
+    "VersionRecord",
     "WeightedTask",
     "export_jsonl",
     "import_jsonl",

@@ -10,14 +10,13 @@ from typing import Any, BinaryIO, Literal, NoReturn
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, Unavailable
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Stored
+from honed.tuner.verdict import Stored, Timing
 
 from .rows import (
-    Candidate,
     Setup,
     State,
-    Task,
-    Timing,
+    TaskRecord,
+    TuningRecord,
     check_figures,
     check_timing,
     check_trace,
@@ -53,7 +52,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imported:
+class ImportCounts:
     """What became of the lines of an import."""
 
     added: int
@@ -74,7 +73,7 @@ def export_jsonl(records: Records, file: BinaryIO, setup: Setup, *, best_only: b
     return count
 
 
-def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> Imported:
+def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> ImportCounts:
     """Take in what was exported on a device of the same identity; all it can, or on an error nothing.
 
     Records of another driver or compiler version come along as stale ones. A candidate that is here already
@@ -97,7 +96,7 @@ def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> Imported:
                 added += 1
             else:
                 merged += 1
-    return Imported(added=added, merged=merged, refused=tuple(refused))
+    return ImportCounts(added=added, merged=merged, refused=tuple(refused))
 
 
 def line_setup(line: Line) -> Setup:
@@ -105,7 +104,7 @@ def line_setup(line: Line) -> Setup:
     return Setup(device=line.device, compiler=line.compiler)
 
 
-def _line(records: Records, candidate: Candidate, setup: Setup) -> Line:
+def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
     task = records.task(candidate.workload)
     assert candidate.outcome is not None  # it has a verdict
     assert candidate.state is not State.IN_FLIGHT or candidate.outcome is Stored.RIGHT
@@ -176,10 +175,10 @@ def _check(line: Line, setup: Setup) -> None:
     check_figures(flops=line.flops, bytes=line.bytes, created_s=line.created_s, finished_s=line.finished_s)
 
 
-def _task(line: Line) -> Task | None:
+def _task(line: Line) -> TaskRecord | None:
     if line.name is None or line.flops is None or line.bytes is None:
         return None
-    return Task(workload=line.workload, name=line.name, flops=line.flops, bytes=line.bytes)
+    return TaskRecord(workload=line.workload, name=line.name, flops=line.flops, bytes=line.bytes)
 
 
 def _values(line: Line) -> dict[str, Any]:

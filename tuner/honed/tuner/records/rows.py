@@ -11,7 +11,7 @@ from enum import StrEnum
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Outcome, Stored
+from honed.tuner.verdict import Outcome, Stored, Timing, Verdict
 
 ABANDONED_REASON = "was running when the tuner or the machine stopped"
 
@@ -56,37 +56,7 @@ class NewCandidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
-    """A candidate's time: median of `repeats` and a confidence interval of it.
-
-    `yardstick_ratio` is the time of the yardstick kernel measured beside it over that kernel's reference
-    time: above 1 the device was slowed, by heat or its clock. None where there was no yardstick.
-    """
-
-    median_s: float
-    low_s: float
-    high_s: float
-    repeats: int
-    yardstick_ratio: float | None = None
-
-    @property
-    def fair_s(self) -> float:
-        """The median as it would be at the device's reference speed; what candidates are ranked by."""
-        return self.median_s / (self.yardstick_ratio or 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """How a candidate ended."""
-
-    outcome: Outcome
-    reason: str = ""
-    timing: Timing | None = None
-    story: str | None = None  # the kernel log's records of its fault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class TuningRecord:
     """A candidate as recorded. `outcome` is None while it runs for the first time."""
 
     id: int
@@ -109,7 +79,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TaskRecord:
     """A tuning task; equal workloads of several models are one."""
 
     workload: str
@@ -122,12 +92,12 @@ class Task:
 class WeightedTask:
     """A task in a model."""
 
-    task: Task
+    task: TaskRecord
     weight: int  # how often the model runs it per inference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelVersion:
+class VersionRecord:
     """One version of a model and why it came to be."""
 
     model: str
@@ -138,7 +108,7 @@ class ModelVersion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class ProgressRecord:
     """How fast a model was thought to be at one moment of a tuning run, as the sum of its tasks' times."""
 
     trials: int  # since the previous moment

@@ -213,6 +213,13 @@ VERSIONS: Final = """SELECT model, version, why, latency_s, created_s FROM versi
 ADD_PROGRESS: Final = """INSERT INTO progress (model, trials, latency_s, created_s)
     VALUES (:model, :trials, :latency_s, :now)"""
 PROGRESS: Final = "SELECT trials, latency_s, created_s FROM progress WHERE model = :model ORDER BY id"
+TRIALS: Final = """SELECT outcome, COUNT(*) FROM candidates WHERE outcome IS NOT NULL
+    GROUP BY outcome ORDER BY outcome"""
+FAULTS: Final = "SELECT COUNT(*) FROM candidates WHERE state = 'quarantined'"
+GAINS: Final = """SELECT model,
+        (SELECT latency_s FROM progress f WHERE f.model = p.model ORDER BY id LIMIT 1),
+        (SELECT latency_s FROM progress l WHERE l.model = p.model ORDER BY id DESC LIMIT 1)
+    FROM (SELECT DISTINCT model FROM progress) p ORDER BY model"""
 MODELS: Final = "SELECT DISTINCT model FROM progress UNION SELECT model FROM versions ORDER BY model"
 PUT_YARDSTICK: Final = """INSERT INTO yardsticks (device, driver, seconds)
     SELECT id, :driver, :seconds FROM devices WHERE key = :device ON CONFLICT DO NOTHING"""

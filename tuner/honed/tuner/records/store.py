@@ -16,25 +16,24 @@ from types import TracebackType
 from typing import Any, Self
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
+from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.outcome import Stored
+from honed.tuner.verdict import Stored, Timing, Verdict
 
 from . import sql
 from .database import Opened, explained, open_database, transaction
 from .owner import Owner
 from .rows import (
     ABANDONED_REASON,
-    Candidate,
     Default,
-    ModelVersion,
     NewCandidate,
-    Progress,
+    ProgressRecord,
     Setup,
     State,
-    Task,
-    Timing,
-    Verdict,
+    TaskRecord,
+    TuningRecord,
+    VersionRecord,
     WeightedTask,
     check_figures,
     check_trace,
@@ -47,7 +46,7 @@ logger = logging.getLogger(__name__)
 BUSY_S = 10.0
 
 
-class Quarantined(InvalidArgument):
+class InQuarantine(InvalidArgument):
     """The candidate must not run on this device again."""
 
 
@@ -124,7 +123,7 @@ class Records:
         with self._writing():
             banned = self._rows(sql.BANNED, key)
             if banned:
-                raise Quarantined(f"this candidate is in quarantine ({banned[0][0]}); try another")
+                raise InQuarantine(f"this candidate is in quarantine ({banned[0][0]}); try another")
             if self._rows(sql.RUNNING, key):
                 raise AlreadyExists("this candidate is being measured already; try another")
             self._add_device(new.setup)
@@ -132,7 +131,7 @@ class Records:
             number: int = self._rows(sql.BEGIN, {**key, **more})[0][0]
         return number
 
-    def finish(self, candidate_id: int, verdict: Verdict) -> Candidate:
+    def finish(self, candidate_id: int, verdict: Verdict) -> TuningRecord:
         """Record the verdict on a candidate this process has begun; gives it as recorded.
 
         Raises InvalidArgument for impossible figures, NotFound where this process has no such candidate in
@@ -172,7 +171,7 @@ class Records:
             if self._connection.execute(sql.FORGET_FIRST, values).rowcount == 0:
                 self._change_one(sql.RETURN_TO_DONE, values)
 
-    def abandoned(self) -> list[Candidate]:
+    def abandoned(self) -> list[TuningRecord]:
         """Quarantine the candidates whose process has ended without a verdict, and give them.
 
         Call it first after a start. Those of processes that still run are left alone.
@@ -190,16 +189,16 @@ class Records:
 
     # -- what is known
 
-    def best(self, workload: str, setup: Setup) -> Candidate | None:
+    def best(self, workload: str, setup: Setup) -> TuningRecord | None:
         """The fastest right candidate, ranked by Timing.fair_s; None where there is none."""
         found = self._candidates(sql.BEST, self._here(setup, workload=workload))
         return found[0] if found else None
 
-    def distil(self, setup: Setup) -> list[Candidate]:
+    def distil(self, setup: Setup) -> list[TuningRecord]:
         """The fastest right candidate of every workload, by workload."""
         return self._candidates(sql.DISTIL, self._here(setup))
 
-    def history(self, workload: str, setup: Setup) -> list[Candidate]:
+    def history(self, workload: str, setup: Setup) -> list[TuningRecord]:
         """All candidates of a workload, oldest first, those in flight and in quarantine too."""
         return self._candidates(sql.OF_WORKLOAD, self._here(setup, workload=workload))
 
@@ -207,18 +206,18 @@ class Records:
         """SHA-256 of traces that need no trial: measured with this setup, in flight or in quarantine."""
         return frozenset(row[0] for row in self._rows(sql.TRACES, self._here(setup, workload=workload)))
 
-    def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[Candidate]:
+    def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
         """Right candidates of this device with another driver or compiler, not measured with this one yet.
 
         The fastest first: the first to measure again. Their figures say nothing about this setup.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
 
-    def quarantined(self, setup: Setup) -> list[Candidate]:
+    def quarantined(self, setup: Setup) -> list[TuningRecord]:
         """All candidates that must not run on this device, with any driver or compiler, oldest first."""
         return self._candidates(sql.QUARANTINED, self._here(setup))
 
-    def finished(self, setup: Setup) -> Iterator[Candidate]:
+    def finished(self, setup: Setup) -> Iterator[TuningRecord]:
         """Every candidate with a verdict, oldest first, one after the other: for learning and export."""
         with explained(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
@@ -226,7 +225,7 @@ class Records:
 
     # -- tasks, models, cost models
 
-    def put_model(self, model: str, tasks: Mapping[Task, int]) -> None:
+    def put_model(self, model: str, tasks: Mapping[TaskRecord, int]) -> None:
         """Set the tasks of a model, with how often it runs each per inference, in place of what it had."""
         for task in tasks:
             check_figures(flops=task.flops, bytes=task.bytes)
@@ -240,30 +239,34 @@ class Records:
     def tasks(self, model: str) -> list[WeightedTask]:
         """A model's tasks, those with the most work per inference first."""
         return [
-            WeightedTask(task=Task(workload=row[0], name=row[1], flops=row[2], bytes=row[3]), weight=row[4])
+            WeightedTask(
+                task=TaskRecord(workload=row[0], name=row[1], flops=row[2], bytes=row[3]), weight=row[4]
+            )
             for row in self._rows(sql.TASKS, {"model": model})
         ]
 
-    def task(self, workload: str) -> Task | None:
+    def task(self, workload: str) -> TaskRecord | None:
         """The task of a workload, where any model has it."""
         rows = self._rows(sql.TASK, {"workload": workload})
         return (
-            Task(workload=rows[0][0], name=rows[0][1], flops=rows[0][2], bytes=rows[0][3]) if rows else None
+            TaskRecord(workload=rows[0][0], name=rows[0][1], flops=rows[0][2], bytes=rows[0][3])
+            if rows
+            else None
         )
 
-    def add_version(self, model: str, why: str, latency_s: float | None) -> ModelVersion:
+    def add_version(self, model: str, why: str, latency_s: float | None) -> VersionRecord:
         """Note a new version of a model: why it came to be, and the time of one inference as measured."""
         check_figures(latency_s=latency_s)
         now = self._clock()
         values = {"model": model, "why": why, "latency_s": latency_s, "now": now}
         with self._writing():
             version: int = self._rows(sql.ADD_VERSION, values)[0][0]
-        return ModelVersion(model=model, version=version, why=why, latency_s=latency_s, created_s=now)
+        return VersionRecord(model=model, version=version, why=why, latency_s=latency_s, created_s=now)
 
-    def versions(self, model: str) -> list[ModelVersion]:
+    def versions(self, model: str) -> list[VersionRecord]:
         """A model's versions, oldest first."""
         return [
-            ModelVersion(model=row[0], version=row[1], why=row[2], latency_s=row[3], created_s=row[4])
+            VersionRecord(model=row[0], version=row[1], why=row[2], latency_s=row[3], created_s=row[4])
             for row in self._rows(sql.VERSIONS, {"model": model})
         ]
 
@@ -274,12 +277,21 @@ class Records:
         with self._writing():
             self._connection.execute(sql.ADD_PROGRESS, values)
 
-    def progress(self, model: str) -> list[Progress]:
+    def progress(self, model: str) -> list[ProgressRecord]:
         """What tuning made of a model, over all its runs, oldest first."""
         return [
-            Progress(trials=row[0], latency_s=row[1], created_s=row[2])
+            ProgressRecord(trials=row[0], latency_s=row[1], created_s=row[2])
             for row in self._rows(sql.PROGRESS, {"model": model})
         ]
+
+    def figures(self) -> TuningFigures:
+        """What was tried in all, and what came of it."""
+        gains = self._rows(sql.GAINS, {})
+        return TuningFigures(
+            trials=dict(self._rows(sql.TRIALS, {})),
+            faults=self._rows(sql.FAULTS, {})[0][0],
+            gains={model: Gain(before_seconds=before, now_seconds=now) for model, before, now in gains},
+        )
 
     def models(self) -> list[str]:
         """The models that were tuned, by name."""
@@ -321,13 +333,13 @@ class Records:
         return kept
 
     @contextmanager
-    def importing(self) -> Iterator[Callable[[Setup, Task | None, Mapping[str, Any]], bool]]:
+    def importing(self) -> Iterator[Callable[[Setup, TaskRecord | None, Mapping[str, Any]], bool]]:
         """A function that takes in one candidate from elsewhere, its values by column; all or nothing.
 
         It gives False where the candidate was here already (see exchange.import_jsonl).
         """
 
-        def put(setup: Setup, task: Task | None, values: Mapping[str, Any]) -> bool:
+        def put(setup: Setup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
             here = self._here(setup, **values)
             self._add_device(setup)
             if task is not None:
@@ -352,7 +364,7 @@ class Records:
         with explained(self.path):
             return self._connection.execute(query, values).fetchall()
 
-    def _candidates(self, query: str, values: Mapping[str, Any]) -> list[Candidate]:
+    def _candidates(self, query: str, values: Mapping[str, Any]) -> list[TuningRecord]:
         return [_candidate(row) for row in self._rows(query, values)]
 
     def _change_one(self, query: str, values: Mapping[str, Any]) -> None:
@@ -385,7 +397,7 @@ def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
     return asdict(timing)
 
 
-def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
+def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> TuningRecord:
     (number, workload, device_key, driver, compiler, trace, trace_sha256, state, outcome, reason, story) = (
         row[:11]
     )
@@ -394,7 +406,7 @@ def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> Candidate:
     timing = None
     if median_s is not None:
         timing = Timing(median_s=median_s, low_s=low_s, high_s=high_s, repeats=repeats, yardstick_ratio=ratio)
-    return Candidate(
+    return TuningRecord(
         id=number,
         workload=workload,
         device_key=device_key,

@@ -48,7 +48,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class PassPlan:
     """Tune this model for so many seconds with the lease held."""
 
     name: str
@@ -69,16 +69,16 @@ def unknown(key: str) -> Known:
     )
 
 
-def choose(models: Sequence[Wanted], now: float) -> Plan | None:
+def choose(models: Sequence[Wanted], now: float) -> PassPlan | None:
     """What to tune next; None where nothing is worth it. `now` in seconds since 1970."""
     ready = [m for m in models if not m.obstacle and not m.known.finished and m.known.retry <= now]
     if not ready:
         return None
     new = [m for m in ready if not m.known.passes]
     if new:
-        return Plan(name=max(new, key=_use).name, seconds=FIRST_PASS_SECONDS)
+        return PassPlan(name=max(new, key=_use).name, seconds=FIRST_PASS_SECONDS)
     best = max(ready, key=_use)
-    return Plan(name=best.name, seconds=SLICE_SECONDS)
+    return PassPlan(name=best.name, seconds=SLICE_SECONDS)
 
 
 def failed(known: Known, reason: str, now: float) -> Known:

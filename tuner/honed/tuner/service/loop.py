@@ -12,15 +12,17 @@ from pathlib import Path
 
 from honed.protocol.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
 from honed.protocol.strict import from_plain
+from honed.protocol.tuning import TuningFigures
 from honed.runtime.client import Client
 from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.profile import DeviceIdentity
+from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
 from . import profiles
-from .choice import Plan, Wanted, choose, failed, passed
-from .memory import Memory
-from .onepass import Pass, Place
+from .choice import PassPlan, Wanted, choose, failed, passed
+from .memory import TuningState
+from .onepass import Place, TuningPass
 
 REST_SECONDS = 20.0  # between two looks at the service while nothing is to be tuned
 # Of one candidate under `onepass.LIMITS`: building it, running it on three inputs, and timing it.
@@ -39,7 +41,7 @@ class Tuner:
         self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket)
         self._told = False  # to stop; no Event, whose lock a handler may have interrupted
         self._session: Callable[[], None] | None = None  # stops the present session
-        self._unprofiled: set[profiles.Version] = set()  # those that could not be
+        self._unprofiled: set[profiles.Unprofiled] = set()  # those that could not be
 
     def stop(self) -> None:
         """From a signal handler: end at once, by SystemExit, or after the candidate being measured.
@@ -73,9 +75,9 @@ class Tuner:
             view = _look(client)
             plan = choose(view.wanted, time.time())
             if plan is None:
-                client.report("nothing is left to tune")
+                client.report("nothing is left to tune", figures_in(view.records))
                 return False
-            client.report(f"waiting for the lease to tune {plan.name}")
+            client.report(f"waiting for the lease to tune {plan.name}", figures_in(view.records))
             if not self._granted():
                 return False
             view = _look(client)  # that may have taken a while
@@ -113,7 +115,7 @@ class Tuner:
                 return True
         return False
 
-    def _tune(self, client: Client, view: _View, plan: Plan) -> None:
+    def _tune(self, client: Client, view: _View, plan: PassPlan) -> None:
         known = next(m.known for m in view.wanted if m.name == plan.name)
         _log.info("tuning %s for up to %.0f s", plan.name, plan.seconds)
         client.report(f"tuning {plan.name}: preparing")
@@ -124,7 +126,7 @@ class Tuner:
             ):
                 if not given.sources:
                     raise ModelRefused(f"{plan.name} was added compiled, so there is no source to tune")
-                one = Pass(client, self._lease, view.places[plan.name], plan, given, Path(folder))
+                one = TuningPass(client, self._lease, view.places[plan.name], plan, given, Path(folder))
                 self._session = one.stop
                 if not self._told:
                     known = one.run(known)
@@ -150,9 +152,10 @@ class _View:
     """The service as it was last seen; a place for each model that may be tuned."""
 
     wanted: tuple[Wanted, ...]
-    unprofiled: tuple[profiles.Version, ...]  # of models that are not finished
+    unprofiled: tuple[profiles.Unprofiled, ...]  # of models that are not finished
     places: dict[str, Place]
-    memory: Memory
+    memory: TuningState
+    records: Path
 
 
 def _look(client: Client) -> _View:
@@ -160,7 +163,7 @@ def _look(client: Client) -> _View:
     if status["device"] is None:
         raise Unavailable("its worker has no device yet")
     state_dir = Path(status["places"]["state_dir"])
-    memory = Memory(state_dir / "tuner.json")
+    memory = TuningState(state_dir / "tuner.json")
     seen = [each for each in status["devices"] if each["device"] is not None]
     setups = {
         each["spec"]: setup_for(from_plain(DeviceIdentity, each["device"], where="device")) for each in seen
@@ -197,4 +200,16 @@ def _look(client: Client) -> _View:
             name: Place(device=spec, records=records, cache_dir=cache_dir) for name, spec in homes.items()
         },
         memory=memory,
+        records=records,
     )
+
+
+def figures_in(path: Path) -> TuningFigures | None:
+    """What tuning has done so far; None where there are no records yet."""
+    if not path.exists():
+        return None
+    try:
+        with Records.open(path) as records:
+            return records.figures()
+    except HonedError as error:
+        return TuningFigures(trials={}, faults=0, gains={}, reason=f"the records cannot be read: {error}")

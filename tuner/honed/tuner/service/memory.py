@@ -21,7 +21,7 @@ class _File:
     models: dict[str, Known]
 
 
-class Memory:
+class TuningState:
     """`Known` by model. Losing it costs nothing but the time to find out again that a model is finished."""
 
     def __init__(self, path: Path) -> None:

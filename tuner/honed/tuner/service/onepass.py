@@ -16,11 +16,11 @@ from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.origin import Origin
 from honed.tuner.measure.limits import Limits
 from honed.tuner.tune.compiling import compile_apart
-from honed.tuner.tune.opening import Opened
-from honed.tuner.tune.session import Budget
+from honed.tuner.tune.opening import OpenedSession
+from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import headroom, headrooms
 
-from .choice import Known, Plan, passed
+from .choice import Known, PassPlan, passed
 from .gate import LeaseGate
 
 # A candidate under the lease is bounded more tightly than one of `hone tune`: a request may be waiting.
@@ -42,11 +42,11 @@ class Place:
     cache_dir: Path
 
 
-class Pass:
+class TuningPass:
     """Tunes one model of the service."""
 
     def __init__(
-        self, client: Client, lease: LeaseHolder, place: Place, plan: Plan, given: Exported, folder: Path
+        self, client: Client, lease: LeaseHolder, place: Place, plan: PassPlan, given: Exported, folder: Path
     ) -> None:
         """`given` is the model as the service has it, with its sources; `folder` is for files of ours."""
         self._client = client
@@ -59,7 +59,7 @@ class Pass:
         self._serving = given.sha256  # the compiled file that a successor is made for
         self._gate = LeaseGate(lease, seconds=plan.seconds, patience=_PATIENCE_SECONDS)
         self._stopping = False
-        self._opened: Opened | None = None
+        self._opened: OpenedSession | None = None
         self._estimate: float | None = None  # of what is served, microseconds
         self._published_at = float("-inf")
         self._reported_at = float("-inf")
@@ -75,7 +75,7 @@ class Pass:
         """Tune, publish, and tell what is known now. Raises HonedError where the service or a child fails."""
         with (
             self._gate,
-            Opened(
+            OpenedSession(
                 self._plan.name,
                 device=self._place.device,
                 records=self._place.records,
@@ -95,7 +95,7 @@ class Pass:
                 lambda: opened.search.extract(
                     self._source, self._given.shapes, self._given.precision, like=self._like
                 ),
-                Budget(),
+                SearchBudget(),
             )
             self._publish(least=_LAST)
             if not session.tasks:
@@ -132,7 +132,8 @@ class Pass:
             f"{before:.3g} ms with default schedules"
         )
         _log.info("%s", text)
-        self._client.report(f"tuning {text}")
+        assert self._opened is not None
+        self._client.report(f"tuning {text}", self._opened.records.figures())
 
     def _publish(self, *, least: float) -> None:
         """Have the service take the best found so far, if its estimate is `least` times better."""

@@ -13,19 +13,19 @@ PATIENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class Unprofiled:
     """What is to be profiled."""
 
     model: str
     sha256: str  # of the compiled file
 
 
-def wanted(model: Mapping[str, Any], latency: Sequence[Mapping[str, Any]]) -> Version | None:
+def wanted(model: Mapping[str, Any], latency: Sequence[Mapping[str, Any]]) -> Unprofiled | None:
     """The model's present version, if it is used, was not profiled yet, and is fast enough for that.
 
     `model` is from Metrics, `latency` the curve of ModelHistory.
     """
-    spent, version = model["spent"], Version(model["name"], model["sha256"])
+    spent, version = model["spent"], Unprofiled(model["name"], model["sha256"])
     if not spent["seconds"] or spent["profiled"] == version.sha256:
         return None
     # The last point may be of the version before, which was slower if anything.

@@ -14,18 +14,18 @@ from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
 from . import publishing
-from .instruments import Bench
-from .opening import Opened
-from .publishing import Outcome
+from .instruments import BenchChoice
+from .opening import OpenedSession
+from .publishing import Publication
 from .search_child import Found
-from .session import Budget, Emit, Session
-from .task import Stage
+from .session import Emit, SearchBudget, TuningSession
+from .task import TaskState
 
 
 def list_tasks(job: commands.Tasks, emit: Emit) -> events.Done:
     """Extract the tasks and time their default schedules; search nothing."""
     with _opened(job, emit) as run:
-        run.session.run(_extraction(job, run), Budget(trials=0))
+        run.session.run(_extraction(job, run), SearchBudget(trials=0))
     return events.Done()
 
 
@@ -35,8 +35,10 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
         stop.session = run.session
         if stop.asked:
             run.session.stop()
-        run.session.run(_extraction(job, run), Budget(trials=job.trials, seconds=job.seconds))
+        run.session.run(_extraction(job, run), SearchBudget(trials=job.trials, seconds=job.seconds))
         run.search.close()
+        if not job.bench:  # of no device that serves
+            emit(events.Totals(tuning=run.records.figures()))
         publish = publishing.predicted if job.bench else publishing.measured
         return _told(run.session, publish(job, emit, run))
 
@@ -46,7 +48,7 @@ class _Stop:
     """Whether a signal asked to stop, and the session to tell."""
 
     asked: bool = False
-    session: Session | None = None
+    session: TuningSession | None = None
 
     def __call__(self, _number: int, _frame: object) -> None:
         self.asked = True
@@ -66,26 +68,26 @@ def _stoppable() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> Opened:
+def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSession:
     name = job.name or job.file.stem
-    return Opened(
+    return OpenedSession(
         marked(name, job.bench) if job.bench else name,
         device=job.device,
         records=job.records,
         cache_dir=job.cache_dir,
         seed=seed,
         emit=emit,
-        bench=Bench(job.bench, job.bench_root or ROOT) if job.bench else None,
+        bench=BenchChoice(job.bench, job.bench_root or ROOT) if job.bench else None,
     )
 
 
-def _extraction(job: commands.Search[Any], run: Opened) -> Callable[[], Found]:
+def _extraction(job: commands.Search[Any], run: OpenedSession) -> Callable[[], Found]:
     return lambda: run.search.extract(
         job.file, job.shapes, job.precision, calibration=job.calibration, like=job.current
     )
 
 
-def _told(session: Session, outcome: Outcome) -> events.Tuned:
+def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
     stages = Counter(p.stage for p in session.tasks)
     failures: Counter[str] = Counter()
     for p in session.tasks:
@@ -95,9 +97,9 @@ def _told(session: Session, outcome: Outcome) -> events.Tuned:
         output=outcome.output,
         trials=session.trials,
         seconds=round(session.seconds, 1),
-        tuned=stages[Stage.TUNED],
-        skipped=stages[Stage.SKIPPED],
-        lost=stages[Stage.LOST],
+        tuned=stages[TaskState.TUNED],
+        skipped=stages[TaskState.SKIPPED],
+        lost=stages[TaskState.LOST],
         failures=dict(failures),
         spent=session.spent.rounded(),
         tasks=table.tasks,

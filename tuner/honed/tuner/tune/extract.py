@@ -30,7 +30,7 @@ from honed.tuner.lower.staging import in_stages
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 
-from .task import Task
+from .task import TuningTask
 
 SETS = 3  # of inputs, each of another distribution
 SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
@@ -40,7 +40,7 @@ SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 class Extracted:
     """A task with its function; `outputs` is how many of its last parameters are outputs."""
 
-    task: Task
+    task: TuningTask
     func: tirx.PrimFunc
     outputs: int
 
@@ -53,7 +53,7 @@ def extract(
     *,
     calibration: Path | None = None,
     like: Path | None = None,
-) -> tuple[list[Extracted], list[Task]]:
+) -> tuple[list[Extracted], list[TuningTask]]:
     """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling.
 
     `calibration` and `like` are as in `honed.tuner.compile.Request`.
@@ -79,7 +79,7 @@ def extract(
         found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
     hosts = Counter(call.function for call in program.calls if isinstance(call, HostFunctionCall))
     opaque = [
-        Task(
+        TuningTask(
             key=f"host:{name}",
             name=name,
             weight=weight,
@@ -105,10 +105,10 @@ def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:
     return Extracted(_task(func, name, task_key(func), 1), func, outputs)
 
 
-def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> Task:
+def _task(func: tirx.PrimFunc, name: str, key: str, weight: int) -> TuningTask:
     values = parameters(func)
     floats = [v.dtype for v in values if v.dtype.startswith("float")]
-    return Task(
+    return TuningTask(
         key=key,
         name=name,
         weight=weight,

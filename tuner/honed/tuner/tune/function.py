@@ -20,8 +20,8 @@ from honed.tuner.lower.target import target_for
 from honed.tuner.search import traces
 
 from .extract import adopt
-from .opening import Opened
-from .session import Budget
+from .opening import OpenedSession
+from .session import SearchBudget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -69,7 +69,7 @@ def tune_function(
     text = tvm.ir.save_json(func)
     with (
         tempfile.TemporaryDirectory(prefix="honed-tune-") as own,
-        Opened(
+        OpenedSession(
             name,
             device=device,
             records=records or Path(own) / "records.sqlite",
@@ -78,7 +78,7 @@ def tune_function(
             emit=lambda event: emit(events.to_map(event)),
         ) as run,
     ):
-        budget = Budget(trials=trials, seconds=seconds)
+        budget = SearchBudget(trials=trials, seconds=seconds)
         run.session.run(lambda: run.search.adopt(text, name, outputs), budget)
         (progress,) = run.session.tasks
     if progress.default is None or progress.best is None:

@@ -23,7 +23,7 @@ from .sharing import Sharing, sharing
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchChoice:
     """A bench by its name (`valhall.benches.BENCHES`), and the root its compiler is in."""
 
     name: str
@@ -53,7 +53,7 @@ def on_device(device: str | None, cache_dir: Path, limits: Limits, log: Reader |
     """The device of a spec, None: the best there is. Raises DeviceError without one."""
     found = survey(device, cache_dir)
     profile = found.measured()
-    beside = sharing(profile.rules.family, len(os.sched_getaffinity(0)))
+    beside = sharing(profile.family, len(os.sched_getaffinity(0)))
     return Instrument(
         spec=found.spec,
         profile=profile,
@@ -66,7 +66,7 @@ def on_device(device: str | None, cache_dir: Path, limits: Limits, log: Reader |
     )
 
 
-def on_bench(bench: Bench) -> Instrument:
+def on_bench(bench: BenchChoice) -> Instrument:
     """A bench, whose peaks are its profile's. Raises DeviceError where its compiler cannot be used."""
     compiler, profile = OfflineCompiler(bench.root), predicted(bench.name)
     return Instrument(

@@ -12,14 +12,14 @@ from honed.tuner.measure.measurer import DEFAULT_LIMITS
 from honed.tuner.records import Records
 from honed.tuner.setup import setup_for
 
-from .instruments import Bench, on_bench, on_device
+from .instruments import BenchChoice, on_bench, on_device
 from .proposals import Proposals
 from .search_child import SearchChild
-from .session import Emit, Gate, Session
+from .session import Emit, Gate, TuningSession
 from .trials import Trials
 
 
-class Opened:
+class OpenedSession:
     """A context manager; everything is closed and every child ended afterwards."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Opened:
         gate: Gate | None = None,
         limits: Limits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
-        bench: Bench | None = None,
+        bench: BenchChoice | None = None,
     ) -> None:
         """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
         `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used.
@@ -66,7 +66,7 @@ class Opened:
         )
         self._keep_peaks = instrument.keep_peaks
         trials = Trials(instrument.measurer, self.records, setup)
-        self.session = Session(
+        self.session = TuningSession(
             name,
             profile,
             trials,
@@ -77,7 +77,7 @@ class Opened:
             trust_defaults=trust_defaults,
         )
 
-    def __enter__(self) -> Opened:
+    def __enter__(self) -> OpenedSession:
         return self
 
     def __exit__(self, *_: object) -> None:

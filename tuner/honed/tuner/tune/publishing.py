@@ -13,15 +13,15 @@ from honed.runtime import profilefile
 
 from .compare import Comparison, compare
 from .compiling import compile_apart
-from .opening import Opened
-from .session import Emit, Session
+from .opening import OpenedSession
+from .session import Emit, TuningSession
 
 # Below this, a difference between two medians is noise.
 _GAIN = 1.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Publication:
     """What was made of a session; as in `honed.jobs.events.Tuned`."""
 
     sentence: str
@@ -30,11 +30,11 @@ class Outcome:
     after_us: float | None = None
 
 
-def measured(job: Tune, emit: Emit, run: Opened) -> Outcome:
+def measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     """Compile the best and compare it with what is served now: only what is faster is kept."""
     session, spec = run.session, run.spec
     if job.output is None or all(p.best_trace is None for p in session.tasks):
-        return Outcome(sentence=_nothing(session))
+        return Publication(sentence=_nothing(session))
     assert spec is not None
     emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
     with tempfile.TemporaryDirectory(prefix="honed-publish-") as folder:
@@ -45,7 +45,7 @@ def measured(job: Tune, emit: Emit, run: Opened) -> Outcome:
             compile_apart(replace(wanted, output=current, records=None, like=wanted.output))
         emit(Stage(stage="publish", fraction=0.7, text="compare side by side"))
         found = compare(current, job.output, spec)
-    outcome = Outcome(sentence=_sentence(found), before_us=found.old * 1e6, after_us=found.new * 1e6)
+    outcome = Publication(sentence=_sentence(found), before_us=found.old * 1e6, after_us=found.new * 1e6)
     if found.wrong or found.new * _GAIN > found.old:
         job.output.unlink(missing_ok=True)
         return outcome
@@ -54,9 +54,9 @@ def measured(job: Tune, emit: Emit, run: Opened) -> Outcome:
     return replace(outcome, output=str(job.output))
 
 
-def predicted(job: Tune, emit: Emit, run: Opened) -> Outcome:
+def predicted(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     """Compile with the best predicted schedules; nothing is compared, for the device is not here."""
-    outcome = Outcome(sentence=_foretold(run.session, run.profile.identity.name))
+    outcome = Publication(sentence=_foretold(run.session, run.profile.identity.name))
     if job.output is None or not run.session.tasks:
         return outcome
     emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
@@ -65,7 +65,7 @@ def predicted(job: Tune, emit: Emit, run: Opened) -> Outcome:
     return replace(outcome, output=str(job.output))
 
 
-def _compilation(job: Tune, output: Path, run: Opened, folder: str) -> Compile:
+def _compilation(job: Tune, output: Path, run: OpenedSession, folder: str) -> Compile:
     """For the device that was tuned on; its profile goes to a file in `folder`."""
     profile = Path(folder) / "profile.toml"
     profile.write_text(profilefile.dumps(run.profile))
@@ -74,7 +74,7 @@ def _compilation(job: Tune, output: Path, run: Opened, folder: str) -> Compile:
     )
 
 
-def _nothing(session: Session) -> str:
+def _nothing(session: TuningSession) -> str:
     """Why nothing faster is there."""
     if session.trials:
         return "no schedule faster than the present ones was found"
@@ -94,7 +94,7 @@ def _sentence(found: Comparison) -> str:
     return f"{found.old / found.new:.2f} times faster, measured side by side ({times})"
 
 
-def _foretold(session: Session, device: str) -> str:
+def _foretold(session: TuningSession, device: str) -> str:
     model = session.table().model
     if all(p.best_trace is None for p in session.tasks):
         found = _nothing(session)

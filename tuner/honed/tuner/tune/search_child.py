@@ -16,14 +16,16 @@ from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceProfile
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
-from honed.tuner.measure.process import Child, Ended
+from honed.tuner.measure.process import DriverChild, Ended
 
 from .scratch import scratch
-from .task import Task
+from .task import TuningTask
 
 BATCH = 16  # candidates of a proposal
 COMMAND = python("honed.tuner.tune.searcher")
-Found = tuple[list[tuple[Task, int]], list[Task]]  # tasks with their outputs, and what cannot be tuned
+Found = tuple[
+    list[tuple[TuningTask, int]], list[TuningTask]
+]  # tasks with their outputs, and what cannot be tuned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +68,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedTask:
     """A task that was taken up; `fresh`: its search knows nothing of what was measured before."""
 
     workload: Workload
@@ -77,7 +79,7 @@ class Loaded:
 class DefaultSchedule:
     """A task that was taken up, with its default schedule."""
 
-    loaded: Loaded
+    loaded: LoadedTask
     candidate: Candidate
 
 
@@ -85,7 +87,7 @@ class DefaultSchedule:
 class Proposed:
     """A batch of a task. `way` is how it came to be, `last`: nothing beside the best is left to try."""
 
-    loaded: Loaded
+    loaded: LoadedTask
     entries: list[Entry]
     way: Way
     last: bool
@@ -118,7 +120,7 @@ class SearchChild:
         self._seed = seed
         self._command = tuple(command)
         self._folder = scratch("honed-search-")
-        self._child: Child | None = None
+        self._child: DriverChild | None = None
         self._held: set[str] = set()  # tasks that the child has loaded
 
     def __enter__(self) -> SearchChild:
@@ -175,17 +177,17 @@ class SearchChild:
         tasks = []
         for plain in answer["tasks"]:
             outputs = int(plain.pop("outputs"))
-            tasks.append((from_plain(Task, plain, where="task"), outputs))
-        return tasks, [from_plain(Task, plain, where="task") for plain in answer["opaque"]]
+            tasks.append((from_plain(TuningTask, plain, where="task"), outputs))
+        return tasks, [from_plain(TuningTask, plain, where="task") for plain in answer["opaque"]]
 
-    def load(self, task: Task, outputs: int) -> Loaded:
+    def load(self, task: TuningTask, outputs: int) -> LoadedTask:
         """Take up a task. Raises SearchBroke, as all below do."""
         answer = self._ask({"do": "load", **_named(task, outputs)}, self._deadlines.load)
         self._held.add(task.key)
         return _loaded(answer)
 
     def default(
-        self, task: Task, outputs: int, following: Sequence[tuple[Task, int]], *, settle: bool
+        self, task: TuningTask, outputs: int, following: Sequence[tuple[TuningTask, int]], *, settle: bool
     ) -> DefaultSchedule:
         """Take up a task and make its default schedule; the first of the tasks that follow are begun.
 
@@ -205,7 +207,7 @@ class SearchChild:
 
     def propose(
         self,
-        task: Task,
+        task: TuningTask,
         outputs: int,
         known: Sequence[tuple[str, float | None]],
         kin: Sequence[str],
@@ -220,7 +222,7 @@ class SearchChild:
 
     def begin(
         self,
-        task: Task,
+        task: TuningTask,
         outputs: int,
         known: Sequence[tuple[str, float | None]],
         kin: Sequence[str],
@@ -277,7 +279,7 @@ class SearchChild:
     def _ask(self, message: Mapping[str, object], seconds: float) -> codec.Message:
         return self._answered(lambda child: child.ask(message, seconds))
 
-    def _answered(self, ask: Callable[[Child], codec.Message]) -> codec.Message:
+    def _answered(self, ask: Callable[[DriverChild], codec.Message]) -> codec.Message:
         try:
             answer = ask(self._started())
         except Ended as ended:
@@ -289,13 +291,13 @@ class SearchChild:
             raise SearchBroke(str(answer["failed"]))
         return answer
 
-    def _started(self) -> Child:
+    def _started(self) -> DriverChild:
         """The child, started where there is none."""
         if self._child is not None:
             return self._child
         folder = Path(self._folder.name)
         self._held.clear()
-        self._child = Child(folder / "search.log", self._command)
+        self._child = DriverChild(folder / "search.log", self._command)
         message = {
             "do": "start",
             "profile": to_plain(self._profile),
@@ -335,9 +337,9 @@ def _entry(plain: Mapping[str, Any]) -> Entry:
     )
 
 
-def _named(task: Task, outputs: int) -> dict[str, object]:
+def _named(task: TuningTask, outputs: int) -> dict[str, object]:
     return {"task": task.key, "outputs": outputs, "constants": list(task.constants)}
 
 
-def _loaded(answer: Mapping[str, Any]) -> Loaded:
-    return Loaded(workload=codec.workload_from_plain(answer["workload"]), fresh=answer["fresh"])
+def _loaded(answer: Mapping[str, Any]) -> LoadedTask:
+    return LoadedTask(workload=codec.workload_from_plain(answer["workload"]), fresh=answer["fresh"])

@@ -36,7 +36,7 @@ from honed.tuner.search.prior import Prior, prior_of
 from . import making
 from .extract import Extracted, adopt, extract, workload
 from .hunt import Hunt, Tools
-from .task import Task
+from .task import TuningTask
 
 MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
 _HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
@@ -131,7 +131,7 @@ class Searcher:
             raise InvalidArgument(f"{message['name']} is no PrimFunc; give one")
         return self._kept([adopt(func, message["name"], int(message["outputs"]))], [])
 
-    def _kept(self, found: Sequence[Extracted], opaque: Sequence[Task]) -> codec.Message:
+    def _kept(self, found: Sequence[Extracted], opaque: Sequence[TuningTask]) -> codec.Message:
         for one in found:
             self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
         return {

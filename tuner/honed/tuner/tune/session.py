@@ -13,14 +13,13 @@ from honed.jobs.events import Spent
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Verdict
-from honed.tuner.outcome import Outcome
 from honed.tuner.records import Records
+from honed.tuner.verdict import Outcome, Verdict
 
 from .proposals import Proposals
-from .search_child import Entry, Found, Loaded, NoSchedule, Proposed, SearchBroke
+from .search_child import Entry, Found, LoadedTask, NoSchedule, Proposed, SearchBroke
 from .spent import on_candidate
-from .task import Progress, Stage, Task, finish, judge, latency, likely_next, next_task
+from .task import TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
 from .trials import Trials
 
 Emit = Callable[[events.News], None]
@@ -31,7 +30,7 @@ _PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class SearchBudget:
     """When to stop, besides when nothing more is worth it; None: no limit."""
 
     trials: int | None = None
@@ -49,7 +48,7 @@ class Gate:
         """The device is not used until `enter` is called again."""
 
 
-class Session:
+class TuningSession:
     """Tunes one model. `stop` may be called from a signal handler; what was found until then is kept.
 
     All times are seconds at the device's reference speed (`Trials`).
@@ -78,7 +77,7 @@ class Session:
         self.records: Records = trials.records
         self.emit = emit
         self.clock = clock
-        self.tasks: list[Progress] = []
+        self.tasks: list[TaskProgress] = []
         self.trials = 0
         self.profile = profile  # its peaks rise with what is measured
         self.spent = Spent()  # since the search began
@@ -109,14 +108,14 @@ class Session:
         """Since the session began."""
         return self.clock() - self._started
 
-    def run(self, found: Callable[[], Found], budget: Budget) -> None:
+    def run(self, found: Callable[[], Found], budget: SearchBudget) -> None:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
         with self._trying:
             self.records.abandoned()
             if self._may_go_on():
                 self._extract(found)
                 self._time_defaults()
-                self._doubt_peaks([p for p in self.tasks if p.stage is Stage.TUNING])
+                self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
                 judge(self.tasks)
             table = self.table()
             self.emit(events.TasksFound(tasks=table.tasks, model=table.model))
@@ -126,7 +125,7 @@ class Session:
             self._condemn(settle=True)
             finish(self.tasks, cut=cut)
 
-    def _search(self, budget: Budget) -> bool:
+    def _search(self, budget: SearchBudget) -> bool:
         """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
         while not self._spent(budget):
             progress = next_task(self.tasks)
@@ -141,9 +140,9 @@ class Session:
         tasks, opaque = found()
         for task, outputs in tasks:
             self._proposals.add(task, outputs)
-            self.tasks.append(Progress(task=task, roofline=self._roofline(task)))
+            self.tasks.append(TaskProgress(task=task, roofline=self._roofline(task)))
         for task in opaque:
-            progress = Progress(task=task, roofline=0.0)
+            progress = TaskProgress(task=task, roofline=0.0)
             progress.skip(task.opaque)
             self.tasks.append(progress)
         weighted = {_task_row(p.task): p.task.weight for p in self.tasks if not p.task.opaque}
@@ -151,7 +150,7 @@ class Session:
 
     def _time_defaults(self) -> None:
         """Time every task's default schedule, and take up what the records know of it."""
-        live = [p for p in self.tasks if p.stage is Stage.TUNING]
+        live = [p for p in self.tasks if p.stage is TaskState.TUNING]
         trusted = self.records.defaults(self.setup) if self._trust_defaults else {}
         # Those that are not known must be timed; of the others, those that matter most are timed anew.
         live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)))
@@ -163,7 +162,7 @@ class Session:
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit(events.Stage(stage="baseline", fraction=n / len(live), text=text))
             following = [p.task for p in live[n + 1 :] if p.task.key not in trusted]
-            while progress.default is None and progress.stage is Stage.TUNING:
+            while progress.default is None and progress.stage is TaskState.TUNING:
                 try:
                     self._time_default(progress, following, last=n == len(live) - 1)
                 except SearchBroke as broke:
@@ -172,7 +171,7 @@ class Session:
         self._trying.settle_speed()
         self._condemn()
 
-    def _time_default(self, progress: Progress, following: Sequence[Task], *, last: bool) -> None:
+    def _time_default(self, progress: TaskProgress, following: Sequence[TuningTask], *, last: bool) -> None:
         """Time a default schedule, while those of the `following` tasks are made."""
         self._trying.unload()
         made = self._proposals.default(progress.task, following)
@@ -188,7 +187,7 @@ class Session:
         self.records.put_default(key, self.setup, kept.Default(seconds=trial.seconds, rate=self._rates[key]))
         self._take_default(progress, trial.seconds)
 
-    def _trusts(self, progress: Progress, known: kept.Default | None) -> bool:
+    def _trusts(self, progress: TaskProgress, known: kept.Default | None) -> bool:
         """Take a default schedule's time from the records, where they have all that is to be known of it."""
         if known is None or known.rate is None:
             return False
@@ -197,18 +196,18 @@ class Session:
         self._take_default(progress, known.seconds)
         return True
 
-    def _take_default(self, progress: Progress, seconds: float) -> None:
+    def _take_default(self, progress: TaskProgress, seconds: float) -> None:
         progress.default = seconds
         progress.found(seconds, None)
         self._recall(progress)
 
-    def _recall(self, progress: Progress) -> None:
+    def _recall(self, progress: TaskProgress) -> None:
         """The best of the records, where it is better."""
         best = self.records.best(progress.task.key, self.setup)
         if best is not None and best.timing is not None:
             progress.found(best.timing.fair_s, best.trace)
 
-    def _take_up(self, progress: Progress, loaded: Loaded) -> None:
+    def _take_up(self, progress: TaskProgress, loaded: LoadedTask) -> None:
         """Have the measuring child load a task, where it has not."""
         key = progress.task.key
         if self._trying.workload is not None and self._trying.workload.task == key:
@@ -217,11 +216,11 @@ class Session:
         self._rates[key] = self._trying.measurer.rate
         progress.roofline = self._roofline(progress.task)
 
-    def _roofline(self, task: Task) -> float:
+    def _roofline(self, task: TuningTask) -> float:
         assert self.profile.peaks is not None
         return task.roofline(self.profile.peaks, self._rates.get(task.key, 0.0))
 
-    def _doubt_peaks(self, tasks: list[Progress]) -> None:
+    def _doubt_peaks(self, tasks: list[TaskProgress]) -> None:
         """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low.
 
         They were measured once, and the machine may have been busy then. What candidates have raised them to
@@ -256,7 +255,7 @@ class Session:
             self.records.add_version(self.name, why, None)
         self._note_progress(0)
 
-    def _round(self, progress: Progress, budget: Budget) -> None:
+    def _round(self, progress: TaskProgress, budget: SearchBudget) -> None:
         """Measure one batch of a task's candidates."""
         began, before, made = self.clock(), progress.best, self.trials
         ranking, broke, way, last = None, "", "", False
@@ -302,7 +301,9 @@ class Session:
             )
         )
 
-    def _end_idle(self, progress: Progress, entries: list[Entry], tried: int, budget: Budget) -> None:
+    def _end_idle(
+        self, progress: TaskProgress, entries: list[Entry], tried: int, budget: SearchBudget
+    ) -> None:
         """Leave a task of which nothing can be tried."""
         key = progress.task.key
         self._idle[key] = 0 if tried or self._spent(budget) else self._idle.get(key, 0) + 1
@@ -313,7 +314,7 @@ class Session:
         """Keep what the model is estimated to take after so many more trials, for its history."""
         self.records.add_progress(self.name, trials, latency(self.tasks).now_us * 1e-6)
 
-    def _broken(self, progress: Progress, reason: str, broke: SearchBroke) -> None:
+    def _broken(self, progress: TaskProgress, reason: str, broke: SearchBroke) -> None:
         key = progress.task.key
         self._breaks[key] = self._breaks.get(key, 0) + 1
         progress.failures["compiler"] += 1
@@ -321,7 +322,9 @@ class Session:
         if self._breaks[key] >= _BREAKS or isinstance(broke, NoSchedule):
             progress.lose(reason)
 
-    def _measure(self, progress: Progress, proposed: Proposed, budget: Budget) -> dict[str, float | None]:
+    def _measure(
+        self, progress: TaskProgress, proposed: Proposed, budget: SearchBudget
+    ) -> dict[str, float | None]:
         """Try what is proposed; gives seconds by id, None for what was refused."""
         entries, way = proposed.entries, proposed.way
         results: dict[str, float | None] = {}
@@ -353,7 +356,7 @@ class Session:
         self._trying.withdraw()
         return results
 
-    def _filtered(self, progress: Progress, reason: str) -> None:
+    def _filtered(self, progress: TaskProgress, reason: str) -> None:
         """A candidate that was refused before the device saw it: no trial."""
         progress.filtered[reason] += 1
         self.emit(events.Filtered(task=progress.task.key, reason=reason))
@@ -372,7 +375,7 @@ class Session:
                 progress.forget_best()
                 self._recall(progress)
 
-    def _tell(self, progress: Progress, verdict: Verdict, seconds: float | None) -> None:
+    def _tell(self, progress: TaskProgress, verdict: Verdict, seconds: float | None) -> None:
         self.trials += 1
         progress.trials += 1
         if verdict.outcome is not Outcome.RIGHT:
@@ -387,7 +390,7 @@ class Session:
             )
         )
 
-    def _spent(self, budget: Budget) -> bool:
+    def _spent(self, budget: SearchBudget) -> bool:
         out_of_time = budget.seconds is not None and self.seconds >= budget.seconds
         out_of_trials = budget.trials is not None and self.trials >= budget.trials
         return out_of_time or out_of_trials or not self._may_go_on()
@@ -407,5 +410,7 @@ def _seconds(default: kept.Default | None) -> float:
     return math.inf if default is None or default.rate is None else default.seconds
 
 
-def _task_row(task: Task) -> kept.Task:
-    return kept.Task(workload=task.key, name=task.name, flops=float(task.flops), bytes=float(task.bytes))
+def _task_row(task: TuningTask) -> kept.TaskRecord:
+    return kept.TaskRecord(
+        workload=task.key, name=task.name, flops=float(task.flops), bytes=float(task.bytes)
+    )

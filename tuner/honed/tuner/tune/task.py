@@ -22,7 +22,7 @@ _EXHAUSTED = 0.25
 UNKNOWN_ABOVE = 1.25
 
 
-class Stage(StrEnum):
+class TaskState(StrEnum):
     """Where a task stands."""
 
     TUNING = "tuning"
@@ -32,7 +32,7 @@ class Stage(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
+class TuningTask:
     """One workload of a model. `weight` is how often one inference runs it."""
 
     key: str
@@ -63,12 +63,12 @@ def _headroom(peaks: DevicePeaks, figure: Figure) -> float:
 
 
 @dataclass(kw_only=True)
-class Progress:
+class TaskProgress:
     """What tuning has found out about one task so far; seconds throughout."""
 
-    task: Task
+    task: TuningTask
     roofline: float
-    stage: Stage = Stage.TUNING
+    stage: TaskState = TaskState.TUNING
     reason: str = ""
     default: float | None = None
     best: float | None = None
@@ -89,7 +89,7 @@ class Progress:
     @property
     def expected_gain(self) -> float:
         """Seconds of one inference that the next round is expected to win, per second spent on it."""
-        if self.stage is not Stage.TUNING or self.best is None:
+        if self.stage is not TaskState.TUNING or self.best is None:
             return 0.0
         reachable = max(self.roofline, self.best * (1 - self.rate))
         return self.task.weight * max(self.best - reachable, 0.0) / self.round_cost
@@ -101,16 +101,16 @@ class Progress:
 
     def skip(self, reason: str) -> None:
         """Leave it alone."""
-        self.stage, self.reason = Stage.SKIPPED, reason
+        self.stage, self.reason = TaskState.SKIPPED, reason
 
     def lose(self, reason: str) -> None:
         """Its search broke."""
-        self.stage, self.reason = Stage.LOST, reason
+        self.stage, self.reason = TaskState.LOST, reason
 
     def exhaust(self) -> None:
         """Nothing more can be tried."""
         if self.trials or self.best_trace is not None:
-            self.stage = Stage.TUNED
+            self.stage = TaskState.TUNED
         elif self.filtered:
             reason, _ = self.filtered.most_common(1)[0]
             self.skip(f"none of its {self.filtered.total()} candidates could be tried: {reason}")
@@ -163,11 +163,11 @@ class Progress:
         )
 
 
-def judge(tasks: list[Progress]) -> None:
+def judge(tasks: list[TaskProgress]) -> None:
     """Skip what is not worth tuning, once every default schedule was timed, and again as times change."""
     whole = sum(p.cost for p in tasks)
     for p in tasks:
-        if p.best is None or not (p.small or (p.stage is Stage.TUNING and not p.rounds)):
+        if p.best is None or not (p.small or (p.stage is TaskState.TUNING and not p.rounds)):
             continue
         p.small = p.cost < SMALL * whole
         if p.small:
@@ -175,23 +175,23 @@ def judge(tasks: list[Progress]) -> None:
         elif p.beyond:
             p.skip("already at its roofline")
         else:
-            p.stage, p.reason = Stage.TUNING, ""
+            p.stage, p.reason = TaskState.TUNING, ""
 
 
-def latency(tasks: list[Progress]) -> Estimate:
+def latency(tasks: list[TaskProgress]) -> Estimate:
     """The model's estimated latency."""
     before = sum(p.task.weight * (p.default if p.default is not None else p.best or 0.0) for p in tasks)
     return Estimate(before_us=before * 1e6, now_us=sum(p.cost for p in tasks) * 1e6)
 
 
-def headroom(tasks: list[Progress]) -> float:
+def headroom(tasks: list[TaskProgress]) -> float:
     """Share of the model's time above the rooflines of its tasks, 0 to 1."""
     whole = sum(p.cost for p in tasks)
     least = sum(p.task.weight * min(p.roofline, p.best) for p in tasks if p.best is not None)
     return max(0.0, 1.0 - least / whole) if whole else 0.0
 
 
-def headrooms(tasks: list[Progress]) -> dict[str, float]:
+def headrooms(tasks: list[TaskProgress]) -> dict[str, float]:
     """Of each task that was timed the share of its time above its roofline, by its key."""
     return {p.task.key: max(0.0, 1.0 - p.roofline / p.best) for p in tasks if p.best}
 
@@ -203,26 +203,26 @@ WORTH = 0.002
 _NOT_WORTH = f"a round of it would win less than {100 * WORTH:g} % of the model's time"
 
 
-def next_task(tasks: list[Progress]) -> Progress | None:
+def next_task(tasks: list[TaskProgress]) -> TaskProgress | None:
     """The task whose next round is expected to win most per second; None where none is worth it."""
     least = WORTH * sum(p.cost for p in tasks)
     worthy = [p for p in tasks if p.expected_gain > 0 and p.expected_gain * p.round_cost >= least]
     return max(worthy, key=lambda p: p.expected_gain, default=None)
 
 
-def likely_next(tasks: list[Progress], present: Progress) -> Progress | None:
+def likely_next(tasks: list[TaskProgress], present: TaskProgress) -> TaskProgress | None:
     """The task whose turn comes if the present round, of `present`, wins nothing."""
     after = replace(present, rate=0.5 * present.rate)
     found = next_task([after if p is present else p for p in tasks])
     return present if found is after else found
 
 
-def finish(tasks: list[Progress], *, cut: bool) -> None:
+def finish(tasks: list[TaskProgress], *, cut: bool) -> None:
     """Call tuned what was tried; `cut`: by the time or trials allowed, or by whoever stopped it."""
     for p in tasks:
-        if p.stage is Stage.TUNING:
+        if p.stage is TaskState.TUNING:
             if p.trials:
-                p.stage = Stage.TUNED
+                p.stage = TaskState.TUNED
             elif p.rounds:
                 p.exhaust()
             else:

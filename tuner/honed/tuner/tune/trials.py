@@ -11,10 +11,10 @@ from honed.protocol.errors import AlreadyExists, DeviceError, HonedError
 from honed.runtime.kernellog import FaultStory
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
-from honed.tuner.measure.candidate import Candidate, Timing, Verdict, Workload
+from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.protocol import Begin, Measures
-from honed.tuner.outcome import Outcome
 from honed.tuner.records.rows import sha256
+from honed.tuner.verdict import Outcome, Timing, Verdict
 
 from .speed import Speed
 
@@ -25,7 +25,7 @@ _LEAST_YARDSTICKS = 5  # that a reference speed rests on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TrialResult:
     """What came of a candidate. `seconds` is its time at the device's reference speed, of a right one."""
 
     verdict: Verdict
@@ -34,7 +34,7 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Condemned:
+class LateFault:
     """A candidate found right whose fault came to light later; `trace` is None for a default schedule."""
 
     task: str
@@ -87,16 +87,16 @@ class Trials:
         """Forget the workload, so that it is loaded again before the next trial."""
         self.workload = None
 
-    def default(self, candidate: Candidate) -> Trial:
+    def default(self, candidate: Candidate) -> TrialResult:
         """Measure the loaded workload's default schedule, which is not recorded."""
         assert self.workload is not None
         named = replace(candidate, id=f"default {self.workload.task}")
         verdict = self._again(lambda: self.measurer.measure(named))
         self._know(named.id, _Known(record=0, task=self.workload.task, trace=None))
         if verdict.timing is None:
-            return Trial(verdict=verdict, ran=True, seconds=None)
-        self.speed.note(verdict.timing.yardstick)
-        return Trial(verdict=verdict, ran=True, seconds=verdict.timing.median / self.speed.ratio)
+            return TrialResult(verdict=verdict, ran=True, seconds=None)
+        self._note_speed(verdict)
+        return TrialResult(verdict=verdict, ran=True, seconds=verdict.timing.median_s / self.speed.ratio)
 
     @property
     def wants_yardsticks(self) -> bool:
@@ -127,7 +127,7 @@ class Trials:
         self._tried[candidate.id] = trace, way
         try:
             self.measurer.prepare(candidate)
-        except (kept.Quarantined, AlreadyExists):  # another tuner was faster
+        except (kept.InQuarantine, AlreadyExists):  # another tuner was faster
             self._banned.add(candidate.id)
 
     def _may_run(self, candidate: Candidate, trace: str) -> bool:
@@ -138,7 +138,7 @@ class Trials:
             self.setup, self.workload.task, sha256(trace), sha256(candidate.source)
         )
 
-    def measure(self, candidate: Candidate, trace: str, way: Way, best: float | None) -> Trial | None:
+    def measure(self, candidate: Candidate, trace: str, way: Way, best: float | None) -> TrialResult | None:
         """Try a candidate; `way` is how it was found, `best` its workload's best time at reference speed.
 
         None where its kernels are in quarantine or another tuner has them in flight. Raises DeviceError
@@ -150,27 +150,20 @@ class Trials:
         known = None if best is None else best * self.speed.ratio
         try:
             verdict = self._again(lambda: self.measurer.measure(candidate, known))
-        except (kept.Quarantined, AlreadyExists):
+        except (kept.InQuarantine, AlreadyExists):
             return None
         number = self._flight.pop(candidate.id, None)
         if number is None:
-            return Trial(verdict=verdict, ran=False, seconds=None)
+            return TrialResult(verdict=verdict, ran=False, seconds=None)
         story = self._story(candidate.id, number, trace)
         if story is not None and verdict.outcome is Outcome.RIGHT:
             verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story))
-        if verdict.timing is not None:
-            self.speed.note(verdict.timing.yardstick)
-        timing = None if verdict.timing is None else self._timing(verdict.timing)
-        self.records.finish(
-            number,
-            kept.Verdict(
-                outcome=verdict.outcome,
-                reason=verdict.reason,
-                timing=timing,
-                story=story,
-            ),
+        self._note_speed(verdict)
+        verdict = replace(verdict, timing=self._fair(verdict.timing), story=story)
+        self.records.finish(number, verdict)
+        return TrialResult(
+            verdict=verdict, ran=True, seconds=verdict.timing.fair_s if verdict.timing else None
         )
-        return Trial(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
 
     def withdraw(self) -> None:
         """End a batch: take back what was prepared and never run, and forget what was built."""
@@ -180,7 +173,7 @@ class Trials:
                 self.records.withdraw(number)
         self._flight.clear()
 
-    def condemned(self, *, settle: bool = False) -> list[Condemned]:
+    def condemned(self, *, settle: bool = False) -> list[LateFault]:
         """Candidates whose faults have come to light since their verdicts; they are in quarantine now.
 
         With `settle`, waits until a fault of what ran last must be in the kernel log.
@@ -198,7 +191,7 @@ class Trials:
             reason = _reason(text)
             if known.record:
                 self.records.condemn(known.record, reason, text)
-            found.append(Condemned(task=known.task, trace=known.trace, reason=reason))
+            found.append(LateFault(task=known.task, trace=known.trace, reason=reason))
         return found
 
     def _again(self, do: Callable[[], T]) -> T:
@@ -240,14 +233,15 @@ class Trials:
         if len(self._known) > _REMEMBERED:
             del self._known[next(iter(self._known))]
 
-    def _timing(self, measured: Timing) -> kept.Timing:
-        return kept.Timing(
-            median_s=measured.median,
-            low_s=measured.low,
-            high_s=measured.high,
-            repeats=measured.repeats,
-            yardstick_ratio=None if self.speed.reference is None else self.speed.ratio,
-        )
+    def _note_speed(self, verdict: Verdict) -> None:
+        if verdict.yardstick_s is not None:
+            self.speed.note(verdict.yardstick_s)
+
+    def _fair(self, measured: Timing | None) -> Timing | None:
+        """The timing with how fast the device is now beside its reference speed, where that is known."""
+        if measured is None or self.speed.reference is None:
+            return measured
+        return replace(measured, yardstick_ratio=self.speed.ratio)
 
 
 def _text(story: FaultStory) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from .dump import Block, Kernel
+from .dump import BasicBlock, KernelDump
 from .pipes import pipe_of
 
 _BITS = re.compile(r"\.i(\d+)")
@@ -54,7 +54,7 @@ class _Loop:
     turns: int
 
 
-def counted(kernel: Kernel) -> Counted:
+def counted(kernel: KernelDump) -> Counted:
     """Count a kernel. Lanes of a warp are taken to lie side by side in memory."""
     each = [_block(block) for block in kernel.blocks]
     loops, certain = _loops(kernel)
@@ -68,7 +68,7 @@ def counted(kernel: Kernel) -> Counted:
     return Counted(whole, _main(each, weights, loops) or whole, certain)
 
 
-def _block(block: Block) -> Counts:
+def _block(block: BasicBlock) -> Counts:
     found = Counts()
     for text in block.instructions:
         opcode = text.split(" = ", 1)[-1].split()[0]
@@ -95,7 +95,7 @@ def _lines(opcode: str) -> float:
     return max(1.0, (int(bits.group(1)) if bits else 32) * 16 / 8 / 64)
 
 
-def _loops(kernel: Kernel) -> tuple[list[_Loop], bool]:
+def _loops(kernel: KernelDump) -> tuple[list[_Loop], bool]:
     """Loops by their first and last block, outermost first, and whether all their turns are known."""
     places = {block.number: n for n, block in enumerate(kernel.blocks)}
     ends: dict[int, int] = {}

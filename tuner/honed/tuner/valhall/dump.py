@@ -19,7 +19,7 @@ _TOTALS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BasicBlock:
     """A basic block of machine code, in the order in which it lies."""
 
     number: int
@@ -28,11 +28,11 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class KernelDump:
     """One kernel's machine code. `trips` are those of its loops in program order, None where unknown."""
 
     name: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[BasicBlock, ...]
     trips: tuple[int | None, ...]
     instructions: int
     half_occupancy: bool  # it takes more than 32 registers, so that a core runs half as many threads
@@ -44,18 +44,18 @@ class Unreadable(ValueError):
     """A dump is not what this module knows; the text says what is missing."""
 
 
-def kernels(dump: Dump) -> dict[str, Kernel]:
+def kernels(dump: Dump) -> dict[str, KernelDump]:
     """The kernels of a program by name. The compiler makes each more than once; the last one counts."""
     lines = dump.code.split("\n")
     starts = [n for n, line in enumerate(lines) if line.startswith(_KERNEL)]
     totals = [match.groups() for match in _TOTALS.finditer(f"{dump.code}\n{dump.stats}")]
-    found: dict[str, Kernel] = {}
+    found: dict[str, KernelDump] = {}
     sections = [lines[a:b] for a, b in pairwise([*starts, len(lines)])]
     sections = [section for section in sections if any(_BLOCK.match(line) for line in section)]
     if len(sections) != len(totals):
         raise Unreadable(f"the dump has {len(sections)} kernels and totals of {len(totals)}")
     for section, (instructions, threads, spills, fills) in zip(sections, totals, strict=True):
-        kernel = Kernel(
+        kernel = KernelDump(
             name=_name(section),
             blocks=_final_blocks(section),
             trips=tuple(trip_counts(_nir(section))),
@@ -83,10 +83,10 @@ def _nir(section: list[str]) -> list[str]:
     return section[begin:end]
 
 
-def _final_blocks(section: list[str]) -> tuple[Block, ...]:
+def _final_blocks(section: list[str]) -> tuple[BasicBlock, ...]:
     """The blocks of the last form that is printed."""
     begin = max(n for n, line in enumerate(section) if line.startswith("block0 {"))
-    found: list[Block] = []
+    found: list[BasicBlock] = []
     number, instructions = -1, list[str]()
     for line in section[begin:]:
         if (match := _BLOCK.match(line)) is not None:
@@ -94,7 +94,7 @@ def _final_blocks(section: list[str]) -> tuple[Block, ...]:
         elif line.startswith("}") and number >= 0:
             after = line.split(" from ")[0]
             following = re.findall(r"block(\d+)", after) if "->" in after else []
-            found.append(Block(number, tuple(instructions), tuple(map(int, following))))
+            found.append(BasicBlock(number, tuple(instructions), tuple(map(int, following))))
             number = -1
         elif number >= 0 and line.strip():
             instructions.append(line.strip())

@@ -12,8 +12,8 @@ from honed.tuner.lower.program import KernelLaunch
 
 from .compiler import Dump, NotBuilt
 from .count import Counted, counted
-from .dump import Kernel, Unreadable, kernels
-from .machine import LAUNCH_SECONDS, Bound, Geometry, bound
+from .dump import KernelDump, Unreadable, kernels
+from .machine import LAUNCH_SECONDS, Bound, LaunchGeometry, bound
 
 _VECTORS = re.compile(r"\bhalf(?:2|4|8|16)\b")
 
@@ -23,7 +23,7 @@ class Judged:
     """One launch. `plain` is its bound with Mesa's code as it is, `packed` where halves go in pairs."""
 
     launch: KernelLaunch
-    kernel: Kernel
+    kernel: KernelDump
     counted: Counted
     plain: Bound
     packed: Bound
@@ -60,12 +60,12 @@ class Judge:
         return [self._launch(source, launch, found) for launch in launches]
 
     @staticmethod
-    def _launch(source: str, launch: KernelLaunch, found: dict[str, Kernel]) -> Judged:
+    def _launch(source: str, launch: KernelLaunch, found: dict[str, KernelDump]) -> Judged:
         kernel = found.get(launch.entry) or found.get(f"__wrapped_{launch.entry}")
         if kernel is None:
             raise NotBuilt(f"the compiler made {', '.join(found)}, and no {launch.entry}")
         counts = counted(kernel)
-        geometry = Geometry(grid=launch.grid, block=launch.block)
+        geometry = LaunchGeometry(grid=launch.grid, block=launch.block)
         packs = bool(_VECTORS.search(source))
         return Judged(
             launch=launch,

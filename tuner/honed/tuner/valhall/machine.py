@@ -27,7 +27,7 @@ FP32_FLOPS = CORES * CLOCK_HZ * 64 * 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
+class LaunchGeometry:
     """A launch: work-groups and work-items of a group."""
 
     grid: tuple[int, int, int]
@@ -60,7 +60,7 @@ class Bound:
         return max(self.fma, self.cvt, self.sfu, self.ls, self.memory)
 
 
-def bound(counts: Counts, geometry: Geometry, nbytes: int, *, packs: bool) -> Bound:
+def bound(counts: Counts, geometry: LaunchGeometry, nbytes: int, *, packs: bool) -> Bound:
     """The bound of one launch that moves `nbytes`. With `packs` its arithmetic on halves goes in pairs.
 
     Arm's own driver packs what is written as vectors (clpeak on this chip: half4 910, half 442 GFLOP/s);

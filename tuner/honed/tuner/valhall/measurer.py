@@ -10,11 +10,12 @@ from honed.protocol.errors import InvalidArgument
 from honed.runtime.kernellog import FaultStory
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner.measure import checks
-from honed.tuner.measure.candidate import Candidate, Timing, Verdict, Workload
-from honed.tuner.measure.limits import ALL, Limits
+from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.measure.checks.submitted import Submitted
+from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.prepared import inference_launches
 from honed.tuner.measure.protocol import Begin
-from honed.tuner.outcome import Outcome
+from honed.tuner.verdict import Outcome, Timing, Verdict
 
 from .compiler import Dump, NotBuilt
 from .judge import Compiler, Judge, seconds
@@ -88,8 +89,10 @@ class BenchMeasurer:
         except NotBuilt as failed:
             return Verdict(outcome=Outcome.BUILD, reason=str(failed), seconds=time.monotonic() - began)
         found = seconds(judged)
-        timing = Timing(median=found, low=found, high=found, repeats=1, yardstick=YARDSTICK)
-        return Verdict(outcome=Outcome.RIGHT, reason="", timing=timing, seconds=time.monotonic() - began)
+        timing = Timing(median_s=found, low_s=found, high_s=found, repeats=1)
+        return Verdict(
+            outcome=Outcome.RIGHT, timing=timing, yardstick_s=YARDSTICK, seconds=time.monotonic() - began
+        )
 
     def settle(self) -> None:
         """Nothing runs, so nothing can come late."""
@@ -99,7 +102,8 @@ class BenchMeasurer:
         return []
 
     def _refusal(self, candidate: Candidate) -> checks.Refusal | None:
-        return checks.without_device(self._loaded(), candidate, self._profile, Limits(), ALL)
+        submitted = Submitted(self._loaded(), candidate, self._profile, Limits())
+        return checks.first_refusal(checks.SUBMITTED, submitted)
 
     def _loaded(self) -> Workload:
         if self._workload is None:

@@ -9,7 +9,7 @@ from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Item, Nothing, Refuse, Value, elem_type, numpy_dtype
+from honed.tuner.frontend.values import EmptyOptional, Item, Refuse, Value, elem_type, numpy_dtype
 
 _UNARY = (
     "Abs",
@@ -171,7 +171,7 @@ def cast(b: Builder, c: Call) -> Value:
 @rule("Identity")
 def identity(b: Builder, c: Call) -> Item:
     """Nothing, whatever it is given."""
-    return c.inputs[0] or Nothing()
+    return c.inputs[0] or EmptyOptional()
 
 
 @rule("Dropout")

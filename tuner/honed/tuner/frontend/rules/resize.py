@@ -31,7 +31,7 @@ class Axis:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class ResizeMethod:
     """Resize's attributes."""
 
     mode: str
@@ -67,9 +67,9 @@ def resize(b: Builder, c: Call) -> Value:
     return result
 
 
-def _method(c: Call) -> Method:
+def _method(c: Call) -> ResizeMethod:
     old = c.op == "Upsample" or c.opset < 11
-    return Method(
+    return ResizeMethod(
         mode=c.text("mode", "nearest"),
         coordinates="asymmetric" if old else c.text("coordinate_transformation_mode", "half_pixel"),
         nearest="floor" if old else c.text("nearest_mode", "round_prefer_floor"),
@@ -145,7 +145,7 @@ def coordinates(how: Axis, mode: str) -> Array:
     return table[mode]()
 
 
-def _along(b: Builder, x: Value, axis: int, how: Axis, positions: Array, method: Method) -> Value:
+def _along(b: Builder, x: Value, axis: int, how: Axis, positions: Array, method: ResizeMethod) -> Value:
     if method.mode == "nearest":
         return _nearest(b, x, axis, _rounded(positions, method.nearest, how))
     places, weights = taps(how, positions, method)
@@ -184,7 +184,7 @@ def _nearest(b: Builder, x: Value, axis: int, places: Array) -> Value:
     return b("Gather", x, b.constant(places), axis=axis)
 
 
-def taps(how: Axis, positions: Array, method: Method) -> tuple[list[Array], list[Array]]:
+def taps(how: Axis, positions: Array, method: ResizeMethod) -> tuple[list[Array], list[Array]]:
     """Input positions and their weights, one array over the output for each tap that is not always 0."""
     kernel, support = _kernel(method)
     stretch = max(1.0, 1.0 / how.scale) if method.antialias else 1.0
@@ -204,7 +204,7 @@ def taps(how: Axis, positions: Array, method: Method) -> tuple[list[Array], list
     return [bounded[i] for i in kept], [weights[i] for i in kept]
 
 
-def _kernel(method: Method) -> tuple[Callable[[Array], Array], float]:
+def _kernel(method: ResizeMethod) -> tuple[Callable[[Array], Array], float]:
     """The interpolation kernel and half its width (Keys 1981 for cubic)."""
     if method.mode in ("linear", "bilinear"):
         return lambda d: np.maximum(0.0, 1.0 - np.abs(d)), 1.0

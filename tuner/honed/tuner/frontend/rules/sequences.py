@@ -6,7 +6,7 @@ import numpy as np
 
 from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
-from honed.tuner.frontend.values import Item, Listing, Nothing, Refuse, Value
+from honed.tuner.frontend.values import EmptyOptional, Item, Listing, Refuse, Value
 
 from .layout import join, pieces, reshape
 
@@ -94,13 +94,13 @@ def split(b: Builder, c: Call) -> Listing:
 @rule("Optional")
 def optional(b: Builder, c: Call) -> Item:
     """The value itself, or nothing."""
-    return c.inputs[0] if c.inputs and c.inputs[0] is not None else Nothing()
+    return c.inputs[0] if c.inputs and c.inputs[0] is not None else EmptyOptional()
 
 
 @rule("OptionalHasElement")
 def has_element(b: Builder, c: Call) -> Value:
     """A constant."""
-    there = bool(c.inputs) and c.inputs[0] is not None and not isinstance(c.inputs[0], Nothing)
+    there = bool(c.inputs) and c.inputs[0] is not None and not isinstance(c.inputs[0], EmptyOptional)
     return b.constant(np.array(there))
 
 
@@ -108,6 +108,6 @@ def has_element(b: Builder, c: Call) -> Value:
 def get_element(b: Builder, c: Call) -> Item:
     """The value of an optional that has one."""
     found = c.inputs[0] if c.inputs else None
-    if found is None or isinstance(found, Nothing):
+    if found is None or isinstance(found, EmptyOptional):
         raise Refuse("it takes the element of an empty optional")
     return found

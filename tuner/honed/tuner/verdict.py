@@ -1,7 +1,8 @@
-"""The vocabulary of verdicts: how far a candidate came, how that is recorded, and what is never run again."""
+"""The vocabulary of verdicts: how far a candidate came, in what time, and what is never run again."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -45,3 +46,35 @@ class Outcome(StrEnum):
     MEMORY = "memory"  # the device ran out of memory
     CRASH = "crash", Stored.NOT_RUN, True  # its process died
     RIGHT = "right", Stored.RIGHT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds of one run of all launches, by the device's clock: the median and its 95 % confidence interval.
+
+    `yardstick_ratio` is the time of the yardstick kernel measured beside it over that kernel's reference
+    time: above 1 the device was slowed, by heat or its clock. None where either is not known.
+    """
+
+    median_s: float
+    low_s: float
+    high_s: float
+    repeats: int
+    yardstick_ratio: float | None = None
+
+    @property
+    def fair_s(self) -> float:
+        """The median as it would be at the device's reference speed; what candidates are ranked by."""
+        return self.median_s / (self.yardstick_ratio or 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is known of a candidate; one that is RIGHT has a timing."""
+
+    outcome: Outcome
+    reason: str = ""  # one sentence; empty for RIGHT
+    timing: Timing | None = None
+    yardstick_s: float | None = None  # median of the yardstick kernel, measured in turns with it
+    story: str | None = None  # the kernel log's records of its fault
+    seconds: float = 0.0  # the measurement took, wall time

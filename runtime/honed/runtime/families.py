@@ -1,0 +1,133 @@
+"""The families of devices: what all devices of one have in common, a row of data for each.
+
+What a schedule may look like on a family is a row of its own in `tuner/search/rules.py`, for the compiler
+alone. docs/devices.md has the sources of the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+
+
+class Packing(Enum):
+    """Whose weights a family's sketches lay out in a launch of their own, before a model is served."""
+
+    NONE = auto()
+    WINDOWS = auto()  # convolutions' over a window, or over images whose pixels no vector divides
+    OPERANDS = auto()  # all that are summed with another operand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnitFigures:
+    """What one compute unit reaches, and what a launch takes; round figures."""
+
+    gflops: float
+    gbs: float  # out of the cache that all units share
+    launch_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFamily:
+    """What a family's devices are called, what they can do, and the rules of their profiles."""
+
+    name: str
+    brands: tuple[str, ...]  # parts of its devices' names, in lower case; "": any
+    # Names of kernel drivers, the first that is bound, by a part of the platform's or the vendor's name.
+    drivers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    target_device: str = ""  # what the target of TVM's rules calls it
+
+    # What it is.
+    processor: bool  # the host's own: it shares its cores, a work-group is one thread, its clock is up
+    contracts: bool  # its compiler fuses products with sums, and writes out `mad` as two operations
+    keeps_builds: bool  # its driver is known to keep what another process built
+    accumulators: int  # as scalars, beyond which a work-item of the longest vectors spills
+
+    # What pays.
+    winograd: bool  # convolutions by transformed tiles
+    vectors_of_channels: bool  # convolutions with their output channels along the lanes, laid out so
+    packing: Packing
+    joined: UnitFigures | None  # by which an attention may be faster in one kernel; None: it never is
+
+    # Rules of the profile; docs/devices.md says what each is.
+    max_threads: int
+    local_memory: bool
+    max_vector_bytes: int
+    max_unroll: int
+    max_source_bytes: int
+    max_queued_launches: int = 0  # no cap
+
+
+# A device is of the first family that fits it.
+_ROWS = (
+    DeviceFamily(
+        name="mali",
+        brands=("mali", "immortalis"),
+        # Arm's own OpenCL talks to kbase only, Mesa's to the open drivers only.
+        drivers=(("rusticl", ("panthor", "panfrost")), ("", ("kbase",))),
+        target_device="mali",
+        processor=False,
+        contracts=False,
+        keeps_builds=False,
+        accumulators=128,
+        winograd=True,
+        vectors_of_channels=True,
+        packing=Packing.WINDOWS,
+        joined=None,  # by the bench an attention in one kernel is no faster (docs/graph.md)
+        max_threads=256,
+        local_memory=False,
+        max_vector_bytes=16,
+        max_unroll=16,
+        max_source_bytes=64 << 10,
+        max_queued_launches=512,
+    ),
+    DeviceFamily(
+        name="cpu",
+        brands=("llvmpipe",),
+        processor=True,
+        contracts=True,  # PoCL 3.1's `mad` is a product and then a sum: half of the speed
+        keeps_builds=True,
+        accumulators=192,  # 12 registers of 64 bytes with AVX-512
+        winograd=False,
+        vectors_of_channels=False,
+        packing=Packing.OPERANDS,
+        # What tuned products reach on a core of PoCL with AVX-512.
+        joined=UnitFigures(gflops=50.0, gbs=30.0, launch_us=20.0),
+        max_threads=256,
+        local_memory=False,
+        max_vector_bytes=64,
+        max_unroll=16,
+        max_source_bytes=64 << 10,
+    ),
+    DeviceFamily(
+        name="gpu",
+        brands=("",),
+        drivers=(("nvidia", ("nvidia",)),),
+        processor=False,
+        contracts=False,
+        keeps_builds=True,
+        accumulators=128,  # half of the 255 registers that the largest threads have
+        winograd=False,
+        vectors_of_channels=False,
+        packing=Packing.NONE,
+        # A fifth of what an H100's units could do, and between the 3 us that a launch takes in its queue and
+        # the 10 with the host's part.
+        joined=UnitFigures(gflops=100.0, gbs=25.0, launch_us=5.0),
+        max_threads=512,
+        local_memory=True,
+        max_vector_bytes=16,
+        max_unroll=64,
+        max_source_bytes=256 << 10,
+    ),
+)
+FAMILIES: Mapping[str, DeviceFamily] = {row.name: row for row in _ROWS}
+
+
+def family_of(name: str, *, is_cpu: bool) -> DeviceFamily:
+    """The family of a device of that reported name; `is_cpu`: its driver says that it is a processor."""
+    return next(
+        row
+        for row in _ROWS
+        if any(brand in name.casefold() for brand in row.brands) or (is_cpu and row.processor)
+    )
