@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +12,8 @@ from hypothesis import strategies as st
 
 from honed.daemon.ledger import Ledger, UsageSettings
 from honed.daemon.spent import MAX_AWAY_HALF_LIVES, Spent, away, decay, shares
+from honed.protocol.results import ProfiledRow
+from honed.protocol.service import TimeSpent
 
 HALF_LIFE = 100.0
 DAY = 86_400.0
@@ -89,15 +90,25 @@ def save(ledger: Ledger) -> None:
 
 
 def seconds(ledger: Ledger) -> dict[str, float]:
-    return {name: told["seconds"] for name, told in ledger.plain().items()}
+    return {name: told.seconds for name, told in ledger.spent().items()}
 
 
-ROWS: list[dict[str, Any]] = [
-    {"task": "dense", "us": 60.0},
-    {"task": "softmax", "us": 20.0},
-    {"task": "dense", "us": 10.0},
-    {"task": "", "us": 10.0},
-]
+def row(task: str, us: float) -> ProfiledRow:
+    return ProfiledRow(
+        name="",
+        kind="",
+        task=task,
+        schedule="",
+        count=1,
+        us=us,
+        share=0,
+        gflops=None,
+        gbs=None,
+        peak_share=None,
+    )
+
+
+ROWS = [row("dense", 60.0), row("softmax", 20.0), row("dense", 10.0), row("", 10.0)]
 
 
 def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
@@ -106,15 +117,15 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     ledger.ran("a", 8.0)
     ledger.ran("b", 1.0)
     ledger.profiled("a", "version 2", ROWS)
-    assert ledger.plain()["a"]["tasks"] == pytest.approx({"dense": 5.6, "softmax": 1.6})
+    assert ledger.spent()["a"].tasks == pytest.approx({"dense": 5.6, "softmax": 1.6})
     save(ledger)
     assert ledger.snapshot() is None, "nothing happened since"
     clocks.monotonic = 0.0  # another boot
     clocks.wall += 3 * DAY
     again = opened(tmp_path, clocks)
     assert seconds(again) == pytest.approx({"a": 4.0, "b": 0.5})
-    assert again.plain()["a"]["tasks"] == pytest.approx({"dense": 2.8, "softmax": 0.8})
-    assert [told["profiled"] for told in again.plain().values()] == ["version 2", ""]
+    assert again.spent()["a"].tasks == pytest.approx({"dense": 2.8, "softmax": 0.8})
+    assert [told.profiled for told in again.spent().values()] == ["version 2", ""]
     again.forget("a")
     save(again)
     assert set(seconds(opened(tmp_path, clocks))) == {"b"}
@@ -125,8 +136,8 @@ def test_a_file_from_before_versions_were_told_apart_is_read(tmp_path: Path) -> 
     model = {"seconds": 8.0, "shares": {"dense": 1.0}}
     saved = {"format": 1, "saved": clocks.wall, "models": {"a": model}}
     (tmp_path / "usage.json").write_text(json.dumps(saved))
-    told = opened(tmp_path, clocks).plain()["a"]
-    assert told == {"seconds": 8.0, "tasks": {"dense": 8.0}, "profiled": ""}
+    told = opened(tmp_path, clocks).spent()["a"]
+    assert told == TimeSpent(seconds=8.0, tasks={"dense": 8.0}, profiled="")
 
 
 def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from honed.daemon.loading import Loader
 from honed.daemon.requests import Queue
 from honed.daemon.serving.states import Engine
 from honed.daemon.supervisor import Supervisor
+from honed.daemon.workercalls import Call, ComparedTurn, CompareTurn, Ping
 
 RUN_SECONDS = 0.005
 ROUNDS = 4
@@ -25,13 +26,13 @@ class RunsInTurn:
         self.pairs: list[tuple[str, str]] = []  # of the turns of duels
         self._device = asyncio.Lock()
 
-    async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+    async def call(self, call: Call[Any], *, seconds: float) -> ComparedTurn:
         async with self._device:
             await asyncio.sleep(RUN_SECONDS)
-            self.ran.append(method)
-            if method == "Duel":
-                self.pairs.append((params["old"], params["new"]))
-        return {"ns": 1, "wrong": "", "sets": 1}
+            self.ran.append(call.method)
+            if isinstance(call, CompareTurn):
+                self.pairs.append((call.old, call.new))
+        return ComparedTurn(ns=1, sets=1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def test_requests_run_between_the_turns_of_a_duel() -> None:
 
         async def client() -> None:
             while True:
-                await device.call("Infer", {}, seconds=1)
+                await device.call(Ping(), seconds=1)
 
         clients = [asyncio.ensure_future(client()) for _ in range(2)]
         await made.duel("old", "new", ROUNDS)
@@ -72,7 +73,7 @@ def test_requests_run_between_the_turns_of_a_duel() -> None:
         return device.ran
 
     ran = asyncio.run(go())
-    turns = [i for i, method in enumerate(ran) if method == "Duel"]
+    turns = [i for i, method in enumerate(ran) if method == CompareTurn.method]
     assert len(turns) == 2 * ROUNDS
     between = sorted(later - earlier - 1 for earlier, later in itertools.pairwise(turns))
     # Two wait for the device at any time: without a pause there are one or two between turns.

@@ -20,6 +20,8 @@ from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
 from honed.daemon.store import Manifest, Store, StoredFile, begin
 from honed.daemon.supervisor import Supervisor, WorkerLost
+from honed.daemon.workercalls import BuiltModel, Call, CheckedProbe, CheckProbe, UnloadModel
+from honed.protocol.results import ComparedOutput, ModelChecked
 from honed.runtime.errors import HonedError, ModelRefused
 from honed.runtime.profile import DeviceIdentity
 from tests.runtime.builder import PROFILE
@@ -27,6 +29,10 @@ from tests.runtime.builder import PROFILE
 PROBES = 3
 IDENTITY = PROFILE.identity
 KEY = "a" * 64
+
+
+def worst(probe: int) -> ComparedOutput:
+    return ComparedOutput(name="y", tolerance=1.0, error=0.1 * probe)
 
 
 class Worker:
@@ -40,14 +46,16 @@ class Worker:
         self.states: list[State] = []
         self.model: ServedModel | None = None
 
-    async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        probe = params.get("probe")
-        self.asked.append(method if probe is None else f"{method} {probe}")
+    async def call(self, call: Call[Any], *, seconds: float) -> BuiltModel | CheckedProbe:
+        probe = call.probe if isinstance(call, CheckProbe) else None
+        self.asked.append(call.method if probe is None else f"{call.method} {probe}")
         if self.model is not None:
             self.states.append(self.model.state)
+        if probe is None:
+            return BuiltModel(device="d", probes=PROBES)
         if probe in self.failing:
             raise self.failing[probe]
-        return {"device": "d", "probes": PROBES, "outputs": [{"error": 0.1 * (probe or 0)}]}
+        return CheckedProbe(outputs=(worst(probe),))
 
     async def open(self) -> None:
         """The driver of a device that is not there is loaded."""
@@ -104,7 +112,7 @@ def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[
                     case Prove():
                         news.append(await loader.prove(action))
                     case Unload():
-                        await loader.tell("Unload", {"key": action.key})
+                        await loader.tell(UnloadModel(key=action.key))
                     case GiveUp():
                         given_up.append(action.why)
 
@@ -123,7 +131,7 @@ def test_all_probes_are_proven_apart_once_and_one_before_serving(tmp_path: Path)
     assert builder.proved == []
     assert again.asked == ["Load", "Check 0", "Check 1", "Check 2"]
     assert again.states == [State.LOADING] * 2 + [State.READY] * 2
-    assert model.checked == {"device": "d", "outputs": [{"error": 0.2}]}
+    assert model.checked == ModelChecked(device="d", outputs=(worst(2),))
 
 
 def test_a_wrong_answer_that_shows_late_ends_serving_and_is_remembered(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_a_usage_file_of_another_kind_is_put_aside(tmp_path: Path) -> None:
         path = tmp_path / "latencies.json"
         path.touch()
         spoil(path)
-        assert Keeper(path).latencies.of("m") == []
+        assert Keeper(path).latencies.of("m") == ()
         assert not path.exists()
 
 

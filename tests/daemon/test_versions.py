@@ -12,13 +12,13 @@ from honed.daemon.versions import (
     REMEMBERED,
     Duel,
     History,
-    Version,
     check_new,
     go_back,
     settle,
     succeed,
     trial_over,
 )
+from honed.protocol.versions import ModelVersion
 from honed.runtime.errors import AlreadyExists, NotFound
 
 
@@ -26,7 +26,7 @@ def file(number: int) -> StoredFile:
     return StoredFile(name="m.honed", sha256=f"{number:064x}", nbytes=number)
 
 
-def version(number: int, settled: bool = True) -> Version:
+def version(number: int, settled: bool = True) -> ModelVersion:
     return new_version(file(number), number, schedules=f"s{number}", why="tuned", now=number, settled=settled)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from honed.protocol import methods, results, service, strict
+from honed.protocol import methods, results, service, strict, versions
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, check_version, parse
 from honed.protocol.params import (
@@ -33,6 +33,8 @@ from honed.protocol.params import (
     UnloadParams,
 )
 from honed.protocol.results import Done
+from honed.protocol.service import MetricsText
+from honed.protocol.strict import Map
 from honed.runtime.version import own_version
 
 from . import inference, models
@@ -65,8 +67,7 @@ class Call:
 
 P = TypeVar("P")
 R = TypeVar("R")
-Map = dict[str, Any]  # what the serving core makes still
-Handler = Callable[["Api", Call, P], Coroutine[Any, Any, R | WithDescriptors[R] | Map | WithDescriptors[Map]]]
+Handler = Callable[["Api", Call, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
 _HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
 
 
@@ -120,7 +121,7 @@ class Api:
         self._started = time.monotonic()
         self.stopping = False
 
-    def answer(self, call: Call, method: str, params: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    def answer(self, call: Call, method: str, params: Map) -> Coroutine[Any, Any, Any]:
         """The work for a request, which gives its result; raises HonedError for wrong parameters."""
         known = METHODS.get(method)
         if known is None:
@@ -151,28 +152,28 @@ class Api:
         )
 
     @_answers(methods.SERVER_STATUS)
-    async def _server_status(self, call: Call, params: Nothing) -> dict[str, Any]:
-        lane = self._fleet.default
-        return {
-            "name": "honed",
-            "version": own_version(),
-            "pid": os.getpid(),
-            "uptime_seconds": time.monotonic() - self._started,
-            "places": self._places,
-            "device": lane.identity(),
-            "device_spec": lane.supervisor.spec,
-            "peaks": lane.peaks(),
-            "worker": lane.worker(),
-            "devices": self._fleet.plain(),
-            "models": {state.value: self._registry.count(state) for state in State},
-            "queue": self._fleet.queue(),
-            "connections": self._connections(),
-            "jobs": tuple(job.status() for job in self._jobs.active.values()),
-            "damaged": self._damaged,
-            "idle": self._leasing.idle(),
-            "lease": self._leasing.lease(),
-            "tuner": self._tuner.status(),
-        }
+    async def _server_status(self, call: Call, params: Nothing) -> service.Status:
+        default = self._fleet.default
+        return service.Status(
+            name="honed",
+            version=own_version(),
+            pid=os.getpid(),
+            uptime_seconds=time.monotonic() - self._started,
+            places=self._places,
+            device=default.identity,
+            device_spec=default.supervisor.spec,
+            peaks=default.peaks,
+            worker=default.worker(),
+            devices=self._fleet.devices(),
+            models={state.value: self._registry.count(state) for state in State},
+            queue=self._fleet.queue(),
+            connections=self._connections(),
+            jobs=tuple(job.status() for job in self._jobs.active.values()),
+            damaged=tuple(self._damaged),
+            idle=self._leasing.idle(),
+            lease=self._leasing.lease(),
+            tuner=self._tuner.status(),
+        )
 
     @_answers(methods.LEASE_ASK)
     async def _lease_ask(self, call: Call, params: LeaseAskParams) -> service.LeaseAsked:
@@ -189,7 +190,7 @@ class Api:
         return Done()
 
     @_answers(methods.METRICS)
-    async def _show_metrics(self, call: Call, params: MetricsParams) -> dict[str, Any]:
+    async def _show_metrics(self, call: Call, params: MetricsParams) -> service.Metrics | MetricsText:
         return await self._metrics.answer(params.format)
 
     @_answers(methods.CONFIG_SHOW)
@@ -224,12 +225,12 @@ class Api:
         )
 
     @_answers(methods.MODEL_SHOW)
-    async def _model_show(self, call: Call, params: ModelParams) -> dict[str, Any]:
+    async def _model_show(self, call: Call, params: ModelParams) -> results.ModelShown:
         entry = self._registry.get(_named(params))
-        return {**models.show(entry), "placement": self._fleet.placed(entry)}
+        return models.show(entry, self._fleet.placed(entry))
 
     @_answers(methods.MODEL_PROFILE)
-    async def _model_profile(self, call: Call, params: ProfileParams) -> dict[str, Any]:
+    async def _model_profile(self, call: Call, params: ProfileParams) -> results.ModelProfile:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
@@ -238,7 +239,7 @@ class Api:
         with self._leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self._fleet.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.at_home:
-            self._ledger.profiled(entry.name, entry.key, profile["rows"])
+            self._ledger.profiled(entry.name, entry.key, profile.rows)
         return profile
 
     @_answers(methods.MODEL_EXPORT)
@@ -253,7 +254,7 @@ class Api:
         return WithDescriptors(result, descriptors)
 
     @_answers(methods.MODEL_INFER)
-    async def _model_infer(self, call: Call, params: InferParams) -> dict[str, Any]:
+    async def _model_infer(self, call: Call, params: InferParams) -> results.Inferred:
         with self._registry.statistics(params.model_name).request():
             check_version(params.model_version)
             entry, model = self._registry.compiled(params.model_name)
@@ -268,23 +269,23 @@ class Api:
                 )
                 result = await self._fleet.infer(call.connection.client, entry, plan)
             if self._registry.find(entry.name) is not None and entry.at_home:
-                self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
+                self._ledger.ran(entry.name, result.parameters.compute_us / 1e6)
             return result
 
     @_answers(methods.MODEL_PUBLISH)
-    async def _model_publish(self, call: Call, params: PublishParams) -> dict[str, Any]:
+    async def _model_publish(self, call: Call, params: PublishParams) -> versions.ModelPublished:
         return await self._publisher.publish(params, call.descriptors)
 
     @_answers(methods.MODEL_HISTORY)
-    async def _model_history(self, call: Call, params: HistoryParams) -> dict[str, Any]:
+    async def _model_history(self, call: Call, params: HistoryParams) -> versions.ModelHistory:
         return self._publisher.history(params)
 
     @_answers(methods.MODEL_ROLLBACK)
-    async def _model_rollback(self, call: Call, params: RollbackParams) -> dict[str, Any]:
+    async def _model_rollback(self, call: Call, params: RollbackParams) -> versions.RolledBack:
         return await self._publisher.rollback(params)
 
     @_answers(methods.MODEL_PIN)
-    async def _model_pin(self, call: Call, params: PinParams) -> dict[str, Any]:
+    async def _model_pin(self, call: Call, params: PinParams) -> versions.Pinned:
         return await self._publisher.pin(params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)
@@ -314,8 +315,8 @@ class Api:
     @_answers(methods.TUNER_RUN)
     async def _tuner_run(
         self, call: Call, params: TunerRunParams
-    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
-        def notify(news: dict[str, Any]) -> None:
+    ) -> service.TunerRan | WithDescriptors[service.TunerRan]:
+        def notify(news: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **news})
 
         if params.command not in MEASURING:
@@ -341,7 +342,7 @@ class Api:
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
     async def _repository_load(self, call: Call, params: LoadParams) -> results.ModelAdded:
-        def notify(progress: dict[str, Any]) -> None:
+        def notify(progress: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
         with self._leasing.adding(call.connection.peer.pid):

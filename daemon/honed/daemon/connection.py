@@ -25,6 +25,7 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Asked, Event, Peer, Told
+from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, PeerFault
 from honed.runtime import transport
 
@@ -133,7 +134,7 @@ class Connection:
         """What the queues know it by."""
         return Client(self.peer.uid, self.number)
 
-    def notify(self, method: str, params: dict[str, Any]) -> None:
+    def notify(self, method: str, params: Map) -> None:
         """Send a notification."""
         if not self.closed and not self._ending:
             self._wire.notify(method, params)

@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
 from honed.protocol.params import Data, InferParams, InputTensor, RegionPlace
-from honed.protocol.results import TensorMetadata
+from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
 from honed.runtime.dtypes import dtype
 from honed.runtime.model import Tensor
 
 from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
+from .workercalls import GivenInput, RegionSlice, RunModel, WantedOutput
 
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 
@@ -55,29 +54,38 @@ class Plan:
         """Bytes of tensor data inside the request."""
         return sum(map(len, self.raw))
 
-    def for_worker(self, key: str) -> dict[str, Any]:
-        """Parameters of the worker's Infer: inputs are [name, dtype, shape, place], outputs [name, place]."""
-        return {
-            "key": key,
-            "inputs": [[t.name, t.dtype, list(t.shape), _triple(place)] for t, place in self.inputs],
-            "outputs": [[t.name, _triple(place)] for t, place in self.outputs],
-            "raw": list(self.raw),
-            "finite": self.finite,
-            "keep": self.keep,
-        }
+    def for_worker(self, key: str) -> RunModel:
+        """What to ask of the worker that knows the model by `key`."""
+        return RunModel(
+            key=key,
+            inputs=tuple(
+                GivenInput(name=t.name, dtype=t.dtype, shape=t.shape, place=_slice(place))
+                for t, place in self.inputs
+            ),
+            outputs=tuple(WantedOutput(name=t.name, place=_slice(place)) for t, place in self.outputs),
+            raw=self.raw,
+            finite=self.finite,
+            keep=self.keep,
+        )
 
-    def result(self, raw: list[Data], queue_us: int, compute_us: int) -> dict[str, Any]:
+    def result(self, raw: tuple[Data, ...], queue_us: int, compute_us: int) -> Inferred:
         """The result of ModelInfer for the worker's outputs."""
-        return {
-            "model_name": self.model,
-            "model_version": VERSION,
-            "id": self.id,
-            "parameters": {"queue_us": queue_us, "compute_us": compute_us},
-            "outputs": [
-                {**strict.to_plain(describe(t)), "parameters": _place_map(place)} for t, place in self.outputs
-            ],
-            "raw_output_contents": raw,
-        }
+        return Inferred(
+            model_name=self.model,
+            model_version=VERSION,
+            id=self.id,
+            parameters=InferTimes(queue_us=queue_us, compute_us=compute_us),
+            outputs=tuple(
+                InferredOutput(
+                    name=t.name,
+                    datatype=dtype(t.dtype).datatype,
+                    shape=t.shape,
+                    parameters=_place_map(place),
+                )
+                for t, place in self.outputs
+            ),
+            raw_output_contents=raw,
+        )
 
 
 def describe(tensor: Tensor) -> TensorMetadata:
@@ -218,11 +226,13 @@ def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable)
     return Place(region, offset, size)
 
 
-def _triple(place: Place | None) -> list[int] | None:
-    return [place.region.number, place.offset, place.nbytes] if place else None
+def _slice(place: Place | None) -> RegionSlice | None:
+    if place is None:
+        return None
+    return RegionSlice(region=place.region.number, offset=place.offset, nbytes=place.nbytes)
 
 
-def _place_map(place: Place | None) -> dict[str, Any]:
+def _place_map(place: Place | None) -> dict[str, str | int]:
     if place is None:
         return {}
     return {

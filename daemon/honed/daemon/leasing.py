@@ -7,11 +7,9 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
-from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import (
     Bucket,
@@ -187,11 +185,11 @@ class Leasing:
             ),
         )
 
-    def metrics(self) -> Mapping[str, Any]:
+    def metrics(self) -> LeaseFigures:
         """The part `lease` of Metrics."""
         status = self.lease()
         release = status.release
-        figures = LeaseFigures(
+        return LeaseFigures(
             held=self._lease.held is not None,
             seconds=status.seconds,
             grants=status.granted,
@@ -201,8 +199,6 @@ class Leasing:
                 count=release.count, sum_seconds=release.sum_seconds, buckets=release.buckets
             ),
         )
-        plain: dict[str, Any] = strict.to_plain(figures)
-        return plain
 
     def _holder(self, now: float) -> LeaseHeld | None:
         held = self._lease.held

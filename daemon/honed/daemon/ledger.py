@@ -9,13 +9,14 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
+from honed.protocol.results import ProfiledRow
+from honed.protocol.service import TimeSpent
 from honed.runtime.files import put_aside, read_regular, replacing
 
 from .blocking import in_thread
@@ -94,11 +95,11 @@ class Ledger:
         known.spent.add(seconds, self._clock(), self.settings.half_life)
         self._changed = True
 
-    def profiled(self, model: str, sha256: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """A profile tells how the time of a version divides among its tasks (rows as in ModelProfile)."""
+    def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
+        """A profile tells how the time of a version divides among its tasks ."""
         times: dict[str, float] = {}
         for row in rows:
-            times[row["task"]] = times.get(row["task"], 0.0) + row["us"]
+            times[row.task] = times.get(row.task, 0.0) + row.us
         known = self._models.setdefault(model, _Model())
         known.shares, known.profiled = shares(times), sha256
         self._changed = True
@@ -119,18 +120,18 @@ class Ledger:
             model.spent.settle(now, self.settings.half_life)
         self.settings = settings
 
-    def plain(self) -> dict[str, dict[str, Any]]:
+    def spent(self) -> dict[str, TimeSpent]:
         """By model: `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks.
 
         Time outside of tasks (copies, host calls) is in no task; no tasks where no profile was made.
         `profiled` is the SHA-256 of the compiled file that was, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
-        told: dict[str, dict[str, Any]] = {}
+        told: dict[str, TimeSpent] = {}
         for name, model in sorted(self._models.items()):
             seconds = model.spent.value(now, half_life)
             tasks = {task: seconds * share for task, share in model.shares.items() if task}
-            told[name] = {"seconds": seconds, "tasks": tasks, "profiled": model.profiled}
+            told[name] = TimeSpent(seconds=seconds, tasks=tasks, profiled=model.profiled)
         return told
 
     async def keep(self) -> None:

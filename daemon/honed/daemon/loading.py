@@ -8,9 +8,10 @@ import logging
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from honed.protocol.errors import HonedError, ModelRefused
+from honed.protocol.results import ComparedOutput, Done, ModelChecked
 
 from .building import Builder, BuilderLost, Progress
 from .limits import Limits
@@ -21,11 +22,13 @@ from .serving.states import Engine
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
 from .versions import Duel
+from .workercalls import BuildModel, Call, CheckedProbe, CheckProbe, ComparedTurn, CompareTurn, UnloadModel
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
 JUDGE_ROUNDS = 7  # runs of each of two versions side by side
 _log = logging.getLogger(__name__)
+_Ran = TypeVar("_Ran", CheckedProbe, ComparedTurn)
 
 
 class Loader:
@@ -115,30 +118,27 @@ class Loader:
         """
         worker = self._supervisor.starts
         await self._supervisor.open()
-        built = await self._supervisor.call(
-            "Load", {"key": key, "path": path}, seconds=self._limits.load_seconds
-        )
-        outputs: list[dict[str, Any]] = []
-        probes = tuple(range(built["probes"]))
+        build = BuildModel(key=key, path=path)
+        built = await self._supervisor.call(build, seconds=self._limits.load_seconds)
+        outputs: tuple[ComparedOutput, ...] = ()
+        probes = tuple(range(built.probes))
         enough = 1 if self._proven().knows(key) else len(probes)
         try:
             for probe in probes[:enough]:
                 outputs = await self._check(key, probe, give_way=give_way)
         except ModelRefused:
             self._forget(key)
-            await self.tell("Unload", {"key": key})
+            await self.tell(UnloadModel(key=key))
             raise
         left = probes[enough:]
         if not left:
             self._proven().note(key)
-        checked = {"device": built["device"], "outputs": outputs}
+        checked = ModelChecked(device=built.device, outputs=outputs)
         return Proof(engine=self._engine.name, worker=worker, checked=checked, left=left)
 
-    async def _check(self, key: str, probe: int, *, give_way: bool) -> list[dict[str, Any]]:
+    async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
         """The worst of every output so far; raises ModelRefused where an answer is wrong."""
-        answer = await self._careful("Check", {"key": key, "probe": probe}, give_way=give_way)
-        outputs: list[dict[str, Any]] = answer["outputs"]
-        return outputs
+        return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
 
     def _proven(self) -> Proven:
         assert self._supervisor.profile is not None
@@ -159,10 +159,10 @@ class Loader:
         wrong, turn = "", 0
         async with self._dueling:
             while turn < 2 * rounds and not wrong:
-                answer = await self._careful("Duel", {"old": old, "new": new, "turn": turn})
-                taken[turn % 2].append(answer["ns"])
-                wrong = answer["wrong"]
-                rounds = max(rounds, answer["sets"])
+                ran = await self._careful(CompareTurn(old=old, new=new, turn=turn))
+                taken[turn % 2].append(ran.ns)
+                wrong = ran.wrong
+                rounds = max(rounds, ran.sets)
                 turn += 1
         return Duel(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
 
@@ -171,16 +171,16 @@ class Loader:
         duel = await self.duel(key, key, rounds)
         return statistics.median((*duel.old, *duel.new)) / 1000
 
-    async def _careful(self, method: str, params: dict[str, Any], *, give_way: bool = True) -> dict[str, Any]:
+    async def _careful(self, call: Call[_Ran], *, give_way: bool = True) -> _Ran:
         """A call that runs a model; a device that failed in it is not used again.
 
         With `give_way` requests may run before the next.
         """
         begun = time.monotonic()
-        answer = await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
-        if "spoilt" in answer:
-            self._supervisor.kill(f"the device failed: {answer['spoilt']}")
-            raise WorkerLost(answer["spoilt"])
+        answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
+        if answer.spoilt:
+            self._supervisor.kill(f"the device failed: {answer.spoilt}")
+            raise WorkerLost(answer.spoilt)
         if give_way:
             await self._give_way(time.monotonic() - begun)
         return answer
@@ -191,11 +191,11 @@ class Loader:
         while self._engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
 
-    async def tell(self, method: str, params: dict[str, Any]) -> None:
+    async def tell(self, call: Call[Done]) -> None:
         """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
         try:
-            await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
+            await self._supervisor.call(call, seconds=self._limits.run_seconds)
         except WorkerLost:
             pass
         except HonedError as error:
-            _log.warning("the worker refused %s: %s", method, error)
+            _log.warning("the worker refused %s: %s", call.method, error)

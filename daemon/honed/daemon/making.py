@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from honed.jobs.commands import Check, Compile
 from honed.jobs.events import Stage
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
 from honed.protocol.service import JobStatus
+from honed.protocol.strict import Map
 from honed.runtime import profilefile
 from honed.runtime.files import replacing
 
@@ -34,7 +34,7 @@ from .supervisor import WorkerLost
 RECEIVED, _COMPILED, _BUILT = 0.02, 0.8, 0.98
 _ROUNDS = 7  # of runs, where devices are compared
 _log = logging.getLogger(__name__)
-Notify = Callable[[dict[str, Any]], None]
+Notify = Callable[[Map], None]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -1,15 +1,27 @@
-"""What the service knows of itself, as one document of plain data: the method Metrics (docs/metrics.md)."""
+"""What the service knows of itself, as one document: the method Metrics (docs/metrics.md)."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
+from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.service import (
+    DeviceFigures,
+    FaultFigures,
+    LeaseFigures,
+    MetricsText,
+    ModelFigures,
+    QueueFigures,
+    QueueStatus,
+    TimeSpent,
+    TuningFigures,
+    WorkerFigures,
+)
 
 from . import openmetrics
 from .blocking import in_thread
@@ -37,11 +49,11 @@ class Metrics:
     ledger: Ledger
     gains: Gains
     connections: Callable[[], int]
-    lease: Callable[[], Mapping[str, Any]]
-    gpu_faults: Callable[[], Mapping[str, Any]]
+    lease: Callable[[], LeaseFigures]
+    gpu_faults: Callable[[], FaultFigures]
     root: Path = Path("/")  # of the file system that has the sensors
 
-    async def answer(self, form: str | None) -> dict[str, Any]:
+    async def answer(self, form: str | None) -> service.Metrics | MetricsText:
         """The result of Metrics; raises InvalidArgument for forms there are not."""
         if form not in (None, "", "openmetrics"):
             raise InvalidArgument(
@@ -50,73 +62,79 @@ class Metrics:
         document = await self.document()
         if not form:
             return document
-        return {"content_type": openmetrics.CONTENT_TYPE, "text": openmetrics.text(document)}
+        return MetricsText(content_type=openmetrics.CONTENT_TYPE, text=openmetrics.text(document))
 
-    async def document(self) -> dict[str, Any]:
+    async def document(self) -> service.Metrics:
         """Every figure; spans in seconds, temperatures in degrees Celsius."""
         tuning = await in_thread(self.gains.now)
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
-        spent, waiting = self.ledger.plain(), self.pool.waiting()
-        return {
-            "version": self.version,
-            "pid": os.getpid(),
-            "time": time.time(),
-            "uptime_seconds": uptime,
-            "device": default.identity(),
-            "device_time": DEVICE_TIME,
-            "worker": _worker(default),
-            "devices": [
-                {"name": each.name, "shown": each.shown, "worker": _worker(each), "queue": _queue(each)}
+        spent, waiting = self.ledger.spent(), self.pool.waiting()
+        return service.Metrics(
+            version=self.version,
+            pid=os.getpid(),
+            time=time.time(),
+            uptime_seconds=uptime,
+            device=default.identity,
+            device_time=DEVICE_TIME,
+            worker=_worker(default),
+            devices=tuple(
+                DeviceFigures(
+                    name=each.name,
+                    shown=each.shown,
+                    worker=_worker(each),
+                    queue=_queue(each.queue(), each.engine.queue.longest),
+                )
                 for each in self.pool.servers.values()
-            ],
-            "queue": {
-                **self.pool.queue(),
-                "longest": max(each.engine.queue.longest for each in self.pool.servers.values()),
-            },
-            "connections": self.connections(),
-            "whole": self.registry.whole.plain(now, uptime),
-            "models": [
-                _model(entry, now, uptime)
-                | {"device": self.pool.of(entry).shown}
-                | {"waiting": waiting[entry.name], "spent": spent.get(entry.name, _NOTHING_SPENT)}
+            ),
+            queue=_queue(
+                self.pool.queue(), max(each.engine.queue.longest for each in self.pool.servers.values())
+            ),
+            connections=self.connections(),
+            whole=self.registry.whole.figures(now, uptime),
+            models=tuple(
+                self._model(entry, now, uptime, waiting[entry.name], spent.get(entry.name, _NOTHING_SPENT))
                 for entry in self.registry.all()
-            ],
-            "tuning": tuning,
-            "temperatures": sensors,
-            "lease": dict(self.lease()),
-            "gpu_faults": dict(self.gpu_faults()),
-        }
+            ),
+            tuning=None if tuning is None else strict.from_plain(TuningFigures, tuning, where="tuning"),
+            temperatures=sensors,
+            lease=self.lease(),
+            gpu_faults=self.gpu_faults(),
+        )
+
+    def _model(
+        self, entry: ServedModel, now: float, uptime: float, waiting: int, spent: TimeSpent
+    ) -> ModelFigures:
+        history, figures = entry.manifest.history, entry.statistics.figures(now, uptime)
+        return ModelFigures(
+            **{each.name: getattr(figures, each.name) for each in fields(figures)},
+            name=entry.name,
+            version=history.current.number,
+            quarantined_versions=sum(bool(version.quarantine) for version in history.versions),
+            sha256=entry.key,
+            state=entry.state.value,
+            ready=entry.state is State.READY,
+            away=entry.away,
+            device=self.pool.of(entry).shown,
+            waiting=waiting,
+            spent=spent,
+        )
 
 
-_NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}, "profiled": ""}
+_NOTHING_SPENT = TimeSpent(seconds=0.0, tasks={}, profiled="")
 
 
-def _worker(server: DeviceServer) -> dict[str, Any]:
+def _worker(server: DeviceServer) -> WorkerFigures:
     supervisor = server.supervisor
-    return {
-        "state": server.state,
-        "reason": supervisor.reason,
-        "starts": supervisor.starts,
-        "ends": dict(sorted(supervisor.ends.items())),
-        "last_ends": list(supervisor.last_ends),
-    }
+    return WorkerFigures(
+        state=server.state,
+        reason=supervisor.reason,
+        starts=supervisor.starts,
+        ends=dict(sorted(supervisor.ends.items())),
+        last_ends=tuple(supervisor.last_ends),
+    )
 
 
-def _queue(server: DeviceServer) -> dict[str, int]:
-    return {**server.queue(), "longest": server.engine.queue.longest}
-
-
-def _model(entry: ServedModel, now: float, uptime: float) -> dict[str, Any]:
-    history = entry.manifest.history
-    return {
-        "name": entry.name,
-        "version": history.current.number,
-        "quarantined_versions": sum(bool(version.quarantine) for version in history.versions),
-        "sha256": entry.key,
-        "state": entry.state.value,
-        "ready": entry.state is State.READY,
-        "away": entry.away,
-        **entry.statistics.plain(now, uptime),
-    }
+def _queue(now: QueueStatus, longest: int) -> QueueFigures:
+    return QueueFigures(waiting=now.waiting, running=now.running, longest=longest)

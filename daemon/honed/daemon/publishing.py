@@ -7,10 +7,11 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from honed.protocol import versions
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
+from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
 
 from .blocking import cleared_in_thread, in_thread
 from .commits import Commits
@@ -27,7 +28,7 @@ from .serving.registry import Registry
 from .serving.states import ServedModel
 from .store import Store, StoredFile, new_version, receive, version_file
 from .supervisor import WorkerLost
-from .versions import Version, check_new, go_back, settle, succeed
+from .versions import check_new, go_back, settle, succeed
 
 _log = logging.getLogger(__name__)
 
@@ -55,21 +56,21 @@ class Publisher:
         self._inspector = inspector
         self._latencies = latencies
 
-    def history(self, params: HistoryParams) -> dict[str, Any]:
+    def history(self, params: HistoryParams) -> ModelHistory:
         """The result of ModelHistory; raises NotFound."""
         entry = self._registry.get(params.name)
         history = entry.manifest.history
-        return {
-            "name": entry.name,
-            "version": history.current.number,
-            "pinned": history.pinned,
-            "on_trial": entry.trial is not None,
-            "versions": [dataclasses.asdict(version) for version in history.versions],
-            "stints": [dataclasses.asdict(stint) for stint in history.stints],
-            "latency": self._latencies.of(entry.name),
-        }
+        return ModelHistory(
+            name=entry.name,
+            version=history.current.number,
+            pinned=history.pinned,
+            on_trial=entry.trial is not None,
+            versions=history.versions,
+            stints=history.stints,
+            latency=self._latencies.of(entry.name),
+        )
 
-    async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> dict[str, Any]:
+    async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> ModelPublished:
         """Serve a faster form of a model, if it is one; the result of ModelPublish.
 
         Raises AlreadyExists where another version came meanwhile, ModelRefused where it is another model or
@@ -104,7 +105,7 @@ class Publisher:
 
     async def _compared(
         self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, schedules: str, why: str
-    ) -> dict[str, Any]:
+    ) -> ModelPublished:
         """Load the successor beside the present version, and let the better one serve."""
         history, server = entry.manifest.history, self._pool.of(entry)
         version = new_version(
@@ -134,13 +135,13 @@ class Publisher:
                 await self._commits.sweep()
         ratio = duel.old_us / duel.new_us
         _log.info("model %s: version %d is served, %.2f times as fast", entry.name, version.number, ratio)
-        return {
-            "published": True,
-            "version": version.number,
-            "sentence": f"version {version.number} is served, {ratio:.2f} times as fast",
-            "old_us": duel.old_us,
-            "new_us": duel.new_us,
-        }
+        return ModelPublished(
+            published=True,
+            version=version.number,
+            sentence=f"version {version.number} is served, {ratio:.2f} times as fast",
+            old_us=duel.old_us,
+            new_us=duel.new_us,
+        )
 
     def _check_served(self, entry: ServedModel) -> None:
         """It may have been rolled back meanwhile, which is then stored, and must not be undone."""
@@ -148,8 +149,8 @@ class Publisher:
             raise AlreadyExists("the version it was compared with is not served any more; publish it again")
 
     async def _turned_away(
-        self, entry: ServedModel, version: Version, quarantine: str, reason: str = ""
-    ) -> dict[str, Any]:
+        self, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
+    ) -> ModelPublished:
         """Remember a successor that is not taken, its file aside."""
         reason = reason or quarantine
         _log.warning("model %s: a successor is not served: %s", entry.name, reason)
@@ -157,17 +158,17 @@ class Publisher:
             listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
             self._pool.handle(TurnedAway(entry.number, listed))
             await self._commits.rewrite(entry)
-        return _kept(entry, reason) | {"old_us": version.old_us, "new_us": version.new_us}
+        return _kept(entry, reason, version.old_us, version.new_us)
 
-    async def rollback(self, params: RollbackParams) -> dict[str, Any]:
+    async def rollback(self, params: RollbackParams) -> RolledBack:
         """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
         entry = self._registry.get(params.name)
         target = self._target(entry, params.version)
         story = f"set aside by hand for version {target.number}"
         await self._serve_again(entry, target, story, quarantine=story, pinned=None)
-        return {"version": target.number}
+        return RolledBack(version=target.number)
 
-    async def pin(self, params: PinParams) -> dict[str, Any]:
+    async def pin(self, params: PinParams) -> versions.Pinned:
         """Serve a version and let no other take its place, or (version 0) allow that again."""
         entry = self._registry.get(params.name)
         history = entry.manifest.history
@@ -175,14 +176,14 @@ class Publisher:
             with self._jobs.job(entry.name, True, lambda _: None):
                 self._pool.handle(Pinned(entry.number, params.version != 0))
                 await self._commits.rewrite(entry)
-            return {"version": history.current.number, "pinned": params.version != 0}
+            return versions.Pinned(version=history.current.number, pinned=params.version != 0)
         target = self._target(entry, params.version)
         await self._serve_again(
             entry, target, f"version {target.number} was pinned", quarantine="", pinned=True
         )
-        return {"version": target.number, "pinned": True}
+        return versions.Pinned(version=target.number, pinned=True)
 
-    def _target(self, entry: ServedModel, number: int | None) -> Version:
+    def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
         self._pool.check_at_home(entry)
         history = entry.manifest.history
         if number is None:
@@ -200,7 +201,7 @@ class Publisher:
         return version
 
     async def _serve_again(
-        self, entry: ServedModel, target: Version, reason: str, *, quarantine: str, pinned: bool | None
+        self, entry: ServedModel, target: ModelVersion, reason: str, *, quarantine: str, pinned: bool | None
     ) -> None:
         """Load an earlier version and put it in place, by hand."""
         file, server = version_file(entry.manifest, target), self._pool.of(entry)
@@ -227,7 +228,9 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
             raise ModelRefused(f"its {what} are not those of the model served; add it under another name")
 
 
-def _kept(entry: ServedModel, reason: str) -> dict[str, Any]:
+def _kept(
+    entry: ServedModel, reason: str, old_us: float | None = None, new_us: float | None = None
+) -> ModelPublished:
     number = entry.manifest.history.current.number
     sentence = f"version {number} is served as before: {reason}"
-    return {"published": False, "version": number, "sentence": sentence, "old_us": None, "new_us": None}
+    return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)

@@ -181,7 +181,7 @@ async def _run(
         gains=Gains(records),
         connections=lambda: clients.connections,
         lease=leasing.metrics,
-        gpu_faults=watch.plain,
+        gpu_faults=watch.figures,
     )
     publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies)
     clients.api = api.Api(

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
+from honed.protocol.service import Figures, RecentFigures
 
 from .histogram import Histogram, Recent
 
@@ -123,24 +123,24 @@ class Statistics:
             ),
         )
 
-    def plain(self, now: float, uptime: float) -> dict[str, Any]:
+    def figures(self, now: float, uptime: float) -> Figures:
         """As Metrics shows it; times in seconds."""
         recent, covered = self.recent.whole(now), min(self.recent.covered(now), uptime)
-        return {
-            "requests": self.requests,
-            "served": self.success.count,
-            "failures": dict(sorted(self.failures.items())),
-            "retries": self.retries,
-            "kernel_executions": self.kernels,
-            "device_seconds": self.compute_infer.ns / 1e9,
-            "latency": self.latency.plain(),
-            "queue_time": self.queued.plain(),
-            "recent": {
-                "seconds": covered,
-                "per_second": recent.count / covered if covered > 0 else 0.0,
-                "latency": recent.plain(),
-            },
-        }
+        return Figures(
+            requests=self.requests,
+            served=self.success.count,
+            failures=dict(sorted(self.failures.items())),
+            retries=self.retries,
+            kernel_executions=self.kernels,
+            device_seconds=self.compute_infer.ns / 1e9,
+            latency=self.latency.spans(),
+            queue_time=self.queued.spans(),
+            recent=RecentFigures(
+                seconds=covered,
+                per_second=recent.count / covered if covered > 0 else 0.0,
+                latency=recent.spans(),
+            ),
+        )
 
     def _arrived(self) -> None:
         for each in self._self_and_whole():

@@ -36,9 +36,10 @@ from honed.protocol.errors import (
     Unavailable,
 )
 from honed.protocol.methods import NAME
+from honed.protocol.versions import ModelVersion
 from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
 
-from .versions import History, Version, first
+from .versions import History, first
 
 FORMAT = 2  # of manifests; 1 are those that do not say theirs
 _CHUNK = 4 << 20  # bytes copied at once
@@ -249,7 +250,7 @@ class Store:
                 self._discard(path)
 
 
-def version_file(manifest: Manifest, version: Version) -> StoredFile:
+def version_file(manifest: Manifest, version: ModelVersion) -> StoredFile:
     """The file of one of the model's versions."""
     return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
 
@@ -381,9 +382,9 @@ def new_version(
     settled: bool,
     old_us: float | None = None,
     new_us: float | None = None,
-) -> Version:
-    """A version whose file is about to be stored; see `versions.Version`."""
-    return Version(
+) -> ModelVersion:
+    """A version whose file is about to be stored."""
+    return ModelVersion(
         number=number,
         sha256=file.sha256,
         nbytes=file.nbytes,

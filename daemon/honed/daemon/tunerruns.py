@@ -11,7 +11,6 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
@@ -28,6 +27,9 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.params import PublishParams, TunerRunParams
+from honed.protocol.service import TunerMeasured, TunerRan
+from honed.protocol.strict import Map
+from honed.protocol.versions import ModelPublished
 
 from . import compiler
 from .blocking import cleared_in_thread, in_thread
@@ -51,7 +53,7 @@ _TAKES = {  # besides `command`
     "import": {"device"},
 }
 _NICENESS = 10
-Notify = Callable[[dict[str, Any]], None]
+Notify = Callable[[Map], None]
 
 
 @dataclass(slots=True)
@@ -103,7 +105,7 @@ class TunerRuns:
 
     async def run(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
-    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
+    ) -> TunerRan | WithDescriptors[TunerRan]:
         """The result of TunerRun. Cancelling ends the child."""
         _check(params, descriptors)
         if params.command in MEASURING:
@@ -122,7 +124,7 @@ class TunerRuns:
             raise NotFound(f"{model[:80]!r} is not being tuned by hand; 'hone status' shows what is done")
         self._measuring[model].stop()
 
-    async def _measure(self, params: TunerRunParams, notify: Notify) -> dict[str, Any]:
+    async def _measure(self, params: TunerRunParams, notify: Notify) -> TunerMeasured:
         entry, _ = self._registry.compiled(params.model or "")
         self._fleet.check_at_home(entry)
         if not entry.manifest.sources:
@@ -148,16 +150,16 @@ class TunerRuns:
                 )
                 if params.command == "tasks":
                     await self._child(tasks, notify, self._limits.compile_seconds, run=run)
-                    return {"event": events.to_map(Done()), "published": None}
+                    return TunerMeasured(event=events.to_map(Done()))
                 output = folder / "tuned.honed"
                 tune = tasks.derived(Tune, output=output, trials=params.trials, seconds=params.seconds)
                 tuned = await self._child(tune, notify, None, run=run)
                 published = await self._published(entry.name, entry.key, tuned, output)
-                return {"event": events.to_map(tuned), "published": published}
+                return TunerMeasured(event=events.to_map(tuned), published=published)
         finally:
             del self._measuring[entry.name]
 
-    async def _published(self, name: str, served: str, tuned: Tuned, output: Path) -> dict[str, Any] | None:
+    async def _published(self, name: str, served: str, tuned: Tuned, output: Path) -> ModelPublished | None:
         """Serve the version that was tuned, if the serving worker finds it right and faster, too."""
         if tuned.output is None:
             return None
@@ -172,7 +174,7 @@ class TunerRuns:
 
     async def _on_records(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
-    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
+    ) -> TunerRan | WithDescriptors[TunerRan]:
         records = self._records
         async with cleared_in_thread(self._store.staging()) as folder:
             lines = folder / "records.jsonl"
@@ -184,17 +186,17 @@ class TunerRuns:
                     log = await in_thread(kernel_log)
                     faults = ListFaults(records=records)
                     event = await self._child(faults, notify) if records.exists() else Faults(faults=())
-                    return {"event": events.to_map(event), "kernel_log": log}
+                    return TunerRan(event=events.to_map(event), kernel_log=log)
                 case "export":
                     export = Export(records=records, output=lines, best=bool(params.best))
-                    told = {"event": events.to_map(await self._child(export, notify))}
+                    told = TunerRan(event=events.to_map(await self._child(export, notify)))
                     return WithDescriptors(told, (os.open(lines, os.O_RDONLY | os.O_CLOEXEC),))
                 case _:
                     limit = self._limits.max_model_bytes
                     await in_thread(receive, descriptors[0], lines.name, folder, limit)
                     device = params.device or self._fleet.default.supervisor.spec or None
                     event = await self._child(Import(records=records, file=lines, device=device), notify)
-            return {"event": events.to_map(event)}
+            return TunerRan(event=events.to_map(event))
 
     async def _child(
         self, job: Job[R], notify: Notify, seconds: float | None = 600.0, *, run: _Measuring | None = None

@@ -10,6 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from honed.protocol.errors import AlreadyExists, NotFound
+from honed.protocol.versions import DeploymentSpan, ModelVersion
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
 REMEMBERED = 100  # versions and stints that are listed
@@ -20,47 +21,15 @@ TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """One compiled file of the model.
-
-    `schedules` tells its kernels apart from those of other versions. `old_us` and `new_us` are lower
-    quartiles in microseconds of the version before and of this one, side by side in the serving worker when
-    this one came; None where they were not compared. `quarantine` says why it is not served again, or "".
-    """
-
-    number: int
-    sha256: str
-    nbytes: int
-    schedules: str
-    made: float
-    why: str
-    old_us: float | None
-    new_us: float | None
-    settled: bool  # it served cleanly, or was put there by hand
-    kept: bool  # its file is still there
-    quarantine: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stint:
-    """When a version was served; `until` is None for the one that is."""
-
-    number: int
-    since: float
-    until: float | None
-    end: str  # why it went
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """All that is remembered of a model's versions."""
 
-    versions: tuple[Version, ...]
-    stints: tuple[Stint, ...]
+    versions: tuple[ModelVersion, ...]
+    stints: tuple[DeploymentSpan, ...]
     pinned: bool
 
     @property
-    def current(self) -> Version:
+    def current(self) -> ModelVersion:
         """The one served."""
         return self.get(self.stints[-1].number)
 
@@ -69,14 +38,14 @@ class History:
         """For the version to come."""
         return max(v.number for v in self.versions) + 1
 
-    def get(self, number: int) -> Version:
+    def get(self, number: int) -> ModelVersion:
         """Raises NotFound."""
         for version in self.versions:
             if version.number == number:
                 return version
         raise NotFound(f"there is no version {number}; 'hone history' lists those there are")
 
-    def earlier(self) -> Version | None:
+    def earlier(self) -> ModelVersion | None:
         """The latest one before the current that can be gone back to."""
         served = [stint.number for stint in self.stints]
         fit = [
@@ -87,13 +56,13 @@ class History:
         return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
 
 
-def first(version: Version, now: float) -> History:
+def first(version: ModelVersion, now: float) -> History:
     """Of a model that is new."""
-    stint = Stint(number=version.number, since=now, until=None, end="")
+    stint = DeploymentSpan(number=version.number, since=now, until=None, end="")
     return History(versions=(version,), stints=(stint,), pinned=False)
 
 
-def succeed(history: History, version: Version, now: float, *, keep: bool) -> History:
+def succeed(history: History, version: ModelVersion, now: float, *, keep: bool) -> History:
     """`version` is served from now on; with `keep` earlier files stay to be gone back to."""
     earlier = tuple(v if keep else dataclasses.replace(v, kept=False) for v in history.versions)
     changed = dataclasses.replace(history, versions=(*earlier, version), pinned=history.pinned and keep)
@@ -179,7 +148,7 @@ def _serve(history: History, number: int, reason: str, now: float) -> History:
     stints = (
         *earlier,
         dataclasses.replace(last, until=now, end=reason),
-        Stint(number=number, since=now, until=None, end=""),
+        DeploymentSpan(number=number, since=now, until=None, end=""),
     )
     return dataclasses.replace(history, stints=stints)
 

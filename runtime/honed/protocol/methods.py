@@ -8,13 +8,13 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_args, get_type_hints
 
 from . import strict
 from .errors import Internal, InvalidArgument, NotFound
+from .strict import Map
 
 if TYPE_CHECKING:
     from . import params, results, service, versions
@@ -54,7 +54,7 @@ class Method(Generic[P, R]):
         """What it gives."""
         return cast("type[R]", _types()[self.name][1])
 
-    def result_of(self, plain: Mapping[str, Any]) -> R:
+    def result_of(self, plain: Map) -> R:
         """The result as it travelled, which may have fields of later services.
 
         Raises Internal where it makes no sense.
@@ -134,7 +134,7 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
     return {row.name: get_args(hints[name]) for name, row in rows.items()}
 
 
-def parse(kind: type[P], plain: Mapping[str, Any]) -> P:
+def parse(kind: type[P], plain: Map) -> P:
     """The parameters of a message as their dataclass; raises InvalidArgument for anything else."""
     try:
         return strict.from_plain(kind, plain, where="params", none_omitted=True)

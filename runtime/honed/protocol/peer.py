@@ -15,6 +15,7 @@ from typing import Any, Final
 from .arrivals import Arrivals, close_all
 from .decoder import Decoder
 from .errors import HonedError, Internal, InvalidArgument, ResourceExhausted, error_from_map, error_to_map
+from .strict import Map
 from .wire import (
     MAX_MSGID,
     FrameLimits,
@@ -39,7 +40,7 @@ class Asked:
 
     msgid: int
     method: str
-    params: dict[str, Any]
+    params: Map
     descriptors: list[int]
 
 
@@ -58,7 +59,7 @@ class Told:
     """A notification."""
 
     method: str
-    params: dict[str, Any]
+    params: Map
 
 
 Event = Asked | Answered | Told
@@ -176,7 +177,7 @@ class Peer:
             case Notification(method=method, params=params):
                 return Told(method, params)
 
-    def call(self, method: str, params: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
+    def call(self, method: str, params: Map, descriptors: Sequence[int] = ()) -> int:
         """Ask the peer; gives the number that `Answered` will have.
 
         The descriptors stay the caller's, who keeps them open until the answer, or until `cancel`. Raises
@@ -214,7 +215,7 @@ class Peer:
         """A request is not answered any more, for the connection ends."""
         del self._unanswered[msgid]
 
-    def notify(self, method: str, params: dict[str, Any]) -> None:
+    def notify(self, method: str, params: Map) -> None:
         """Send a notification."""
         self._say(Notification(method=method, params=params), ())
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from .device import DeviceIdentity, DevicePeaks
 from .params import Data
+from .strict import ABSENT
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -171,32 +173,7 @@ class ModelStatistics:
     model_stats: tuple[ServedRequests, ...]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Device:
-    """What identifies a device."""
-
-    platform: str
-    vendor: str
-    name: str
-    driver_version: str
-    kernel_driver: str
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Peaks:
-    """What a device was measured to reach at most."""
-
-    fp32_gflops: float
-    fp16_gflops: float | None
-    bandwidth_gbs: float
-    launch_us: float
-    caches_gbs: tuple[tuple[int, float], ...] = ()
-    raised: tuple[str, ...] = ()
-    empty_us: float | None = None
-    busy: float | None = None
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """The file a model was made from; `choice` as in format.md."""
 
@@ -208,7 +185,7 @@ class ModelSource:
     choice: Any
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedOutput:
     """The error allowed for an output, and the largest found."""
 
@@ -217,7 +194,7 @@ class ComparedOutput:
     error: float | None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProof:
     """What the compiled form was compared with."""
 
@@ -227,7 +204,7 @@ class ModelProof:
     outputs: tuple[ComparedOutput, ...]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChecked:
     """The same comparison as the worker made it."""
 
@@ -245,7 +222,7 @@ class ModelPlacement:
     away: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKernel:
     """A kernel of a model; `launches` in one inference."""
 
@@ -275,7 +252,7 @@ class ModelShown:
     precision: str
     notes: tuple[str, ...]
     compiler: dict[str, str]
-    device: Device
+    device: DeviceIdentity
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
     proof: ModelProof | None
@@ -300,9 +277,14 @@ class ModelExported:
     sha256: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledRow:
-    """The time of a kernel, of all copies, or of a host function in one inference."""
+    """All launches of a kernel in one inference; all copies, and each host function, have a row of their own.
+
+    `kind` is kernel, copy or host. `share` is of the profile's `sum_us`. `peak_share` is the least time the
+    device's measured peaks allow (the larger of operations over peak arithmetic and bytes over peak
+    bandwidth) over the time taken; it and the rates are None where the work or the peaks are not known.
+    """
 
     name: str
     kind: str
@@ -325,7 +307,9 @@ class ModelProfile:
     launches: int
     whole_us: float
     sum_us: float
-    device: Device
-    peaks: Peaks | None
+    device: DeviceIdentity
+    peaks: DevicePeaks | None
     rows: tuple[ProfiledRow, ...]
-    timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = None
+    timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = field(
+        default=None, metadata=ABSENT
+    )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from .results import Device, Peaks
+from .device import DeviceIdentity, DevicePeaks
+from .faults import KernelLog
+from .strict import ABSENT, Map
 from .versions import ModelPublished
 
 
@@ -44,8 +46,8 @@ class DeviceStatus:
     default: bool
     stand_in: bool
     spec: str
-    device: Device | None
-    peaks: Peaks | None
+    device: DeviceIdentity | None
+    peaks: DevicePeaks | None
     worker: WorkerStatus
     queue: QueueStatus
     models: tuple[str, ...]
@@ -147,9 +149,9 @@ class Status:
     pid: int
     uptime_seconds: float
     places: Places
-    device: Device | None
+    device: DeviceIdentity | None
     device_spec: str
-    peaks: Peaks | None
+    peaks: DevicePeaks | None
     worker: WorkerStatus
     devices: tuple[DeviceStatus, ...]
     models: dict[str, int]
@@ -213,14 +215,21 @@ class ConfigReloaded:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerRan:
-    """Of TunerRun; `event` and `kernel_log` are what the tuner says."""
+    """Of TunerRun; `event` is what the tuner says (`honed.jobs.events`)."""
 
-    event: dict[str, Any]
-    published: ModelPublished | None = None
-    kernel_log: dict[str, Any] | None = None
+    event: Map
+    published: ModelPublished | None = field(default=None, metadata=ABSENT)
+    kernel_log: KernelLog | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class TunerMeasured(TunerRan):
+    """Of the commands that measure; `published` is None where nothing better was found."""
+
+    published: ModelPublished | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
     """Spans of time in seconds; None without any."""
 
@@ -232,7 +241,7 @@ class Spans:
     max: float | None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecentFigures:
     """Of the last minute."""
 
@@ -256,7 +265,7 @@ class Figures:
     recent: RecentFigures
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
     """By a model lately; `tasks` are the seconds of each tuning task, `profiled` the file they are of."""
 
@@ -281,7 +290,7 @@ class ModelFigures(Figures):
     spent: TimeSpent
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
     """How a worker ended; `time` in seconds since 1970."""
 
@@ -360,13 +369,21 @@ class LeaseFigures:
     release: ReleaseFigures
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFigures:
     """Faults of GPUs in the kernel log, by whose they were."""
 
     watched: bool
     reason: str
     counts: dict[str, int]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class MetricsText:
+    """Of Metrics in the format openmetrics."""
+
+    content_type: str
+    text: str
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -377,7 +394,7 @@ class Metrics:
     pid: int
     time: float
     uptime_seconds: float
-    device: Device | None
+    device: DeviceIdentity | None
     device_time: str
     worker: WorkerFigures
     devices: tuple[DeviceFigures, ...]

@@ -17,11 +17,13 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
 INTEGERS = range(-(2**63), 2**64)  # what msgpack can carry
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes, memoryview})
+Map = dict[str, Any]  # a dataclass as it travels
+ABSENT: Final = {"absent": True}  # metadata of a field that is left out of the map where it is None
 _Decoder = Callable[[Any], Any]
 
 
@@ -47,10 +49,10 @@ def to_plain(value: Any, *, omit_none: bool = False, omit_defaults: bool = False
         }
     if not dataclasses.is_dataclass(value):
         return value
-    plain: dict[str, Any] = {}
+    plain: Map = {}
     for field in _fields(value.__class__):
         item = getattr(value, field.name)
-        if (item is None and omit_none) or (omit_defaults and item == field.default):
+        if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
             continue
         if not field.scalar:
             tags = [type(each).__name__.lower() for each in item] if field.tagged else None
@@ -104,6 +106,7 @@ class _Field:
     optional: bool  # it has a default
     scalar: bool
     tagged: bool  # a tuple whose items are of several dataclasses
+    absent: bool  # rather than None
 
 
 @functools.cache
@@ -118,6 +121,7 @@ def _fields(kind: type) -> tuple[_Field, ...]:
             optional=field.default is not missing or field.default_factory is not missing,
             scalar=_SCALARS.issuperset(_members(hints[field.name])),
             tagged=_tagged(hints[field.name]),
+            absent="absent" in field.metadata,
         )
         for field in dataclasses.fields(kind)
     )

@@ -10,6 +10,7 @@ from typing import Any
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, error_from_map
 from honed.protocol.peer import Answered, Event, Peer, Told
+from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault
 
 from . import endpoint, transport
@@ -55,7 +56,7 @@ class AsyncLink:
     async def call(
         self,
         method: str,
-        params: dict[str, Any],
+        params: Map,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> Any:
@@ -67,7 +68,7 @@ class AsyncLink:
     async def exchange(
         self,
         method: str,
-        params: dict[str, Any],
+        params: Map,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> Answered:
@@ -159,7 +160,7 @@ class AsyncLink:
             case Told(method="Error", params=params):
                 raise PeerFault(error_from_map(params))
 
-    def _show_progress(self, params: dict[str, Any]) -> None:
+    def _show_progress(self, params: Map) -> None:
         msgid = params.get("msgid", -1)
         progress, coming = self._progress.get(msgid), self._waiting.get(msgid)
         if progress is None or coming is None or coming.done():

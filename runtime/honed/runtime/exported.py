@@ -8,11 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import Internal
 from honed.protocol.methods import MODEL_EXPORT
+from honed.protocol.strict import Map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Exported:
         self.close()
 
 
-def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
+def exported(result: Map, descriptors: Sequence[int]) -> Exported:
     """The result of ModelExport with its descriptors; for nonsense closes them and raises Internal."""
     try:
         told = MODEL_EXPORT.result_of(result)

@@ -16,11 +16,11 @@ import select
 import socket as sockets
 import time
 from types import TracebackType
-from typing import Any
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
 from honed.protocol.peer import Answered, Event, Peer, Told
+from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault
 
 from . import endpoint, transport
@@ -116,7 +116,7 @@ class LeaseHolder:
         if answer.get("granted"):
             self._lease = int(answer["lease"])
 
-    def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, method: str, params: Map) -> Map:
         """The result of a method; raises its error, and Unavailable where the connection is lost."""
         connected, peer = self._connect()
         deadline = time.monotonic() + self.timeout

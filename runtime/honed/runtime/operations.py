@@ -40,6 +40,7 @@ from honed.protocol.params import (
     UnloadParams,
 )
 from honed.protocol.peer import Answered
+from honed.protocol.strict import Map
 
 from . import calls, endpoint
 from .calls import Outputs
@@ -62,7 +63,7 @@ _USUAL: Final = -1.0  # the client's own timeout
 class Answer:
     """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
 
-    result: dict[str, Any]
+    result: Map
     descriptors: list[int]
 
 
@@ -80,9 +81,9 @@ class Ask:
         """Seconds until it is given up; `usual` are the client's."""
         return usual if self.timeout == _USUAL else self.timeout
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Map:
         """The parameters as they travel."""
-        plain: dict[str, Any] = strict.to_plain(self.params, omit_defaults=True)
+        plain: Map = strict.to_plain(self.params, omit_defaults=True)
         return plain
 
     def taken(self, answered: Answered) -> Answer:
@@ -167,12 +168,12 @@ class Operations:
         return calls.infer_result(call, answer.result)
 
     @operation
-    def models(self) -> Steps[list[dict[str, Any]]]:
+    def models(self) -> Steps[list[Map]]:
         """All models: name, version, state and reason."""
         return list((yield Ask(methods.REPOSITORY_INDEX, Nothing())).result["models"])
 
     @operation
-    def metadata(self, model: str | None = None) -> Steps[dict[str, Any]]:
+    def metadata(self, model: str | None = None) -> Steps[Map]:
         """Inputs and outputs of `model`; without one, the service's name, version and limits."""
         if model is None:
             return (yield Ask(methods.SERVER_METADATA, Nothing())).result
@@ -191,18 +192,18 @@ class Operations:
         return bool((yield Ask(methods.MODEL_READY, ModelParams(name=model))).result["ready"])
 
     @operation
-    def status(self) -> Steps[dict[str, Any]]:
+    def status(self) -> Steps[Map]:
         """What the service is doing, on which device."""
         return (yield Ask(methods.SERVER_STATUS, Nothing())).result
 
     @operation
-    def statistics(self, model: str | None = None) -> Steps[list[dict[str, Any]]]:
+    def statistics(self, model: str | None = None) -> Steps[list[Map]]:
         """Counts and times of served requests, of `model` or of all."""
         answer = yield Ask(methods.MODEL_STATISTICS, ModelParams(name=model or ""))
         return list(answer.result["model_stats"])
 
     @operation
-    def metrics(self) -> Steps[dict[str, Any]]:
+    def metrics(self) -> Steps[Map]:
         """Every figure the service has of itself and its models (docs/metrics.md)."""
         return (yield Ask(methods.METRICS, MetricsParams())).result
 
@@ -212,17 +213,17 @@ class Operations:
         return str((yield Ask(methods.METRICS, MetricsParams(format="openmetrics"))).result["text"])
 
     @operation
-    def config(self) -> Steps[dict[str, Any]]:
+    def config(self) -> Steps[Map]:
         """The settings in force, and what the service's files say instead."""
         return (yield Ask(methods.CONFIG_SHOW, Nothing())).result
 
     @operation
-    def reload_config(self) -> Steps[dict[str, Any]]:
+    def reload_config(self) -> Steps[Map]:
         """Have the service read its files again; raises InvalidArgument where one is wrong."""
         return (yield Ask(methods.CONFIG_RELOAD, Nothing())).result
 
     @operation
-    def show(self, model: str) -> Steps[dict[str, Any]]:
+    def show(self, model: str) -> Steps[Map]:
         """Where `model` comes from, how it was proven right, and its kernels."""
         return (yield Ask(methods.MODEL_SHOW, ModelParams(name=model))).result
 
@@ -235,7 +236,7 @@ class Operations:
     @operation
     def profile(
         self, model: str, runs: int = 5, *, timeline: bool = False, timeout: float | None = None
-    ) -> Steps[dict[str, Any]]:
+    ) -> Steps[Map]:
         """Time per kernel of `model`, mean of `runs` inferences; `timeout` in seconds, None: no limit.
 
         With `timeline`, when each command of the first of them was enqueued and computed, too.
@@ -257,7 +258,7 @@ class Operations:
         device: str | None = None,
         calibration: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> Steps[dict[str, Any]]:
+    ) -> Steps[Map]:
         """Add an ONNX or `.honed` file; returns when it is served. `name` defaults to the file's stem.
 
         External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
@@ -296,9 +297,7 @@ class Operations:
                 os.close(descriptor)
 
     @operation
-    def publish(
-        self, model: str, path: str | os.PathLike[str], *, expected: str, why: str
-    ) -> Steps[dict[str, Any]]:
+    def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
         """Serve a faster form of `model`, a `.honed` file, if the service finds it right and faster.
 
         `expected` is the SHA-256 of the compiled file served when it was made (`export` tells). The result
@@ -313,17 +312,17 @@ class Operations:
             os.close(descriptor)
 
     @operation
-    def history(self, model: str) -> Steps[dict[str, Any]]:
+    def history(self, model: str) -> Steps[Map]:
         """Versions of `model`: what was served when, and why each came and went."""
         return (yield Ask(methods.MODEL_HISTORY, HistoryParams(name=model))).result
 
     @operation
-    def rollback(self, model: str, version: int | None = None) -> Steps[dict[str, Any]]:
+    def rollback(self, model: str, version: int | None = None) -> Steps[Map]:
         """Serve an earlier version of `model` again, None: the one before; the one left stays out."""
         return (yield Ask(methods.MODEL_ROLLBACK, RollbackParams(name=model, version=version), None)).result
 
     @operation
-    def pin(self, model: str, version: int | None = None) -> Steps[dict[str, Any]]:
+    def pin(self, model: str, version: int | None = None) -> Steps[Map]:
         """Serve a version, None: the present one, and let no other take its place; 0 allows that again."""
         return (yield Ask(methods.MODEL_PIN, PinParams(name=model, version=version), None)).result
 
@@ -339,7 +338,7 @@ class Operations:
         *,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
-    ) -> Steps[tuple[dict[str, Any], list[int]]]:
+    ) -> Steps[tuple[Map, list[int]]]:
         """Have the service tune, or work on its records (docs/protocol.md, TunerRun).
 
         Gives the result, and the open files that came with it, which are the caller's.

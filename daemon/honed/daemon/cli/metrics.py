@@ -23,11 +23,13 @@ def register(commands: Any) -> None:
 
 
 def _metrics(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.methods import METRICS
+    from honed.protocol.params import MetricsParams
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
         if output.json:
-            print_json(client.metrics())
+            print_json(client.ask(METRICS, MetricsParams()))
         else:
             sys.stdout.write(client.openmetrics())
     return 0

@@ -61,7 +61,7 @@ def _profile(arguments: argparse.Namespace, output: Output) -> int:
     if shown is not None:
         with replacing(arguments.trace) as file:
             file.write(json.dumps(trace(profile, shown), allow_nan=False).encode())
-    output.emit(told, lambda console: _print(console, profile))
+    output.emit(profile, lambda console: _print(console, profile))
     return 0
 
 

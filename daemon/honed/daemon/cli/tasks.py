@@ -52,6 +52,8 @@ def register(commands: Any) -> None:
 def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     from honed.daemon.limits import Limits
     from honed.jobs.commands import Tasks
+    from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
+    from honed.protocol.params import ModelParams, Nothing
     from honed.protocol.strict import to_plain
     from honed.runtime.client import Client
 
@@ -63,16 +65,17 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     limits = Limits()
     with ExitStack() as held:
         client = held.enter_context(Client(arguments.socket))
-        served = {kernel["task"]: kernel["schedule"] for kernel in client.show(arguments.model)["kernels"]}
+        shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
+        served = {kernel.task: kernel.schedule for kernel in shown.kernels}
         child: Child[Done] | Remote[Done]
-        if only_by_service(client.status()):
+        if only_by_service(client.ask(SERVER_STATUS, Nothing()).places.state_dir):
             child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
         else:
             found = held.enter_context(tunable(client, arguments.model))
             child = held.enter_context(started(found.tasks, limits, seconds=limits.compile_seconds))
         told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
     rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
-    document = {"model": arguments.model, "tasks": rows, "estimate": to_plain(told.model)}
+    document = {"model": arguments.model, "tasks": rows, "estimate": told.model}
     output.emit(document, lambda console: _print(console, told, served))
     return 0
 

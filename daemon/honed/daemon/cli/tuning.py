@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from honed.jobs.events import Tuned
+    from honed.protocol.versions import ModelPublished
     from honed.runtime.client import Client
 
     from .compiler import Child
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from .tunable import Tunable
     from .tuneview import Run
 
-Published = Mapping[str, Any] | None  # the answer of ModelPublish
+Searched = tuple["Tuned", "ModelPublished | None"]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -62,6 +63,8 @@ def register(commands: Any) -> None:
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
+    from honed.protocol.params import ModelParams, Nothing
     from honed.runtime.client import Client
 
     from .inservice import only_by_service
@@ -75,21 +78,21 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     model = arguments.model
     run = Run(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
-        status = client.status()
-        tuned = _in_service if only_by_service(status) else _here
+        state_dir = client.ask(SERVER_STATUS, Nothing()).places.state_dir
+        tuned = _in_service if only_by_service(state_dir) else _here
         done, answer = tuned(client, arguments, run)
-        serves = client.show(model)["sha256"]
-    published = answer is not None and answer["published"]
+        serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
+    published = answer is not None and answer.published
     if answer is not None:
-        done = replace(done, sentence=answer["sentence"])
+        done = replace(done, sentence=answer.sentence)
         if published:
-            done = replace(done, before_us=answer["old_us"], after_us=answer["new_us"])
+            done = replace(done, before_us=answer.old_us, after_us=answer.new_us)
     document = {
         **told(done, run),
         "model": model,
         "published": published,
         "sha256": serves,
-        "records": str(records_in(Path(status["places"]["state_dir"]))),
+        "records": str(records_in(Path(state_dir))),
     }
     output.emit(document, lambda console: _print(console, document, run))
     return 0
@@ -112,8 +115,8 @@ def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
     return 0
 
 
-def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tuned, Published]:
-    """Tune in a child of ours, with records of this user; what it told last, and what the service said."""
+def _here(client: Client, arguments: argparse.Namespace, run: Run) -> Searched:
+    """Tune in a child of ours, with records of this user."""
     from honed.daemon.limits import Limits
     from honed.jobs.commands import Tune
 
@@ -126,7 +129,7 @@ def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tune
         return done, _published(client, arguments.model, found, done) if done.output else None
 
 
-def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tuned, Published]:
+def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> Searched:
     """The same in a child of the service, which publishes what it found by itself."""
     from honed.jobs.commands import Tune
 
@@ -134,7 +137,7 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tupl
 
     options = {"model": arguments.model, **_budget(arguments)}
     with started_in_service(client.socket, Tune, **options) as child:
-        return _searched(child, run), child.whole["published"]
+        return _searched(child, run), child.answered.published
 
 
 def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -181,10 +184,12 @@ def _stopping(child: Child[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> 
             signal.signal(number, handler)
 
 
-def _published(client: Client, model: str, found: Tunable, done: Tuned) -> Mapping[str, Any]:
+def _published(client: Client, model: str, found: Tunable, done: Tuned) -> ModelPublished:
     """Have the service take the tuned version, if it finds it right and faster, too."""
+    from honed.protocol.methods import MODEL_PUBLISH
+
     why = f"hone tune: {done.trials} trials in {seconds_text(done.seconds)}"
-    return client.publish(model, found.tuned, expected=found.sha256, why=why)
+    return MODEL_PUBLISH.result_of(client.publish(model, found.tuned, expected=found.sha256, why=why))
 
 
 def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
