@@ -5,14 +5,16 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from honed.protocol import strict
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Done, ModelProfile
-from honed.runtime.aiolink import AsyncLink
-from honed.runtime.endpoint import Progress
 from honed.runtime.profile import DeviceProfile
+
+if TYPE_CHECKING:  # asyncio is the service's
+    from honed.runtime.aiolink import AsyncLink
+    from honed.runtime.endpoint import Progress
 
 R = TypeVar("R")
 
@@ -160,7 +162,8 @@ class Ping(Call[Done]):
     method = "Ping"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Those of every inference are not frozen, which would make them slower to make.
+@dataclass(slots=True, kw_only=True)
 class RegionSlice:
     """Bytes of a mapped region."""
 
@@ -169,7 +172,7 @@ class RegionSlice:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class GivenInput:
     """An input, whose data comes along in line where it has no `place`."""
 
@@ -179,7 +182,7 @@ class GivenInput:
     place: RegionSlice | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class WantedOutput:
     """An output, whose data is answered in line where it has no `place`."""
 
@@ -187,7 +190,7 @@ class WantedOutput:
     place: RegionSlice | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ModelRan:
     """The outputs that have no place, in the order asked for, and the time of each part."""
 
@@ -197,7 +200,7 @@ class ModelRan:
     output_ns: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RunModel(Call[ModelRan]):
     """Run once. `keep`: the inputs may be kept, to compare a successor on."""
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
 
@@ -37,28 +38,36 @@ def to_plain(value: Any, *, omit_none: bool = False, omit_defaults: bool = False
     Fields that are None are left out with `omit_none`, for formats that have no such value (TOML), and those
     that are as they would be without it with `omit_defaults`, for readers who are older than the field.
     """
+    return _plain(value, omit_none, omit_defaults)
+
+
+def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
     kind = type(value)
     if kind in _SCALARS:
         return value
     if kind is tuple:
-        return [to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults) for item in value]
+        return [_plain(item, omit_none, omit_defaults) for item in value]
     if isinstance(value, dict):
-        return {
-            key: to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults)
-            for key, item in value.items()
-        }
-    if not dataclasses.is_dataclass(value):
+        return {key: _plain(item, omit_none, omit_defaults) for key, item in value.items()}
+    if not dataclasses.is_dataclass(kind):
         return value
-    plain: Map = {}
-    for field in _fields(value.__class__):
-        item = getattr(value, field.name)
-        if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
+    names, read, absent, parts = _layout(kind)
+    plain: Map = dict(zip(names, read(value), strict=True))
+    if omit_none or omit_defaults or absent:
+        for field in _fields(kind):
+            item = plain[field.name]
+            if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
+                del plain[field.name]
+    for name, flat, tagged in parts:
+        if (item := plain.get(name)) is None:
             continue
-        if not field.scalar:
-            tags = [type(each).__name__.lower() for each in item] if field.tagged else None
-            item = to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults)
-            item = [{tag: each} for tag, each in zip(tags, item, strict=True)] if tags is not None else item
-        plain[field.name] = item
+        if flat:
+            plain[name] = list(item)
+        elif tagged:
+            items = _plain(item, omit_none, omit_defaults)
+            plain[name] = [{type(of).__name__.lower(): each} for of, each in zip(item, items, strict=True)]
+        else:
+            plain[name] = _plain(item, omit_none, omit_defaults)
     return plain
 
 
@@ -105,6 +114,7 @@ class _Field:
     default: Any
     optional: bool  # it has a default
     scalar: bool
+    flat: bool  # a tuple of scalars
     tagged: bool  # a tuple whose items are of several dataclasses
     absent: bool  # rather than None
 
@@ -120,11 +130,30 @@ def _fields(kind: type) -> tuple[_Field, ...]:
             default=field.default,
             optional=field.default is not missing or field.default_factory is not missing,
             scalar=_SCALARS.issuperset(_members(hints[field.name])),
+            flat=_flat(hints[field.name]),
             tagged=_tagged(hints[field.name]),
             absent="absent" in field.metadata,
         )
         for field in dataclasses.fields(kind)
     )
+
+
+@functools.cache
+def _layout(
+    kind: type,
+) -> tuple[tuple[str, ...], Callable[[Any], Iterable[Any]], bool, tuple[tuple[str, bool, bool], ...]]:
+    """Names of fields, what reads them all, whether one may be left out, and which are no scalars."""
+    fields = _fields(kind)
+    names = tuple(field.name for field in fields)
+    several = len(names) > 1  # of one, `attrgetter` gives no tuple
+    read = operator.attrgetter(*names) if several else lambda value: [getattr(value, n) for n in names]
+    parts = tuple((f.name, f.flat, f.tagged) for f in fields if not f.scalar)
+    return names, read, any(f.absent for f in fields), parts
+
+
+def _flat(hint: Any) -> bool:
+    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return all(item is Ellipsis or _SCALARS.issuperset(_members(item)) for item in items) and bool(items)
 
 
 def _tagged(hint: Any) -> bool:
@@ -206,10 +235,11 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
     @functools.cache  # the types of a class may lead back to it
-    def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, bool, bool], ...]]:
+    def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, frozenset[type], bool, bool], ...]]:
         found = _fields(kind)
         return frozenset(f.name for f in found), tuple(
-            (f.name, _decoder(f.hint, rules), f.optional, type(None) in _members(f.hint)) for f in found
+            (f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
+            for f in found
         )
 
     def decode(plain: Any) -> Any:
@@ -219,8 +249,11 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
         if not (rules.unknown_ignored or names.issuperset(plain)):
             raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
         values: dict[str, object] = {}
-        for name, decoder, optional, may_be_none in each:
+        for name, decoder, as_is, optional, may_be_none in each:
             if name in plain:
+                if type(plain[name]) in as_is:
+                    values[name] = plain[name]
+                    continue
                 try:
                     values[name] = decoder(plain[name])
                 except _Wrong as wrong:
@@ -232,6 +265,11 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
         return kind(**values)
 
     return decode
+
+
+def _as_is(field: _Field) -> frozenset[type]:
+    """Types of values that need no decoding; integers do, as not all can travel."""
+    return frozenset(_members(field.hint)) - {int} if field.scalar else frozenset()
 
 
 def _literal_decoder(allowed: tuple[Any, ...]) -> _Decoder:
