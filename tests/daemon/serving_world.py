@@ -7,13 +7,14 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
+from honed.daemon.received import StoredFile
 from honed.daemon.requests import Client, Ticket
 from honed.daemon.serving import actions as do
 from honed.daemon.serving import events as told
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
-from honed.daemon.store import Manifest, StoredFile, begin, new_version, version_file
+from honed.daemon.store import Manifest, begin, new_version, version_file
 from honed.daemon.versions import go_back, settle, succeed
 from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument

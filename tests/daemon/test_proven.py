@@ -13,12 +13,13 @@ from honed.daemon.building import BuilderLost
 from honed.daemon.limits import Limits
 from honed.daemon.loading import Loader
 from honed.daemon.proven import Proven
+from honed.daemon.received import StoredFile
 from honed.daemon.serving.actions import GiveUp, Load, Prove, Unload
 from honed.daemon.serving.events import Added, Event, WorkerReady
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
-from honed.daemon.store import Manifest, Store, StoredFile, begin
+from honed.daemon.store import Manifest, Store, begin
 from honed.daemon.supervisor import Supervisor, WorkerLost
 from honed.daemon.workercalls import BuiltModel, Call, CheckedProbe, CheckProbe, UnloadModel
 from honed.protocol.results import ComparedOutput, ModelChecked

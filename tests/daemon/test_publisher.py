@@ -18,12 +18,13 @@ from honed.daemon.inspection import Inspector
 from honed.daemon.latencies import Latencies
 from honed.daemon.limits import Limits
 from honed.daemon.publishing import Publisher
+from honed.daemon.received import StoredFile, describe
 from honed.daemon.serving.actions import Persist
 from honed.daemon.serving.events import Added, Event, Judged, Proof, WorkerReady
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, Trial
-from honed.daemon.store import Manifest, Store, StoredFile, describe, new_version
+from honed.daemon.store import Manifest, Store, new_version
 from honed.daemon.versions import Duel, first, succeed
 from honed.protocol.params import PublishParams
 from honed.protocol.results import ModelChecked

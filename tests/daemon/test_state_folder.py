@@ -238,7 +238,8 @@ def test_a_manifest_that_cannot_be_read_now_keeps_what_it_stands_for(
     import errno
 
     from honed.daemon import store as module
-    from honed.daemon.store import Manifest, begin, describe
+    from honed.daemon.received import describe
+    from honed.daemon.store import Manifest, begin
 
     store = Store(tmp_path / "state")
     store.open()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.store import StoredFile, begin, new_version
+from honed.daemon.received import StoredFile
+from honed.daemon.store import begin, new_version
 from honed.daemon.versions import (
     KEPT,
     REMEMBERED,

@@ -32,10 +32,11 @@ from .latencies import Latencies
 from .limits import Limits
 from .making import RECEIVED, Job, Made, Maker, Notify, Staged
 from .pool import Pool
+from .received import StoredFile, receive
 from .serving.events import Added, Removed
 from .serving.registry import Registry
 from .serving.states import ServedModel
-from .store import Manifest, Store, StoredFile, begin, new_version, receive
+from .store import Manifest, Store, begin, new_version
 from .versions import History, succeed
 
 PRECISIONS = ("auto", "fp32", "fp16")

@@ -26,8 +26,8 @@ from .deviceserver import DeviceServer
 from .inspection import Inspector
 from .limits import CHECKING_MIB, Limits
 from .pool import Pool
+from .received import StoredFile, describe
 from .serving.events import Proof
-from .store import StoredFile, describe
 from .supervisor import WorkerLost
 
 # Shares of a whole addition, for the progress shown.

@@ -23,10 +23,11 @@ from .limits import Limits
 from .loading import JUDGE_ROUNDS
 from .making import load
 from .pool import Pool
+from .received import StoredFile, receive
 from .serving.events import Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .serving.registry import Registry
 from .serving.states import ServedModel
-from .store import Store, StoredFile, new_version, receive, version_file
+from .store import Store, new_version, version_file
 from .supervisor import WorkerLost
 from .versions import check_new, go_back, settle, succeed
 

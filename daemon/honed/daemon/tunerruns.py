@@ -39,8 +39,9 @@ from .kernelfaults import kernel_log
 from .limits import RECORDS_COMMANDS, RECORDS_MIB, Limits
 from .pool import Pool
 from .publishing import Publisher
+from .received import receive
 from .serving.registry import Registry
-from .store import Store, receive
+from .store import Store
 
 MEASURING = ("tasks", "tune")
 RECORDS = ("history", "faults", "export", "import")
