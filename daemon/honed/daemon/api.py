@@ -38,12 +38,13 @@ from honed.protocol.strict import Map
 from honed.runtime.version import own_version
 
 from . import inference, models
-from .connection import Connection, WithDescriptors
+from .connection import Connection
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from .metrics import Metrics
+from .outcomes import WithDescriptors
 from .peers import Policy
 from .pool import Pool
 from .publishing import Publisher

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
@@ -20,7 +18,6 @@ from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     HonedError,
-    Internal,
     InvalidArgument,
     ResourceExhausted,
 )
@@ -29,15 +26,18 @@ from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, PeerFault
 from honed.runtime import transport
 
+from .clientsocket import ClientSocket
 from .limits import (
     MAX_MESSAGE_DEPTH,
     MAX_MESSAGE_VALUES,
     MAX_TEXT_BYTES,
     Limits,
 )
+from .outcomes import WithDescriptors, as_error
 from .peers import Credentials
 from .regions import RegionTable
 from .requests import Client
+from .timer import Timer
 from .turns import Turns
 from .usage import Usage
 
@@ -64,17 +64,6 @@ class Handler(Protocol):
         """The connection is gone; its requests are cancelled."""
 
 
-R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class WithDescriptors(Generic[R]):
-    """A result that open descriptors go along with; the connection closes them when they are sent."""
-
-    result: R
-    descriptors: tuple[int, ...]
-
-
 class Connection:
     """A connected client."""
 
@@ -89,11 +78,10 @@ class Connection:
         handler: Handler,
     ) -> None:
         """Takes over the socket, in a running loop."""
-        connected.setblocking(False)
         self.number = number
         self.peer = peer
         self.regions = RegionTable(limits.max_regions)
-        self._socket = connected
+        self._socket = ClientSocket(connected, self._readable, self._writable)
         self._limits = limits
         self._usage = usage
         self._turns = turns
@@ -113,16 +101,15 @@ class Connection:
         )
         self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
         self._held = 0  # bytes accounted to the peer's user
-        self._reading = False
         self._to_be_read = False  # when its turn comes
         self._asked = False  # for a turn to handle what was read
         self._half_closed = False  # the client sends no more, and may still read
         self._ending = False  # nothing is read any more; closes when all is sent
         self._at_close: list[Callable[[], object]] = []
         self.closed = False
-        self._frame_timer = _Timer(self._loop, limits.message_seconds, self._too_slow)
-        self._write_timer = _Timer(self._loop, limits.write_seconds, self._not_reading)
-        self._set_reading(True)
+        self._frame_timer = Timer(self._loop, limits.message_seconds, self._too_slow)
+        self._write_timer = Timer(self._loop, limits.write_seconds, self._not_reading)
+        self._socket.read(True)
 
     @property
     def unanswered(self) -> int:
@@ -175,8 +162,6 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        self._set_reading(False)
-        self._loop.remove_writer(self._socket)
         self._frame_timer.stop()
         self._write_timer.stop()
         self.cancel_all()
@@ -188,13 +173,6 @@ class Connection:
         for callback in self._at_close:
             callback()
 
-    def _set_reading(self, wanted: bool) -> None:
-        if wanted and not self._reading:
-            self._loop.add_reader(self._socket, self._readable)
-        elif not wanted and self._reading:
-            self._loop.remove_reader(self._socket)
-        self._reading = wanted
-
     def _readable(self) -> None:
         """Read when it is this client's turn."""
         if self._to_be_read:
@@ -202,7 +180,7 @@ class Connection:
         self._to_be_read = True
         self._turns.ask(self._owner, self._read)
         if self._to_be_read:
-            self._set_reading(False)
+            self._socket.read(False)
 
     def _read(self) -> None:
         self._to_be_read = False
@@ -211,11 +189,11 @@ class Connection:
         try:
             if self._ending:
                 # Data that comes after the end is read and dropped, so that the client can read why.
-                more = transport.drop(self._socket)
+                more = transport.drop(self._socket.socket)
             else:
-                more = transport.receive(self._socket, self._wire)
+                more = transport.receive(self._socket.socket, self._wire)
         except BlockingIOError:
-            self._set_reading(True)
+            self._socket.read(True)
         except OSError:
             self.close()
         except PeerFault as fault:
@@ -224,7 +202,7 @@ class Connection:
             if not more:
                 self._ended()
             elif self._ending:
-                self._set_reading(True)
+                self._socket.read(True)
             else:
                 self._account()
                 self._process()
@@ -236,7 +214,7 @@ class Connection:
         self._asked = True
         self._turns.ask(self._owner, self._process)
         if self._asked:
-            self._set_reading(False)
+            self._socket.read(False)
 
     def _process(self) -> None:
         """Start the next whole request in the buffer, if the client may have one more."""
@@ -259,7 +237,7 @@ class Connection:
         if self.closed:
             return
         congested = self._congested()
-        self._set_reading(not congested and not self._asked and not self._half_closed)
+        self._socket.read(not congested and not self._asked and not self._half_closed)
         if congested or not self._wire.buffered:
             self._frame_timer.stop()
         else:
@@ -268,7 +246,7 @@ class Connection:
 
     def _ended(self) -> None:
         """The client has closed its end, or will send no more."""
-        if self._ending or self._gone():
+        if self._ending or self._socket.gone():
             self.close()
         else:
             self._half_close()
@@ -278,8 +256,8 @@ class Connection:
         if self.closed or self._ending:
             return
         self._half_closed = True
-        self._set_reading(False)
-        if self._gone():
+        self._socket.read(False)
+        if self._socket.gone():
             self.close()
         self._close_if_answered()
         if not self.closed:
@@ -289,12 +267,6 @@ class Connection:
         """A client that sends no more has nothing to wait for when its last answer is sent."""
         if self._half_closed and not self._tasks and not self._wire.unsent_bytes and not self._asked:
             self.close()
-
-    def _gone(self) -> bool:
-        """Whether the client has closed its end for both directions, or does not exist any more."""
-        poll = select.poll()
-        poll.register(self._socket, 0)
-        return bool(poll.poll(0))
 
     def _congested(self) -> bool:
         return (
@@ -339,16 +311,16 @@ class Connection:
         if task.cancelled():
             self._wire.refuse(msgid, Cancelled("the request was cancelled"))
         elif failure is not None:
-            self._wire.refuse(msgid, _as_error(method, failure))
+            self._wire.refuse(msgid, as_error(method, failure))
         else:
             self._wire.answer(msgid, strict.to_plain(result), attached)
         self._write()
-        if self._wire.buffered or not self._reading:
+        if self._wire.buffered or not self._socket.reading:
             self._ask()
 
     def _write(self) -> None:
         try:
-            progress = transport.send(self._socket, self._wire)
+            progress = transport.send(self._socket.socket, self._wire)
         except OSError:
             self.close()
             return
@@ -359,15 +331,13 @@ class Connection:
         unsent = self._wire.unsent_bytes
         if progress or not unsent:
             self._write_timer.stop()
+        self._socket.write(bool(unsent))
         if unsent:
-            self._loop.add_writer(self._socket, self._writable)
             self._write_timer.start()
-        else:
-            self._loop.remove_writer(self._socket)
-            if self._ending:
-                self._shut_down()
-            elif self._half_closed:
-                self._loop.call_soon(self._close_if_answered)
+        elif self._ending:
+            self._shut_down()
+        elif self._half_closed:
+            self._loop.call_soon(self._close_if_answered)
         self._account()
 
     def _writable(self) -> None:
@@ -409,41 +379,6 @@ class Connection:
     def _shut_down(self) -> None:
         """All is sent: the client sees the end, and what it still sends is dropped."""
         try:
-            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.shut_down()
         except OSError:
             self.close()
-            return
-        self._set_reading(True)
-
-
-class _Timer:
-    """One call later, that can be taken back."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]) -> None:
-        self._loop = loop
-        self.seconds = seconds
-        self._callback = callback
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Call back after the seconds, unless it is running already."""
-        if self._handle is None:
-            self._handle = self._loop.call_later(self.seconds, self._fire)
-
-    def stop(self) -> None:
-        """Do not call back."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _fire(self) -> None:
-        self._handle = None
-        self._callback()
-
-
-def _as_error(method: str, failure: BaseException) -> HonedError:
-    """What a client is told of a failure; a bug in one method must not end the service."""
-    if isinstance(failure, HonedError):
-        return failure
-    _log.error("%s failed", method[:80], exc_info=failure)
-    return Internal(f"the service failed in {method[:80]} ({failure!r:.200}); its log says more")

@@ -33,10 +33,10 @@ from honed.protocol.versions import ModelPublished
 
 from . import compiler
 from .blocking import cleared_in_thread, in_thread
-from .connection import WithDescriptors
 from .jobs import Jobs
 from .kernelfaults import kernel_log
 from .limits import RECORDS_COMMANDS, RECORDS_MIB, Limits
+from .outcomes import WithDescriptors
 from .pool import Pool
 from .publishing import Publisher
 from .received import receive
