@@ -272,7 +272,7 @@ def test_the_command(
 
 @given(st.text(), st.text(), st.floats())
 def test_any_label_and_number_is_read_back(name: str, about: str, value: float) -> None:
-    family = Family("t", "gauge", "", about, lambda _: [Sample(value, {"model": name})])
+    family = Family("gauge", "t", about, lambda _: [Sample(value, {"model": name})])
     text = "".join(f"{line}\n" for line in _lines(family, {})) + "# EOF\n"
     (found,) = text_string_to_metric_families(text)
     (sample,) = found.samples

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from honed.protocol.faults import KernelFault, KernelLog
+from honed.protocol.methods import METRICS, SERVER_STATUS
 
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
@@ -46,13 +47,11 @@ def ours(metrics: Metrics, status: Status) -> Ours:
 def of_service(socket: str | None) -> Ours | None:
     """The service that answers; None where none does, or it does not tell this user."""
     from honed.protocol.errors import PermissionDenied, Unavailable
-    from honed.protocol.methods import METRICS, SERVER_STATUS
-    from honed.protocol.params import MetricsParams, Nothing
     from honed.runtime.client import Client
 
     try:
         with Client(socket) as client:
-            return ours(client.ask(METRICS, MetricsParams()), client.ask(SERVER_STATUS, Nothing()))
+            return ours(client.ask(METRICS), client.ask(SERVER_STATUS))
     except (Unavailable, PermissionDenied):
         return None
 

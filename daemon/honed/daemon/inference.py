@@ -49,11 +49,6 @@ class Plan:
         places = [place for _, place in (*self.inputs, *self.outputs) if place]
         return list({place.region.number: place.region for place in places}.values())
 
-    @property
-    def inline_bytes(self) -> int:
-        """Bytes of tensor data inside the request."""
-        return sum(map(len, self.raw))
-
     def for_worker(self, key: str) -> RunModel:
         """What to ask of the worker that knows the model by `key`."""
         return RunModel(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from honed.protocol.service import DeviceFigures, Gain, Metrics, ModelFigures, Spans
@@ -28,11 +29,11 @@ class Sample:
 class Family:
     """A metric: its name ends in its unit where it has one."""
 
-    name: str
     kind: Literal["counter", "gauge", "summary", "histogram", "info"]
-    unit: str
+    name: str
     about: str  # its HELP
     samples: Callable[[Metrics], Iterable[Sample]]
+    unit: str = ""
 
 
 def text(document: Metrics) -> str:
@@ -125,252 +126,183 @@ def _release(document: Metrics) -> Iterator[Sample]:
     yield Sample(release.sum_seconds, {}, "_sum")
 
 
+_counter, _gauge = partial(Family, "counter"), partial(Family, "gauge")
 FAMILIES: tuple[Family, ...] = (
     Family(
-        "honed_build",
         "info",
-        "",
+        "honed_build",
         "The version of the service",
         lambda document: [Sample(1, {"version": document.version})],
     ),
-    Family(
+    _gauge(
         "honed_uptime_seconds",
-        "gauge",
-        "seconds",
         "Time since the service started",
         _one(lambda d: d.uptime_seconds),
+        unit="seconds",
     ),
-    Family("honed_connections", "gauge", "", "Clients connected now", _one(lambda d: d.connections)),
-    Family(
+    _gauge("honed_connections", "Clients connected now", _one(lambda d: d.connections)),
+    _gauge(
         "honed_worker_ready",
-        "gauge",
-        "",
         "1 while the default device has a worker, else 0",
         _one(lambda d: int(d.worker.state == "ready")),
     ),
-    Family(
+    _counter(
         "honed_worker_ends",
-        "counter",
-        "",
         "Ends of the default device's worker: crashed, hung, device (it failed), not started",
         _labelled(lambda d: d.worker.ends, "kind"),
     ),
-    Family(
+    _gauge(
         "honed_device_ready",
-        "gauge",
-        "",
         "1 while the device has a worker, else 0; 0 for one that stands in for others and is not needed",
         _each_device(lambda d: int(d.worker.state == "ready")),
     ),
-    Family(
+    _gauge(
         "honed_device_waiting_requests",
-        "gauge",
-        "requests",
         "Inference requests that wait for the device now",
         _each_device(lambda d: d.queue.waiting),
+        unit="requests",
     ),
-    Family(
-        "honed_device_worker_ends",
-        "counter",
-        "",
-        "Ends of the device's worker process, by kind as above",
-        _device_ends,
+    _counter(
+        "honed_device_worker_ends", "Ends of the device's worker process, by kind as above", _device_ends
     ),
-    Family(
+    _gauge(
         "honed_queue_requests",
-        "gauge",
-        "requests",
         "Inference requests that wait for any device now",
         _one(lambda d: d.queue.waiting),
+        unit="requests",
     ),
-    Family(
+    _gauge(
         "honed_queue_longest_requests",
-        "gauge",
-        "requests",
         "The most inference requests that ever waited for one device since the service started",
         _one(lambda d: d.queue.longest),
+        unit="requests",
     ),
-    Family(
+    _counter(
         "honed_service_requests",
-        "counter",
-        "",
         "Inference requests, also for models that are unknown or were removed",
         _one(lambda d: d.whole.requests),
     ),
-    Family(
+    _counter(
         "honed_service_failures",
-        "counter",
-        "",
         "Of these, those answered with an error, by its code",
         _labelled(lambda d: d.whole.failures, "code"),
     ),
-    Family(
-        "honed_model_ready",
-        "gauge",
-        "",
-        "1 while the model can be run, else 0",
-        _each_model(lambda m: int(m.ready)),
-    ),
-    Family(
+    _gauge("honed_model_ready", "1 while the model can be run, else 0", _each_model(lambda m: int(m.ready))),
+    _gauge(
         "honed_model_away",
-        "gauge",
-        "",
         "1 while another device stands in for the model's own, else 0",
         _each_model(lambda m: int(bool(m.away))),
     ),
-    Family(
-        "honed_model_version",
-        "gauge",
-        "",
-        "Number of the version that is served",
-        _each_model(lambda m: m.version),
-    ),
-    Family(
+    _gauge("honed_model_version", "Number of the version that is served", _each_model(lambda m: m.version)),
+    _gauge(
         "honed_model_quarantined_versions",
-        "gauge",
-        "versions",
         "Versions that faulted, were wrong or slower, and are not served again",
         _each_model(lambda m: m.quarantined_versions),
+        unit="versions",
     ),
-    Family(
-        "honed_model_requests",
-        "counter",
-        "",
-        "Inference requests for the model",
-        _each_model(lambda m: m.requests),
-    ),
-    Family(
-        "honed_model_failures",
-        "counter",
-        "",
-        "Of these, those answered with an error, by its code",
-        _failures,
-    ),
-    Family(
+    _counter("honed_model_requests", "Inference requests for the model", _each_model(lambda m: m.requests)),
+    _counter("honed_model_failures", "Of these, those answered with an error, by its code", _failures),
+    _counter(
         "honed_model_retries",
-        "counter",
-        "",
         "Requests run again because their worker failed",
         _each_model(lambda m: m.retries),
     ),
-    Family(
+    _counter(
         "honed_model_kernel_executions",
-        "counter",
-        "",
         "Kernels executed for answered requests",
         _each_model(lambda m: m.kernel_executions),
     ),
-    Family(
+    _counter(
         "honed_model_device_seconds",
-        "counter",
-        "seconds",
         "Wall time of the model's inferences in the worker, without copying inputs and outputs",
         _each_model(lambda m: m.device_seconds),
+        unit="seconds",
     ),
     Family(
-        "honed_model_latency_seconds",
         "summary",
-        "seconds",
+        "honed_model_latency_seconds",
         "From a request's arrival to its answer, of answered requests since the service started",
         _summary(lambda m: m.latency),
+        unit="seconds",
     ),
     Family(
-        "honed_model_queue_seconds",
         "summary",
-        "seconds",
+        "honed_model_queue_seconds",
         "Of this, the time before the request ran",
         _summary(lambda m: m.queue_time),
+        unit="seconds",
     ),
-    Family(
+    _gauge(
         "honed_model_waiting_requests",
-        "gauge",
-        "requests",
         "Requests for the model that wait now",
         _each_model(lambda m: m.waiting),
+        unit="requests",
     ),
-    Family(
+    _gauge(
         "honed_model_spent_seconds",
-        "gauge",
-        "seconds",
         "Device time that counts when it is decided what to tune: it decays, and outlives restarts",
         _each_model(lambda m: m.spent.seconds),
+        unit="seconds",
     ),
-    Family(
+    _counter(
         "honed_tuning_trials",
-        "counter",
-        "",
         "Candidates tried in all, by outcome, as recorded",
         _labelled(lambda d: d.tuning.trials if d.tuning else {}, "outcome"),
     ),
-    Family(
+    _gauge(
         "honed_tuning_quarantined_candidates",
-        "gauge",
-        "candidates",
         "Candidates that faulted, hung or took the machine down, and are never run again",
         lambda document: [Sample(document.tuning.faults)] if document.tuning else [],
+        unit="candidates",
     ),
-    Family(
+    _gauge(
         "honed_tuning_before_seconds",
-        "gauge",
-        "seconds",
         "Estimated time of one inference when tuning of the model began",
         _gain(lambda gain: gain.before_seconds),
+        unit="seconds",
     ),
-    Family(
+    _gauge(
         "honed_tuning_now_seconds",
-        "gauge",
-        "seconds",
         "Estimated time of one inference with the best kernels known now",
         _gain(lambda gain: gain.now_seconds),
+        unit="seconds",
     ),
-    Family(
-        "honed_lease_held",
-        "gauge",
-        "",
-        "1 while a tuner holds the lease on the GPU",
-        _one(lambda d: float(d.lease.held)),
+    _gauge(
+        "honed_lease_held", "1 while a tuner holds the lease on the GPU", _one(lambda d: float(d.lease.held))
     ),
-    Family(
+    _counter(
         "honed_lease_seconds",
-        "counter",
-        "seconds",
         "Time a tuner held the lease on the GPU",
         _one(lambda d: float(d.lease.seconds)),
+        unit="seconds",
     ),
-    Family("honed_lease_grants", "counter", "", "Leases given", _one(lambda d: float(d.lease.grants))),
-    Family(
+    _counter("honed_lease_grants", "Leases given", _one(lambda d: float(d.lease.grants))),
+    _counter(
         "honed_lease_revocations",
-        "counter",
-        "",
         "Leases ended because a request came or the machine was busy",
         _one(lambda d: float(d.lease.revoked)),
     ),
-    Family(
+    _counter(
         "honed_lease_overdue",
-        "counter",
-        "",
         "Of these, those whose tuner was not off the GPU within the bound it had given",
         _one(lambda d: float(d.lease.overdue)),
     ),
     Family(
-        "honed_lease_release_seconds",
         "histogram",
-        "seconds",
+        "honed_lease_release_seconds",
         "From the arrival of the request that ended a lease until the GPU was free",
         _release,
+        unit="seconds",
     ),
-    Family(
+    _counter(
         "honed_gpu_faults",
-        "counter",
-        "",
         "Faults of GPUs in the kernel log: of a worker of the service, of another process, of an unknown one",
         _labelled(lambda d: d.gpu_faults.counts if d.gpu_faults.watched else {}, "whose"),
     ),
-    Family(
+    _gauge(
         "honed_temperature_celsius",
-        "gauge",
-        "celsius",
         "Temperatures the kernel tells, by sensor",
         _labelled(lambda d: d.temperatures, "sensor"),
+        unit="celsius",
     ),
 )

@@ -138,9 +138,13 @@ class Operations:
                     setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
     @operation
-    def ask(self, method: Method[Any, T], params: Any, *, timeout: float | None = _USUAL) -> Steps[T]:
-        """The result of any method, typed; `timeout` in seconds, None: none. Raises Internal for nonsense."""
-        return method.result_of((yield Ask(method, params, timeout)).result)
+    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = _USUAL) -> Steps[T]:
+        """The result of any method, typed; None: the parameters that it has by default.
+
+        `timeout` in seconds, None: none. Raises Internal for nonsense.
+        """
+        given = method.params() if params is None else params
+        return method.result_of((yield Ask(method, given, timeout)).result)
 
     @operation
     def infer(

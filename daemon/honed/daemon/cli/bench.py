@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .infer import add_input_options
+from honed.protocol.methods import MODEL_STATISTICS
+
+from .infer import add_input_options, inputs
 from .output import Output, fields, line
-from .parser import add_command, count, unique
+from .parser import add_command, count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,20 +54,10 @@ class Benched:
 
 
 def _bench(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_METADATA
-    from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
-    from . import arrays
-
     with Client(arguments.socket) as client:
-        values = arrays.collect(
-            client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
-            unique("--input", arguments.input),
-            model=arguments.model,
-            random=True,
-            seed=arguments.seed,
-        )
+        values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
             client.infer(arguments.model, values)
         before = _spent(client, arguments.model)
@@ -120,7 +112,6 @@ def mean_between(before: Tallied, after: Tallied) -> float | None:
 
 
 def _spent(client: Client, model: str) -> InferenceStatistics:
-    from honed.protocol.methods import MODEL_STATISTICS
     from honed.protocol.params import ModelParams
 
     return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import MODEL_HISTORY
+
 from .output import Output, line, table
 from .parser import add_command
 from .records import read_history
@@ -98,7 +100,6 @@ def _history(arguments: argparse.Namespace, output: Output) -> int:
 def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
     """What the service remembers; None where a folder was named instead, or none answers or knows it."""
     from honed.protocol.errors import NotFound, Unavailable
-    from honed.protocol.methods import MODEL_HISTORY
     from honed.protocol.params import HistoryParams
     from honed.runtime.client import Client
 

@@ -8,13 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import MODEL_METADATA
+
 from .output import Output, line, shape_text, table
 from .parser import Parser, add_command, named_file, seconds, unique
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from .arrays import ArraySummary
+    from honed.runtime.client import Client
+
+    from .arrays import Array, ArraySummary
 
 
 def register(commands: Any) -> None:
@@ -54,21 +58,28 @@ def add_input_options(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of made-up inputs (default 0)")
 
 
-def _infer(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_METADATA
+def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
+    """An array for every input of the model: from its file, or made up where `random`."""
     from honed.protocol.params import ModelParams
+
+    from . import arrays
+
+    return arrays.collect(
+        client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
+        unique("--input", arguments.input),
+        model=arguments.model,
+        random=random,
+        seed=arguments.seed,
+    )
+
+
+def _infer(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     from . import arrays
 
     with Client(arguments.socket) as client:
-        values = arrays.collect(
-            client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
-            unique("--input", arguments.input),
-            model=arguments.model,
-            random=arguments.random,
-            seed=arguments.seed,
-        )
+        values = inputs(client, arguments, random=arguments.random)
         outputs = client.infer(arguments.model, values, timeout=arguments.timeout)
     files = arrays.save(arguments.output_dir, outputs) if arguments.output_dir else {}
     found = {name: arrays.summary(array) for name, array in outputs.items()}

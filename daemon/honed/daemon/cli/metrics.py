@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from honed.protocol.methods import METRICS
+
 from .output import Output, print_json
 from .parser import add_command
 
@@ -23,13 +25,11 @@ def register(commands: Any) -> None:
 
 
 def _metrics(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import METRICS
-    from honed.protocol.params import MetricsParams
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
         if output.json:
-            print_json(client.ask(METRICS, MetricsParams()))
+            print_json(client.ask(METRICS))
         else:
             sys.stdout.write(client.openmetrics())
     return 0

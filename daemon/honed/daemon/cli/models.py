@@ -11,6 +11,14 @@ from typing import TYPE_CHECKING, Any
 from honed.daemon.culprits import SERVICE, BlamedFault, blamed, ours
 from honed.daemon.kernelfaults import kernel_log
 from honed.protocol import strict
+from honed.protocol.methods import (
+    METRICS,
+    MODEL_SHOW,
+    MODEL_STATISTICS,
+    REPOSITORY_INDEX,
+    REPOSITORY_MODEL_LOAD,
+    SERVER_STATUS,
+)
 from honed.runtime.bounds import BUSY
 
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
@@ -101,13 +109,11 @@ def register(commands: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import METRICS, SERVER_STATUS
-    from honed.protocol.params import MetricsParams, Nothing
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        status = client.ask(SERVER_STATUS, Nothing())
-        service = ours(client.ask(METRICS, MetricsParams()), status)
+        status = client.ask(SERVER_STATUS)
+        service = ours(client.ask(METRICS), status)
     faults = blamed(kernel_log(), service)
     document = {**strict.to_plain(status), "kernel_faults": faults}
     output.emit(document, lambda console: _print_status(console, status, faults))
@@ -178,14 +184,12 @@ class ListedModel:
 
 
 def _list(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
-    from honed.protocol.params import ModelParams, Nothing
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        models = client.ask(REPOSITORY_INDEX, Nothing()).models
-        counted = client.ask(MODEL_STATISTICS, ModelParams()).model_stats
-        placed = client.ask(SERVER_STATUS, Nothing()).devices
+        models = client.ask(REPOSITORY_INDEX).models
+        counted = client.ask(MODEL_STATISTICS).model_stats
+        placed = client.ask(SERVER_STATUS).devices
     statistics = {entry.name: entry for entry in counted}
     devices = served_by(placed)
     listed = tuple(
@@ -232,7 +236,6 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
 
 
 def _add(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import REPOSITORY_MODEL_LOAD
     from honed.runtime.client import Client
 
     from .progress import Reporter
@@ -276,7 +279,6 @@ def _remove(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _show(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_SHOW
     from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 

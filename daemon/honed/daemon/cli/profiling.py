@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
 from honed.runtime.files import replacing
 
 from .models import peaks_text
@@ -49,7 +50,6 @@ def register(commands: Any) -> None:
 
 
 def _profile(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
     from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from honed.daemon.places import places, records_in
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.methods import SERVER_STATUS
 
 if TYPE_CHECKING:
     from honed.protocol.service import Status
@@ -96,13 +97,11 @@ def service_device(socket: str | None) -> str | None:
 
 def _status(socket: str | None) -> Status | None:
     """Of the service that answers; None where none does."""
-    from honed.protocol.methods import SERVER_STATUS
-    from honed.protocol.params import Nothing
     from honed.runtime.client import Client
 
     try:
         with Client(socket) as client:
-            return client.ask(SERVER_STATUS, Nothing())
+            return client.ask(SERVER_STATUS)
     except Unavailable:
         return None
 

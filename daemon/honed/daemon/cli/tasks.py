@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
 from honed.runtime.origin import Origin, Source
 
 from .output import Output, clean, figure_text, line, table
@@ -52,8 +53,7 @@ def register(commands: Any) -> None:
 def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     from honed.daemon.limits import Limits
     from honed.jobs.commands import Tasks
-    from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
-    from honed.protocol.params import ModelParams, Nothing
+    from honed.protocol.params import ModelParams
     from honed.protocol.strict import to_plain
     from honed.runtime.client import Client
 
@@ -68,7 +68,7 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
         shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
         served = {kernel.task: kernel.schedule for kernel in shown.kernels}
         child: Child[Done] | Remote[Done]
-        if only_by_service(client.ask(SERVER_STATUS, Nothing()).places.state_dir):
+        if only_by_service(client.ask(SERVER_STATUS).places.state_dir):
             child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
         else:
             found = held.enter_context(tunable(client, arguments.model))

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import METRICS
+
 from .output import Output, clean, console, fields, line, seconds_text, table
 from .parser import add_command, seconds
 from .tasks import short
@@ -49,12 +51,10 @@ def register(commands: Any) -> None:
 
 
 def _top(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import METRICS
-    from honed.protocol.params import MetricsParams
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        document = client.ask(METRICS, MetricsParams())
+        document = client.ask(METRICS)
         if output.json or not sys.stdout.isatty():
             output.emit(document, lambda console: _print(console, document))
             return 0
@@ -76,8 +76,6 @@ def _watch(client: Client, document: Metrics, interval: float) -> None:
     from rich.live import Live
 
     from honed.protocol.errors import Unavailable
-    from honed.protocol.methods import METRICS
-    from honed.protocol.params import MetricsParams
 
     shown = console(sys.stdout, follow=True)
     trouble = ""
@@ -93,7 +91,7 @@ def _watch(client: Client, document: Metrics, interval: float) -> None:
                 if pressed(interval) in _END:
                     return
                 try:
-                    document, trouble = client.ask(METRICS, MetricsParams()), ""
+                    document, trouble = client.ask(METRICS), ""
                 except Unavailable as error:
                     trouble = str(error)
         except KeyboardInterrupt:

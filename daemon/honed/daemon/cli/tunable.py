@@ -12,7 +12,6 @@ from honed.daemon.places import records_in
 from honed.jobs.commands import Tasks
 from honed.protocol.errors import ModelRefused, Unavailable
 from honed.protocol.methods import SERVER_STATUS
-from honed.protocol.params import Nothing
 from honed.protocol.service import Status
 from honed.runtime.client import Client
 
@@ -42,7 +41,7 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
     Raises NotFound, PermissionDenied for users who may not change models or use the records, and
     ModelRefused for a model that was added compiled.
     """
-    status = client.ask(SERVER_STATUS, Nothing())
+    status = client.ask(SERVER_STATUS)
     device = _device(status, model)
     records = records_in(Path(status.places.state_dir))
     with client.export(model) as given, tempfile.TemporaryDirectory(prefix="honed-tune-") as name:

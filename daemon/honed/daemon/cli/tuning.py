@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from honed.daemon.places import records_in
+from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
 
 from . import benchtuning
 from .output import Output, fields, line, seconds_text
@@ -63,8 +64,7 @@ def register(commands: Any) -> None:
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
-    from honed.protocol.params import ModelParams, Nothing
+    from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
     from .inservice import only_by_service
@@ -78,7 +78,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     model = arguments.model
     run = Run(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
-        state_dir = client.ask(SERVER_STATUS, Nothing()).places.state_dir
+        state_dir = client.ask(SERVER_STATUS).places.state_dir
         tuned = _in_service if only_by_service(state_dir) else _here
         done, answer = tuned(client, arguments, run)
         serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
@@ -186,8 +186,6 @@ def _stopping(child: Child[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> 
 
 def _published(client: Client, model: str, found: Tunable, done: Tuned) -> ModelPublished:
     """Have the service take the tuned version, if it finds it right and faster, too."""
-    from honed.protocol.methods import MODEL_PUBLISH
-
     why = f"hone tune: {done.trials} trials in {seconds_text(done.seconds)}"
     return MODEL_PUBLISH.result_of(client.publish(model, found.tuned, expected=found.sha256, why=why))
 

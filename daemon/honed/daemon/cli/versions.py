@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import MODEL_HISTORY, MODEL_PIN, MODEL_ROLLBACK
+
 from .output import Output, line
 from .parser import UsageError, add_command
 from .tasks import milliseconds
@@ -73,7 +75,6 @@ def _time(seconds: float) -> str:
 
 
 def _rollback(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_HISTORY, MODEL_ROLLBACK
     from honed.protocol.params import HistoryParams, RollbackParams
     from honed.runtime.client import Client
 
@@ -89,7 +90,6 @@ def _rollback(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _pin(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_PIN
     from honed.protocol.params import PinParams
     from honed.runtime.client import Client
 

@@ -9,7 +9,6 @@ from typing import Literal
 
 from honed.protocol.errors import HonedError, PermissionDenied
 from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
-from honed.protocol.params import Nothing
 from honed.protocol.service import Status
 from honed.runtime.client import Client
 
@@ -30,8 +29,8 @@ def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | No
         return _reading(path, state, error, unit=_failed_unit() if system else ""), None
     with Client(path, timeout=_TIMEOUT) as client:
         try:
-            version = client.ask(SERVER_METADATA, Nothing()).version
-            status = client.ask(SERVER_STATUS, Nothing())
+            version = client.ask(SERVER_METADATA).version
+            status = client.ask(SERVER_STATUS)
         except PermissionDenied as denied:
             return _reading(path, "answers", str(denied), version=version), None
         except HonedError as failure:
