@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
 from honed.daemon.received import StoredFile
-from honed.daemon.requests import Client, Ticket
+from honed.daemon.requests import ClientId, Ticket
 from honed.daemon.serving import actions as do
 from honed.daemon.serving import events as told
 from honed.daemon.serving.machine import Machine
@@ -20,7 +20,7 @@ from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument
 
 T = TypeVar("T")
-CLIENT = Client(user=1, connection=1)
+CLIENT = ClientId(user=1, connection=1)
 COMPILED = cast(Any, "a compiled model")
 CHECKED = ModelChecked(device="", outputs=())
 

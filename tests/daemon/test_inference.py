@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.inference import Plan, check
+from honed.daemon.inference import InferencePlan, check
 from honed.daemon.regions import RegionTable
 from honed.daemon.workercalls import GivenInput, RegionSlice, WantedOutput
 from honed.protocol.errors import HonedError, InvalidArgument
@@ -41,7 +41,7 @@ def regions() -> Iterator[RegionTable]:
         assert held.release()
 
 
-def planned(regions: RegionTable, **changes: Any) -> Plan:
+def planned(regions: RegionTable, **changes: Any) -> InferencePlan:
     params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
     parsed = parse(InferParams, params)
     return check(parsed, INPUTS, OUTPUTS, regions, max_bytes=1 << 20, keep=True)

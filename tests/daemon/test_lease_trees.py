@@ -22,8 +22,8 @@ from honed.daemon.turns import Turns
 from honed.daemon.usage import Usage
 from honed.protocol import wire
 from honed.protocol.decoder import Decoder
-from honed.protocol.peer import Asked
-from honed.protocol.results import Done
+from honed.protocol.peer import RequestReceived
+from honed.protocol.results import Empty
 from honed.protocol.service import LeaseAsked
 
 from . import idle_trees as trees
@@ -38,12 +38,12 @@ class Service:
     def __init__(self, leasing: Leasing) -> None:
         self._leasing = leasing
 
-    def start(self, connection: Connection, request: Asked) -> Coroutine[Any, Any, Any]:
-        async def answer() -> LeaseAsked | Done:
+    def start(self, connection: Connection, request: RequestReceived) -> Coroutine[Any, Any, Any]:
+        async def answer() -> LeaseAsked | Empty:
             if request.method == "LeaseAsk":
                 return self._leasing.ask(connection, request.params["candidate_seconds"])
             self._leasing.release(connection, request.params["lease"])
-            return Done()
+            return Empty()
 
         return answer()
 

@@ -12,7 +12,7 @@ from honed.daemon.loading import Loader
 from honed.daemon.requests import Queue
 from honed.daemon.serving.states import Engine
 from honed.daemon.supervisor import Supervisor
-from honed.daemon.workercalls import Call, ComparedTurn, CompareTurn, Ping
+from honed.daemon.workercalls import ComparedTurn, CompareTurn, Ping, WorkerCall
 
 RUN_SECONDS = 0.005
 ROUNDS = 4
@@ -26,7 +26,7 @@ class RunsInTurn:
         self.pairs: list[tuple[str, str]] = []  # of the turns of duels
         self._device = asyncio.Lock()
 
-    async def call(self, call: Call[Any], *, seconds: float) -> ComparedTurn:
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> ComparedTurn:
         async with self._device:
             await asyncio.sleep(RUN_SECONDS)
             self.ran.append(call.method)

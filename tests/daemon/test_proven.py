@@ -21,7 +21,7 @@ from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
 from honed.daemon.store import Manifest, Store, begin
 from honed.daemon.supervisor import Supervisor, WorkerLost
-from honed.daemon.workercalls import BuiltModel, Call, CheckedProbe, CheckProbe, UnloadModel
+from honed.daemon.workercalls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
 from honed.protocol.results import ComparedOutput, ModelChecked
 from honed.runtime.errors import HonedError, ModelRefused
 from honed.runtime.profile import DeviceIdentity
@@ -47,7 +47,7 @@ class Worker:
         self.states: list[State] = []
         self.model: ServedModel | None = None
 
-    async def call(self, call: Call[Any], *, seconds: float) -> BuiltModel | CheckedProbe:
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> BuiltModel | CheckedProbe:
         probe = call.probe if isinstance(call, CheckProbe) else None
         self.asked.append(call.method if probe is None else f"{call.method} {probe}")
         if self.model is not None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.requests import Client, Queue, Restarts, Ticket, restart_delay
+from honed.daemon.requests import ClientId, Queue, Restarts, Ticket, restart_delay
 from honed.daemon.turns import Turns
 from honed.daemon.usage import Usage
 from honed.runtime.errors import ResourceExhausted
@@ -19,7 +19,7 @@ LIMIT = 12
 def ticket(number: int, user: int = 0, connection: int = 1, priority: int = 2) -> Ticket:
     return Ticket(
         number=number,
-        client=Client(user, connection),
+        client=ClientId(user, connection),
         model="m",
         priority=priority,
         arrived=0.0,

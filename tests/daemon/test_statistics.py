@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent
-from honed.daemon.statistics import Served, Statistics
+from honed.daemon.statistics import ServedInference, Statistics
 from honed.protocol.service import RecentFigures, Spans
 from honed.runtime.errors import HonedError, InvalidArgument
 
@@ -99,7 +99,9 @@ def test_the_last_minute_is_what_it_says(gaps: list[float], later: float) -> Non
 
 
 def served(statistics: Statistics, seconds: float = 0.2) -> None:
-    inference = Served(queued=0.1, whole=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7)
+    inference = ServedInference(
+        queued=0.1, whole=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7
+    )
     statistics.served(inference, now=5.0, wall_ms=123)
 
 

@@ -12,7 +12,7 @@ from honed.daemon.versions import (
     KEPT,
     REMEMBERED,
     Duel,
-    History,
+    VersionHistory,
     check_new,
     go_back,
     settle,
@@ -31,7 +31,7 @@ def version(number: int, settled: bool = True) -> ModelVersion:
     return new_version(file(number), number, schedules=f"s{number}", why="tuned", now=number, settled=settled)
 
 
-def grown(count: int) -> History:
+def grown(count: int) -> VersionHistory:
     history = begin(file(1), schedules="s1", why="added", now=1.0)
     for number in range(2, count + 1):
         history = succeed(history, version(number), float(number), keep=True)

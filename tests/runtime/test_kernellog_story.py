@@ -19,7 +19,7 @@ from honed.runtime.kernellog import (
     FaultStory,
     Process,
     Run,
-    Seen,
+    SeenFault,
     Severity,
     attribute,
     group,
@@ -30,10 +30,10 @@ from honed.runtime.kernellog import (
 MALI, JM, PANTHOR = "mali fb000000.gpu: ", "mali ffe40000.gpu: ", "panthor fb000000.gpu: [drm] "
 
 
-def at(second: float, message: str) -> Seen:
+def at(second: float, message: str) -> SeenFault:
     fault = parse(message)
     assert fault is not None
-    return Seen(fault=fault, monotonic_s=second)
+    return SeenFault(fault=fault, monotonic_s=second)
 
 
 def page_fault(tid: int, prefix: str = MALI) -> str:

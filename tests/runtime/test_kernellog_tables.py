@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from honed.runtime.kernellog import Driver, Severity, parse
 from honed.runtime.kernellog.parse import find
-from honed.runtime.kernellog.pattern import Pattern, Source
+from honed.runtime.kernellog.pattern import DriverSource, Pattern
 from honed.runtime.kernellog.tables import TABLES, Table
 from honed.runtime.kernellog.xids import XIDS
 
@@ -203,7 +203,7 @@ def test_the_page_tells_what_the_tables_hold() -> None:
 
 
 def test_a_format_without_enough_conversions_is_refused() -> None:
-    source = Source("a.c", "f", "1")
+    source = DriverSource("a.c", "f", "1")
     row = Pattern("%d %%", Severity.QUEUE, "x", (source,), fields=("tgid", "tid"))
     with pytest.raises(ValueError, match="no conversion for tid"):
         _ = row.start

@@ -32,7 +32,7 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.results import Done
+from honed.protocol.results import Empty
 from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.runtime.version import own_version
@@ -43,7 +43,7 @@ from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
-from .metrics import Metrics
+from .metrics import MetricsCollector
 from .outcomes import WithDescriptors
 from .peers import Policy
 from .pool import Pool
@@ -58,7 +58,7 @@ MAX_PROFILE_RUNS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ApiCall:
     """A request, by whom, with its number and descriptors."""
 
     connection: Connection
@@ -68,7 +68,7 @@ class Call:
 
 P = TypeVar("P")
 R = TypeVar("R")
-Handler = Callable[["Api", Call, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
+Handler = Callable[["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
 _HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
 
 
@@ -88,13 +88,13 @@ class Api:
 
     limits: Limits
     policy: Policy
-    places: service.Places
+    places: service.ServicePlaces
     registry: Registry
     fleet: Pool
     jobs: Jobs
     publisher: Publisher
     ledger: Ledger
-    metrics: Metrics
+    metrics: MetricsCollector
     leasing: Leasing
     tuner: TunerChild
     tuner_runs: TunerRuns
@@ -104,7 +104,7 @@ class Api:
     stopping: bool = False
     _started: float = field(init=False, default_factory=time.monotonic)
 
-    def answer(self, call: Call, method: str, params: Map) -> Coroutine[Any, Any, Any]:
+    def answer(self, call: ApiCall, method: str, params: Map) -> Coroutine[Any, Any, Any]:
         """The work for a request, which gives its result; raises HonedError for wrong parameters."""
         known = METHODS.get(method)
         if known is None:
@@ -115,15 +115,15 @@ class Api:
         return _HANDLERS[method](self, call, parse(known.params, params))
 
     @_answers(methods.SERVER_LIVE)
-    async def _server_live(self, call: Call, params: Nothing) -> results.Live:
+    async def _server_live(self, call: ApiCall, params: Nothing) -> results.Live:
         return results.Live(live=True)
 
     @_answers(methods.SERVER_READY)
-    async def _server_ready(self, call: Call, params: Nothing) -> results.Ready:
+    async def _server_ready(self, call: ApiCall, params: Nothing) -> results.Ready:
         return results.Ready(ready=self.fleet.ready and not self.registry.count(State.LOADING))
 
     @_answers(methods.SERVER_METADATA)
-    async def _server_metadata(self, call: Call, params: Nothing) -> results.ServerMetadata:
+    async def _server_metadata(self, call: ApiCall, params: Nothing) -> results.ServerMetadata:
         limits = strict.to_plain(self.limits)
         limits |= {
             "max_message_depth": MAX_MESSAGE_DEPTH,
@@ -135,7 +135,7 @@ class Api:
         )
 
     @_answers(methods.SERVER_STATUS)
-    async def _server_status(self, call: Call, params: Nothing) -> service.Status:
+    async def _server_status(self, call: ApiCall, params: Nothing) -> service.Status:
         default = self.fleet.default
         return service.Status(
             name="honed",
@@ -159,37 +159,37 @@ class Api:
         )
 
     @_answers(methods.LEASE_ASK)
-    async def _lease_ask(self, call: Call, params: LeaseAskParams) -> service.LeaseAsked:
+    async def _lease_ask(self, call: ApiCall, params: LeaseAskParams) -> service.LeaseAsked:
         return self.leasing.ask(call.connection, params.candidate_seconds)
 
     @_answers(methods.TUNER_REPORT)
-    async def _tuner_report(self, call: Call, params: TunerReportParams) -> Done:
+    async def _tuner_report(self, call: ApiCall, params: TunerReportParams) -> Empty:
         self.tuner.report(call.connection, params.text)
-        return Done()
+        return Empty()
 
     @_answers(methods.LEASE_RELEASE)
-    async def _lease_release(self, call: Call, params: LeaseReleaseParams) -> Done:
+    async def _lease_release(self, call: ApiCall, params: LeaseReleaseParams) -> Empty:
         self.leasing.release(call.connection, params.lease or 0)
-        return Done()
+        return Empty()
 
     @_answers(methods.METRICS)
-    async def _show_metrics(self, call: Call, params: MetricsParams) -> service.Metrics | MetricsText:
+    async def _show_metrics(self, call: ApiCall, params: MetricsParams) -> service.Metrics | MetricsText:
         return await self.metrics.answer(params.format)
 
     @_answers(methods.CONFIG_SHOW)
-    async def _config_show(self, call: Call, params: Nothing) -> service.ConfigShown:
+    async def _config_show(self, call: ApiCall, params: Nothing) -> service.ConfigShown:
         return await self.reloader.show()
 
     @_answers(methods.CONFIG_RELOAD)
-    async def _config_reload(self, call: Call, params: Nothing) -> service.ConfigReloaded:
+    async def _config_reload(self, call: ApiCall, params: Nothing) -> service.ConfigReloaded:
         return await self.reloader.reload()
 
     @_answers(methods.MODEL_READY)
-    async def _model_ready(self, call: Call, params: ModelParams) -> results.Ready:
+    async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
         return results.Ready(ready=self.registry.get(_named(params)).state is State.READY)
 
     @_answers(methods.MODEL_METADATA)
-    async def _model_metadata(self, call: Call, params: ModelParams) -> results.ModelMetadata:
+    async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
         entry, model = self.registry.compiled(_named(params))
         return results.ModelMetadata(
             name=entry.name,
@@ -200,7 +200,7 @@ class Api:
         )
 
     @_answers(methods.MODEL_STATISTICS)
-    async def _model_statistics(self, call: Call, params: ModelParams) -> results.ModelStatistics:
+    async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
         entries = [self.registry.get(params.name)] if params.name else self.registry.all()
         return results.ModelStatistics(
@@ -208,12 +208,12 @@ class Api:
         )
 
     @_answers(methods.MODEL_SHOW)
-    async def _model_show(self, call: Call, params: ModelParams) -> results.ModelShown:
+    async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
         entry = self.registry.get(_named(params))
         return models.show(entry, self.fleet.placed(entry))
 
     @_answers(methods.MODEL_PROFILE)
-    async def _model_profile(self, call: Call, params: ProfileParams) -> results.ModelProfile:
+    async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
@@ -226,7 +226,9 @@ class Api:
         return profile
 
     @_answers(methods.MODEL_EXPORT)
-    async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors[results.ModelExported]:
+    async def _model_export(
+        self, call: ApiCall, params: ExportParams
+    ) -> WithDescriptors[results.ModelExported]:
         manifest, descriptors = self.jobs.export(params.name)
         result = results.ModelExported(
             files=tuple(file.name for file in (manifest.compiled, *manifest.sources)),
@@ -237,7 +239,7 @@ class Api:
         return WithDescriptors(result, descriptors)
 
     @_answers(methods.MODEL_INFER)
-    async def _model_infer(self, call: Call, params: InferParams) -> results.Inferred:
+    async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
         with self.registry.statistics(params.model_name).request():
             check_version(params.model_version)
             entry, model = self.registry.compiled(params.model_name)
@@ -256,32 +258,32 @@ class Api:
             return result
 
     @_answers(methods.MODEL_PUBLISH)
-    async def _model_publish(self, call: Call, params: PublishParams) -> versions.ModelPublished:
+    async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
         return await self.publisher.publish(params, call.descriptors)
 
     @_answers(methods.MODEL_HISTORY)
-    async def _model_history(self, call: Call, params: HistoryParams) -> versions.ModelHistory:
+    async def _model_history(self, call: ApiCall, params: HistoryParams) -> versions.ModelHistory:
         return self.publisher.history(params)
 
     @_answers(methods.MODEL_ROLLBACK)
-    async def _model_rollback(self, call: Call, params: RollbackParams) -> versions.RolledBack:
+    async def _model_rollback(self, call: ApiCall, params: RollbackParams) -> versions.RolledBack:
         return await self.publisher.rollback(params)
 
     @_answers(methods.MODEL_PIN)
-    async def _model_pin(self, call: Call, params: PinParams) -> versions.Pinned:
+    async def _model_pin(self, call: ApiCall, params: PinParams) -> versions.VersionPinned:
         return await self.publisher.pin(params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)
-    async def _region_register(self, call: Call, params: RegionParams) -> Done:
+    async def _region_register(self, call: ApiCall, params: RegionParams) -> Empty:
         if len(call.descriptors) != 1:
             raise InvalidArgument(
                 f"{len(call.descriptors)} descriptors came with the request; send one, of a memfd"
             )
         call.connection.regions.add(params, call.descriptors[0])
-        return Done()
+        return Empty()
 
     @_answers(methods.SHARED_MEMORY_STATUS)
-    async def _region_status(self, call: Call, params: RegionName) -> results.Regions:
+    async def _region_status(self, call: ApiCall, params: RegionName) -> results.Regions:
         regions = call.connection.regions.select(params.name)
         return results.Regions(
             regions=tuple(
@@ -290,14 +292,14 @@ class Api:
         )
 
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
-    async def _region_unregister(self, call: Call, params: RegionName) -> Done:
+    async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:
         for region in call.connection.regions.remove(params.name):
             self.fleet.release(region)
-        return Done()
+        return Empty()
 
     @_answers(methods.TUNER_RUN)
     async def _tuner_run(
-        self, call: Call, params: TunerRunParams
+        self, call: ApiCall, params: TunerRunParams
     ) -> service.TunerRan | WithDescriptors[service.TunerRan]:
         def notify(news: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **news})
@@ -308,13 +310,13 @@ class Api:
             return await self.tuner_runs.run(params, call.descriptors, notify)
 
     @_answers(methods.TUNER_STOP)
-    async def _tuner_stop(self, call: Call, params: TunerStopParams) -> Done:
+    async def _tuner_stop(self, call: ApiCall, params: TunerStopParams) -> Empty:
         self.tuner_runs.stop(params.model)
-        return Done()
+        return Empty()
 
     @_answers(methods.REPOSITORY_INDEX)
-    async def _repository_index(self, call: Call, params: Nothing) -> results.Index:
-        return results.Index(
+    async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
+        return results.ModelIndex(
             models=tuple(
                 results.IndexedModel(
                     name=entry.name, version=VERSION, state=entry.state.value, reason=entry.remark
@@ -324,7 +326,7 @@ class Api:
         )
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
-    async def _repository_load(self, call: Call, params: LoadParams) -> results.ModelAdded:
+    async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
         def notify(progress: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
@@ -332,11 +334,11 @@ class Api:
             return await self.jobs.add(params, call.descriptors, notify)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
-    async def _repository_unload(self, call: Call, params: UnloadParams) -> Done:
+    async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
         await self.jobs.remove(params.model_name)
         self.ledger.forget(params.model_name)
         self.leasing.forget(params.model_name)
-        return Done()
+        return Empty()
 
 
 def _named(params: ModelParams) -> str:

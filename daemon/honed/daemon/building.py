@@ -20,7 +20,7 @@ from honed.runtime.aiolink import AsyncLink
 from . import workercalls
 from .limits import Limits
 from .supervisor import Supervisor, WorkerLost
-from .workercalls import BuildModel, Call, CheckProbe, FindDevice, OpenDevice, R, UnloadModel
+from .workercalls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
 from .workerprocess import spawn
 
 _KEPT_SECONDS = 20.0  # a process with nothing to do
@@ -41,7 +41,7 @@ class _Running:
     niceness: int
 
 
-class Builder:
+class ModelBuilder:
     """Builds for one device, one file at a time."""
 
     def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
@@ -118,7 +118,7 @@ class Builder:
     async def _call(
         self,
         running: _Running,
-        call: Call[R],
+        call: WorkerCall[R],
         progress: Progress = lambda _, __: None,
     ) -> R:
         """The answer of the process, which may take so long anew with each progress."""

@@ -21,7 +21,7 @@ from honed.protocol.errors import (
     InvalidArgument,
     ResourceExhausted,
 )
-from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Asked, Event, Peer, Told
+from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Event, NotificationReceived, Peer, RequestReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, PeerFault
 from honed.runtime import transport
@@ -36,7 +36,7 @@ from .limits import (
 from .outcomes import WithDescriptors, as_error
 from .peers import Credentials
 from .regions import RegionTable
-from .requests import Client
+from .requests import ClientId
 from .timer import Timer
 from .turns import Turns
 from .usage import Usage
@@ -51,7 +51,7 @@ _log = logging.getLogger(__name__)
 class Handler(Protocol):
     """What a connection needs from the server."""
 
-    def start(self, connection: Connection, asked: Asked) -> Coroutine[Any, Any, Any]:
+    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
         """The work for a request; raises HonedError for one that cannot be.
 
         Its descriptors are closed by the connection when it has ended.
@@ -117,9 +117,9 @@ class Connection:
         return len(self._tasks)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ClientId:
         """What the queues know it by."""
-        return Client(self.peer.uid, self.number)
+        return ClientId(self.peer.uid, self.number)
 
     def notify(self, method: str, params: Map) -> None:
         """Send a notification."""
@@ -277,7 +277,7 @@ class Connection:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Asked(msgid=msgid, method=method, descriptors=descriptors):
+            case RequestReceived(msgid=msgid, method=method, descriptors=descriptors):
                 try:
                     work = self._handler.start(self, event)
                 except HonedError as error:
@@ -287,7 +287,7 @@ class Connection:
                     return
                 task = self._tasks[msgid] = self._loop.create_task(work)
                 task.add_done_callback(partial(self._finished, msgid, method, descriptors))
-            case Told(method="Cancel", params=params):
+            case NotificationReceived(method="Cancel", params=params):
                 self.cancel(params.get("msgid"))
             case _:
                 raise PeerFault(

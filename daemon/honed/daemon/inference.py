@@ -21,7 +21,7 @@ MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegionRange:
     """Bytes of a region."""
 
     region: HeldRegion
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class InferencePlan:
     """A checked request: what the worker is to be given and to give back."""
 
     model: str
@@ -39,8 +39,8 @@ class Plan:
     priority: int
     finite: bool
     keep: bool  # the worker may keep the inputs, to compare a successor on
-    inputs: tuple[tuple[Tensor, Place | None], ...]
-    outputs: tuple[tuple[Tensor, Place | None], ...]
+    inputs: tuple[tuple[Tensor, RegionRange | None], ...]
+    outputs: tuple[tuple[Tensor, RegionRange | None], ...]
     raw: tuple[Data, ...]
 
     @property
@@ -96,7 +96,7 @@ def check(
     *,
     max_bytes: int,
     keep: bool,
-) -> Plan:
+) -> InferencePlan:
     """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
 
     ResourceExhausted where the answer would hold more than `max_bytes`. With `keep` the worker may keep the
@@ -115,7 +115,7 @@ def check(
         raise ResourceExhausted(
             f"the outputs have {answer} bytes and an answer may hold {max_bytes}; place them in shared memory"
         )
-    return Plan(
+    return InferencePlan(
         model=params.model_name,
         id=params.id or "",
         timeout=timeout / 1e6,
@@ -130,7 +130,7 @@ def check(
 
 def _inputs(
     params: InferParams, tensors: Sequence[Tensor], regions: RegionTable
-) -> tuple[tuple[Tensor, Place | None], ...]:
+) -> tuple[tuple[Tensor, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     given = [_named(known, entry.name, "input") for entry in params.inputs]
     _check_once([tensor.name for tensor in given], "input")
@@ -155,7 +155,7 @@ def _inputs(
 
 def _outputs(
     params: InferParams, tensors: Sequence[Tensor], regions: RegionTable
-) -> tuple[tuple[Tensor, Place | None], ...]:
+) -> tuple[tuple[Tensor, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)
     known = {tensor.name: tensor for tensor in tensors}
@@ -207,7 +207,7 @@ def nbytes(tensor: Tensor) -> int:
     return dtype(tensor.dtype).itemsize * math.prod(tensor.shape)
 
 
-def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable) -> Place | None:
+def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
     region = regions.get(parameters.shared_memory_region)
@@ -218,16 +218,16 @@ def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable)
         )
     offset = parameters.shared_memory_offset or 0
     region.check_range(offset, size)
-    return Place(region, offset, size)
+    return RegionRange(region, offset, size)
 
 
-def _slice(place: Place | None) -> RegionSlice | None:
+def _slice(place: RegionRange | None) -> RegionSlice | None:
     if place is None:
         return None
     return RegionSlice(region=place.region.number, offset=place.offset, nbytes=place.nbytes)
 
 
-def _place_map(place: Place | None) -> dict[str, str | int]:
+def _place_map(place: RegionRange | None) -> dict[str, str | int]:
     if place is None:
         return {}
     return {

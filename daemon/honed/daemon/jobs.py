@@ -30,14 +30,14 @@ from .deviceserver import DeviceServer
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
-from .making import RECEIVED, Job, Made, Maker, Notify, Staged
+from .making import RECEIVED, AddJob, Made, Maker, Notify, Staged
 from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Added, Removed
 from .serving.registry import Registry
 from .serving.states import ServedModel
 from .store import Manifest, Store, begin, new_version
-from .versions import History, succeed
+from .versions import VersionHistory, succeed
 
 PRECISIONS = ("auto", "fp32", "fp16")
 MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
@@ -66,7 +66,7 @@ class Jobs:
         self._commits = commits
         self._latencies = latencies
         self._maker = Maker(limits, pool, inspector, records)
-        self.active: dict[str, Job] = {}
+        self.active: dict[str, AddJob] = {}
 
     async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> ModelAdded:
         """Serve a model under a new name; the result of RepositoryModelLoad.
@@ -126,7 +126,7 @@ class Jobs:
         self._latencies.forget(name)
 
     @contextmanager
-    def job(self, name: str, replace: bool, notify: Notify) -> Iterator[Job]:
+    def job(self, name: str, replace: bool, notify: Notify) -> Iterator[AddJob]:
         """One change to a model at a time; raises AlreadyExists or ResourceExhausted."""
         self._check_idle(name)
         if self._registry.find(name) is not None and not replace:
@@ -139,7 +139,7 @@ class Jobs:
             )
         if len(self._registry.all()) + len(self.active) >= self._limits.max_models:
             raise ResourceExhausted(f"the store holds its {self._limits.max_models} models; remove one first")
-        job = self.active[name] = Job(name=name, notify=notify)
+        job = self.active[name] = AddJob(name=name, notify=notify)
         try:
             yield job
         finally:
@@ -214,7 +214,7 @@ class Jobs:
         return [self._pool.home(name, replaced.manifest.device if replaced else "")]
 
     async def _make(
-        self, job: Job, staged: Staged, servers: Sequence[DeviceServer], restored: Manifest | None = None
+        self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], restored: Manifest | None = None
     ) -> Made:
         """From staged files to a served model."""
         async with AsyncExitStack() as held:
@@ -302,7 +302,9 @@ def _manifest(
     return manifest
 
 
-def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None) -> History:
+def _history(
+    file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
+) -> VersionHistory:
     """Of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
     if replaced is None:
         return begin(file, schedules=schedules, why=why, now=now)

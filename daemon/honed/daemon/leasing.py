@@ -31,7 +31,7 @@ from .idle.judge import Context, judge
 from .idle.own import Own
 from .idle.readings import Reading, Sample
 from .idle.settings import IdleSettings
-from .idle.signals import Machine, Signals
+from .idle.signals import MachineSignals, Signals
 from .lease import Action, Grant, Lease, Overdue, Revoke
 
 LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
@@ -59,7 +59,7 @@ class Leasing:
         self._patience = patience
         self._lease = Lease()
         self._activity = Activity(time.monotonic())
-        self._machine = Machine(samples=(), own=Own())
+        self._machine = MachineSignals(samples=(), own=Own())
         self._decision: Decision | None = None
         self._tuners: dict[int, Connection] = {}  # that asked, by their connection's number
         self._wake = asyncio.Event()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from honed.protocol.errors import HonedError, ModelRefused
-from honed.protocol.results import ComparedOutput, Done, ModelChecked
+from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 
-from .building import Builder, BuilderLost, Progress
+from .building import BuilderLost, ModelBuilder, Progress
 from .limits import Limits
 from .proven import Proven
 from .serving import actions, events
@@ -22,7 +22,15 @@ from .serving.states import Engine
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
 from .versions import Duel
-from .workercalls import BuildModel, Call, CheckedProbe, CheckProbe, ComparedTurn, CompareTurn, UnloadModel
+from .workercalls import (
+    BuildModel,
+    CheckedProbe,
+    CheckProbe,
+    ComparedTurn,
+    CompareTurn,
+    UnloadModel,
+    WorkerCall,
+)
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
@@ -38,7 +46,7 @@ class Loader:
         self, engine: Engine, limits: Limits, supervisor: Supervisor, store: Store, cache_dir: Path
     ) -> None:
         """`cache_dir` remembers which files were proven."""
-        self.builder = Builder(limits, cache_dir, supervisor)
+        self.builder = ModelBuilder(limits, cache_dir, supervisor)
         self._engine = engine
         self._cache_dir = cache_dir
         self._limits = limits
@@ -52,9 +60,9 @@ class Loader:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
         A file that the device has proven before is not built apart again. Inferences go on meanwhile, and
-        wait for one probe at most. `hurried` and `progress` as in `Builder.prove`. Raises ModelRefused where
-        an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost where
-        the worker, or the process that builds, died of it.
+        wait for one probe at most. `hurried` and `progress` as in `ModelBuilder.prove`. Raises ModelRefused
+        where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost
+        where the worker, or the process that builds, died of it.
         """
         await self._prove_apart(key, path, hurried=hurried, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
@@ -171,7 +179,7 @@ class Loader:
         duel = await self.duel(key, key, rounds)
         return statistics.median((*duel.old, *duel.new)) / 1000
 
-    async def _careful(self, call: Call[_Ran], *, give_way: bool = True) -> _Ran:
+    async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
         """A call that runs a model; a device that failed in it is not used again.
 
         With `give_way` requests may run before the next.
@@ -191,7 +199,7 @@ class Loader:
         while self._engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
 
-    async def tell(self, call: Call[Done]) -> None:
+    async def tell(self, call: WorkerCall[Empty]) -> None:
         """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
         try:
             await self._supervisor.call(call, seconds=self._limits.run_seconds)

@@ -38,7 +38,7 @@ Notify = Callable[[Map], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class AddJob:
     """A model being added, as ServerStatus shows it."""
 
     name: str
@@ -89,7 +89,7 @@ class Made:
 class _Steps:
     """A job whose present part is one of `count` equal ones."""
 
-    job: Job
+    job: AddJob
     index: int
     count: int
 
@@ -112,7 +112,7 @@ class Maker:
         self._checking = asyncio.Lock()
 
     async def make(
-        self, job: Job, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
+        self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
     ) -> Made:
         """On the one device, or on the fastest of several; `held` keeps it in the worker.
 

@@ -39,7 +39,7 @@ DEVICE_TIME = "wall time of inferences in the worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class MetricsCollector:
     """Gathers the figures. `lease` and `gpu_faults` give theirs since the service started."""
 
     version: str

@@ -17,7 +17,7 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class MetricSample:
     """One line: its value and labels; `suffix` is what its name has beyond the family's."""
 
     value: float
@@ -32,7 +32,7 @@ class Family:
     kind: Literal["counter", "gauge", "summary", "histogram", "info"]
     name: str
     about: str  # its HELP
-    samples: Callable[[Metrics], Iterable[Sample]]
+    samples: Callable[[Metrics], Iterable[MetricSample]]
     unit: str = ""
 
 
@@ -62,16 +62,16 @@ def _number(value: float) -> str:
     return repr(value)
 
 
-def _one(value: Callable[[Metrics], float]) -> Callable[[Metrics], list[Sample]]:
-    return lambda document: [Sample(value(document))]
+def _one(value: Callable[[Metrics], float]) -> Callable[[Metrics], list[MetricSample]]:
+    return lambda document: [MetricSample(value(document))]
 
 
-def _each_model(value: Callable[[ModelFigures], float]) -> Callable[[Metrics], list[Sample]]:
-    return lambda document: [Sample(value(m), {"model": m.name}) for m in document.models]
+def _each_model(value: Callable[[ModelFigures], float]) -> Callable[[Metrics], list[MetricSample]]:
+    return lambda document: [MetricSample(value(m), {"model": m.name}) for m in document.models]
 
 
-def _each_device(value: Callable[[DeviceFigures], float]) -> Callable[[Metrics], list[Sample]]:
-    return lambda document: [Sample(value(d), {"device": _device(d)}) for d in document.devices]
+def _each_device(value: Callable[[DeviceFigures], float]) -> Callable[[Metrics], list[MetricSample]]:
+    return lambda document: [MetricSample(value(d), {"device": _device(d)}) for d in document.devices]
 
 
 def _device(device: DeviceFigures) -> str:
@@ -79,51 +79,51 @@ def _device(device: DeviceFigures) -> str:
     return device.name or "default"
 
 
-def _device_ends(document: Metrics) -> Iterator[Sample]:
+def _device_ends(document: Metrics) -> Iterator[MetricSample]:
     for device in document.devices:
         for kind, count in device.worker.ends.items():
-            yield Sample(count, {"device": _device(device), "kind": kind})
+            yield MetricSample(count, {"device": _device(device), "kind": kind})
 
 
-def _failures(document: Metrics) -> Iterator[Sample]:
+def _failures(document: Metrics) -> Iterator[MetricSample]:
     for model in document.models:
         for code, count in model.failures.items():
-            yield Sample(count, {"model": model.name, "code": code})
+            yield MetricSample(count, {"model": model.name, "code": code})
 
 
-def _summary(part: Callable[[ModelFigures], Spans]) -> Callable[[Metrics], Iterator[Sample]]:
-    def samples(document: Metrics) -> Iterator[Sample]:
+def _summary(part: Callable[[ModelFigures], Spans]) -> Callable[[Metrics], Iterator[MetricSample]]:
+    def samples(document: Metrics) -> Iterator[MetricSample]:
         for model in document.models:
             spans, labels = part(model), {"model": model.name}
             for quantile, seconds in (("0.5", spans.p50), ("0.95", spans.p95), ("0.99", spans.p99)):
                 if seconds is not None:
-                    yield Sample(seconds, {**labels, "quantile": quantile})
-            yield Sample(spans.count, labels, "_count")
-            yield Sample(spans.sum, labels, "_sum")
+                    yield MetricSample(seconds, {**labels, "quantile": quantile})
+            yield MetricSample(spans.count, labels, "_count")
+            yield MetricSample(spans.sum, labels, "_sum")
 
     return samples
 
 
 def _labelled(
     figures: Callable[[Metrics], Mapping[str, float]], label: str
-) -> Callable[[Metrics], list[Sample]]:
-    return lambda document: [Sample(value, {label: name}) for name, value in figures(document).items()]
+) -> Callable[[Metrics], list[MetricSample]]:
+    return lambda document: [MetricSample(value, {label: name}) for name, value in figures(document).items()]
 
 
-def _gain(seconds: Callable[[Gain], float]) -> Callable[[Metrics], list[Sample]]:
+def _gain(seconds: Callable[[Gain], float]) -> Callable[[Metrics], list[MetricSample]]:
     return lambda document: [
-        Sample(seconds(gain), {"model": model})
+        MetricSample(seconds(gain), {"model": model})
         for model, gain in (document.tuning.gains.items() if document.tuning else ())
     ]
 
 
-def _release(document: Metrics) -> Iterator[Sample]:
+def _release(document: Metrics) -> Iterator[MetricSample]:
     release = document.lease.release
     for bucket in release.buckets:
         bound = bucket.le_seconds
-        yield Sample(bucket.count, {"le": "+Inf" if bound is None else repr(float(bound))}, "_bucket")
-    yield Sample(release.count, {}, "_count")
-    yield Sample(release.sum_seconds, {}, "_sum")
+        yield MetricSample(bucket.count, {"le": "+Inf" if bound is None else repr(float(bound))}, "_bucket")
+    yield MetricSample(release.count, {}, "_count")
+    yield MetricSample(release.sum_seconds, {}, "_sum")
 
 
 _counter, _gauge = partial(Family, "counter"), partial(Family, "gauge")
@@ -132,7 +132,7 @@ FAMILIES: tuple[Family, ...] = (
         "info",
         "honed_build",
         "The version of the service",
-        lambda document: [Sample(1, {"version": document.version})],
+        lambda document: [MetricSample(1, {"version": document.version})],
     ),
     _gauge(
         "honed_uptime_seconds",
@@ -252,7 +252,7 @@ FAMILIES: tuple[Family, ...] = (
     _gauge(
         "honed_tuning_quarantined_candidates",
         "Candidates that faulted, hung or took the machine down, and are never run again",
-        lambda document: [Sample(document.tuning.faults)] if document.tuning else [],
+        lambda document: [MetricSample(document.tuning.faults)] if document.tuning else [],
         unit="candidates",
     ),
     _gauge(

@@ -18,21 +18,21 @@ from honed.protocol.service import DeviceStatus, QueueStatus
 from .commits import Commits
 from .config import Service
 from .deviceserver import DeviceServer
-from .dispatch import Dispatcher, Work
-from .inference import Plan
+from .dispatch import Dispatcher, PendingRequest
+from .inference import InferencePlan
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
 from .placement import Placement
 from .profiles import merged
 from .regions import HeldRegion
-from .requests import Client, Ticket
+from .requests import ClientId, Ticket
 from .serving import actions, events
 from .serving.machine import Machine
 from .serving.registry import Registry
 from .serving.states import Engine, ServedModel
 from .servinglog import write
-from .statistics import Served
+from .statistics import ServedInference
 from .store import Store
 from .workercalls import ProfileModel, R, UnloadModel
 
@@ -198,13 +198,13 @@ class Pool:
 
     # Requests
 
-    async def infer(self, client: Client, model: ServedModel, plan: Plan) -> Inferred:
+    async def infer(self, client: ClientId, model: ServedModel, plan: InferencePlan) -> Inferred:
         """The result of ModelInfer; raises what went wrong."""
         arrived = time.monotonic()
-        work = Work(call=plan.for_worker, regions=plan.regions)
+        work = PendingRequest(call=plan.for_worker, regions=plan.regions)
         [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
         now, queued = time.monotonic(), work.started - arrived
-        served = Served(
+        served = ServedInference(
             queued=queued,
             whole=now - arrived,
             input_ns=answer.input_ns,
@@ -217,17 +217,19 @@ class Pool:
             self._latencies.note(model.name, work.version, answer.infer_ns * 1e-9, time.time())
         return plan.result(answer.raw, round(queued * 1e6), round(answer.infer_ns / 1000))
 
-    async def profile(self, client: Client, model: ServedModel, runs: int, *, timeline: bool) -> ModelProfile:
+    async def profile(
+        self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool
+    ) -> ModelProfile:
         """The result of ModelProfile; raises what went wrong. Other requests run between its runs."""
 
         def call(key: str) -> ProfileModel:
             return ProfileModel(key=key, name=model.name, timeline=timeline)
 
-        work = Work(call=call, regions=[], runs=runs)
+        work = PendingRequest(call=call, regions=[], runs=runs)
         return merged(await self._ask(client, model, 2, PROFILE_SECONDS, work))
 
     async def _ask(
-        self, client: Client, model: ServedModel, priority: int, timeout: float, work: Work[R]
+        self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
         """The answers of the worker."""
         now = time.monotonic()
@@ -251,7 +253,7 @@ class Pool:
         """Let go of a region; with its last holder gone the workers unmap it."""
         self._dispatcher.release(region)
 
-    def forget_client(self, client: Client) -> None:
+    def forget_client(self, client: ClientId) -> None:
         """A connection is gone; its requests are cancelled."""
         self.handle(events.ClientGone(client))
 

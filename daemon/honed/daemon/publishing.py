@@ -160,7 +160,7 @@ class Publisher:
         await self._serve_again(entry, target, story, quarantine=story, pinned=None)
         return RolledBack(version=target.number)
 
-    async def pin(self, params: PinParams) -> versions.Pinned:
+    async def pin(self, params: PinParams) -> versions.VersionPinned:
         """Serve a version and let no other take its place, or (version 0) allow that again."""
         entry = self.registry.get(params.name)
         history = entry.manifest.history
@@ -168,12 +168,12 @@ class Publisher:
             with self.jobs.job(entry.name, True, lambda _: None):
                 self.pool.handle(Pinned(entry.number, params.version != 0))
                 await self.commits.rewrite(entry)
-            return versions.Pinned(version=history.current.number, pinned=params.version != 0)
+            return versions.VersionPinned(version=history.current.number, pinned=params.version != 0)
         target = self._target(entry, params.version)
         await self._serve_again(
             entry, target, f"version {target.number} was pinned", quarantine="", pinned=True
         )
-        return versions.Pinned(version=target.number, pinned=True)
+        return versions.VersionPinned(version=target.number, pinned=True)
 
     def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
         self.pool.check_at_home(entry)

@@ -35,7 +35,7 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedInference:
     """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
 
     queued: float
@@ -86,7 +86,7 @@ class Statistics:
             self._failed("INTERNAL", time.monotonic_ns() - begun)
             raise
 
-    def served(self, inference: Served, now: float, wall_ms: int) -> None:
+    def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
         """An inference was answered, at `now` of a monotonic clock."""
         for each in self._self_and_whole():
             each.last_inference = wall_ms

@@ -36,7 +36,7 @@ from honed.protocol.versions import ModelVersion
 from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
 
 from .received import StoredFile, explained
-from .versions import History, first
+from .versions import VersionHistory, first
 
 FORMAT = 2  # of manifests; 1 are those that do not say theirs
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
@@ -58,7 +58,7 @@ class Manifest:
     name: str
     added: float  # seconds since 1970
     compiled: StoredFile
-    history: History
+    history: VersionHistory
     sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
     shapes: dict[str, tuple[int, ...]]
     precision: str
@@ -282,7 +282,7 @@ def _migrate(plain: dict[str, Any]) -> None:
     plain["history"] = strict.to_plain(begin(file, schedules="", why="added", now=now))
 
 
-def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> History:
+def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> VersionHistory:
     """The history of a model that is new with this compiled file."""
     return first(new_version(file, 1, schedules=schedules, why=why, now=now, settled=True), now)
 

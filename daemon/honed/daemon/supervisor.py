@@ -23,7 +23,7 @@ from . import workercalls
 from .limits import Limits
 from .regions import HeldRegion
 from .requests import Restarts
-from .workercalls import Call, FindDevice, MapRegion, OpenDevice, Ping, R
+from .workercalls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall
 from .workerprocess import spawn
 
 _REMEMBERED_ENDS = 10
@@ -138,7 +138,7 @@ class Supervisor:
                 async with asyncio.timeout(end - time.monotonic()):
                     await self._turned.wait()
 
-    async def call(self, call: Call[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
+    async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
         """The worker's answer; raises its HonedError, or WorkerLost where it died or took too long.
 
         `seconds` count anew with each progress that it tells.

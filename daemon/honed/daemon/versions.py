@@ -21,7 +21,7 @@ TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class VersionHistory:
     """All that is remembered of a model's versions."""
 
     versions: tuple[ModelVersion, ...]
@@ -56,20 +56,20 @@ class History:
         return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
 
 
-def first(version: ModelVersion, now: float) -> History:
+def first(version: ModelVersion, now: float) -> VersionHistory:
     """Of a model that is new."""
     stint = DeploymentSpan(number=version.number, since=now, until=None, end="")
-    return History(versions=(version,), stints=(stint,), pinned=False)
+    return VersionHistory(versions=(version,), stints=(stint,), pinned=False)
 
 
-def succeed(history: History, version: ModelVersion, now: float, *, keep: bool) -> History:
+def succeed(history: VersionHistory, version: ModelVersion, now: float, *, keep: bool) -> VersionHistory:
     """`version` is served from now on; with `keep` earlier files stay to be gone back to."""
     earlier = tuple(v if keep else dataclasses.replace(v, kept=False) for v in history.versions)
     changed = dataclasses.replace(history, versions=(*earlier, version), pinned=history.pinned and keep)
     return _pruned(_serve(changed, version.number, f"version {version.number} followed", now))
 
 
-def go_back(history: History, number: int, reason: str, quarantine: str, now: float) -> History:
+def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, now: float) -> VersionHistory:
     """Version `number` is served again; the current one ends for `reason`, quarantined if that says why."""
     left = history.current.number
     versions = tuple(
@@ -79,7 +79,7 @@ def go_back(history: History, number: int, reason: str, quarantine: str, now: fl
     return _pruned(_serve(dataclasses.replace(history, versions=versions), number, reason, now))
 
 
-def settle(history: History) -> History:
+def settle(history: VersionHistory) -> VersionHistory:
     """The current version has served cleanly."""
     number = history.current.number
     versions = tuple(
@@ -88,7 +88,7 @@ def settle(history: History) -> History:
     return dataclasses.replace(history, versions=versions)
 
 
-def check_new(history: History, schedules: str) -> None:
+def check_new(history: VersionHistory, schedules: str) -> None:
     """Raise AlreadyExists where a model with these schedules must not be published."""
     if history.pinned:
         raise AlreadyExists(
@@ -143,7 +143,7 @@ def trial_over(served: int, seconds: float) -> bool:
     return served >= TRIAL_REQUESTS or (served > 0 and seconds >= TRIAL_SECONDS)
 
 
-def _serve(history: History, number: int, reason: str, now: float) -> History:
+def _serve(history: VersionHistory, number: int, reason: str, now: float) -> VersionHistory:
     *earlier, last = history.stints
     stints = (
         *earlier,
@@ -153,7 +153,7 @@ def _serve(history: History, number: int, reason: str, now: float) -> History:
     return dataclasses.replace(history, stints=stints)
 
 
-def _pruned(history: History) -> History:
+def _pruned(history: VersionHistory) -> VersionHistory:
     """Let go of the files beyond KEPT, and of what is too old to be listed."""
     wanted = [history.current.number]
     for stint in reversed(history.stints):

@@ -39,8 +39,8 @@ from honed.protocol.errors import (
     NotFound,
 )
 from honed.protocol.params import Data
-from honed.protocol.peer import Asked, Peer
-from honed.protocol.results import ComparedOutput, Done, ModelProfile
+from honed.protocol.peer import Peer, RequestReceived
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.protocol.wire import FrameLimits
 from honed.runtime import peaks, transport
 from honed.runtime.devices import Device, select
@@ -56,7 +56,6 @@ from .profiling import profile
 from .workercalls import (
     BuildModel,
     BuiltModel,
-    Call,
     CheckedProbe,
     CheckProbe,
     ComparedTurn,
@@ -73,15 +72,16 @@ from .workercalls import (
     RegionSlice,
     RunModel,
     UnloadModel,
+    WorkerCall,
 )
 
 Array = NDArray[Any]
 _FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
 _log = logging.getLogger(__name__)
-_Method = tuple[type[Call[Any]], Callable[["Worker", Any], object]]
+_Method = tuple[type[WorkerCall[Any]], Callable[["Worker", Any], object]]
 
 
-def _by_name(handlers: Mapping[type[Call[Any]], Callable[[Worker, Any], object]]) -> dict[str, _Method]:
+def _by_name(handlers: Mapping[type[WorkerCall[Any]], Callable[[Worker, Any], object]]) -> dict[str, _Method]:
     """What answers each call, by the name that travels."""
     return {call.method: (call, handler) for call, handler in handlers.items()}
 
@@ -103,7 +103,7 @@ class Worker:
         self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
         self._descriptors: list[int] = []  # of the request being answered
         self._sending = threading.Lock()
-        self._loads: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[RequestReceived] = queue.SimpleQueue()
         self._loading = 0  # number of the request that loads now
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
         # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
@@ -115,9 +115,9 @@ class Worker:
         while transport.receive(self._socket, self._peer):
             while (event := self._peer.next_event()) is not None:
                 match event:
-                    case Asked(method=method) if method in self._LOADING:
+                    case RequestReceived(method=method) if method in self._LOADING:
                         self._loads.put(event)
-                    case Asked(method=method):
+                    case RequestReceived(method=method):
                         self._descriptors = event.descriptors
                         self._answer(event, self._METHODS[method])
                         close_all(self._descriptors)
@@ -134,7 +134,7 @@ class Worker:
         with self._saying() as peer:
             peer.notify("Progress", progress)
 
-    def _answer(self, request: Asked, method: _Method) -> None:
+    def _answer(self, request: RequestReceived, method: _Method) -> None:
         """Call a method and send what it returns or raises."""
         kind, handler = method
         error: HonedError
@@ -175,14 +175,14 @@ class Worker:
             self._spec, self._found = found.spec, found.profile
         return FoundDevice(spec=self._spec, profile=self._found)
 
-    def _open(self, call: OpenDevice) -> Done:
+    def _open(self, call: OpenDevice) -> Empty:
         """Raises a HonedError where another device or driver is there now: this process is to be replaced."""
         if self._device is None:
             device = select(self._spec)
             if self._found is None or device.profile.identity != self._found.identity:
                 raise DeviceError(f"the driver of {self._spec} has changed")
             self._device = replace(device, profile=self._found)
-        return Done()
+        return Empty()
 
     def _load(self, call: BuildModel) -> BuiltModel:
         """It may serve once each of its probes was checked.
@@ -243,7 +243,7 @@ class Worker:
     def _device_spec(self) -> str:
         return self._device.spec if self._device is not None else ""
 
-    def _unload(self, call: UnloadModel) -> Done:
+    def _unload(self, call: UnloadModel) -> Empty:
         executor = self._models.pop(call.key, None)
         self._checked.pop(call.key, None)
         self._recorder.forget(call.key)
@@ -251,9 +251,9 @@ class Worker:
             if self._turns is not None and executor in self._turns.pair:
                 self._turns = None
             executor.close()
-        return Done()
+        return Empty()
 
-    def _map(self, call: MapRegion) -> Done:
+    def _map(self, call: MapRegion) -> Empty:
         descriptor = self._descriptors.pop(0)
         try:
             self._regions[call.region] = map_descriptor(descriptor, call.offset, call.byte_size)
@@ -263,14 +263,14 @@ class Worker:
             ) from error
         finally:
             os.close(descriptor)
-        return Done()
+        return Empty()
 
-    def _ping(self, call: Ping) -> Done:
-        return Done()
+    def _ping(self, call: Ping) -> Empty:
+        return Empty()
 
-    def _drop(self, call: DropRegion) -> Done:
+    def _drop(self, call: DropRegion) -> Empty:
         self._regions.pop(call.region, None)
-        return Done()
+        return Empty()
 
     def _infer(self, call: RunModel) -> ModelRan:
         start = time.monotonic_ns()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
 from honed.protocol import strict
 from honed.protocol.params import Data
-from honed.protocol.results import ComparedOutput, Done, ModelProfile
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.runtime.profile import DeviceProfile
 
 if TYPE_CHECKING:  # asyncio is the service's
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # asyncio is the service's
 R = TypeVar("R")
 
 
-class Call(Generic[R]):
+class WorkerCall(Generic[R]):
     """Something to ask of a worker, which answers with an R or an error.
 
     In those that are `work` a model is built or runs.
@@ -37,7 +37,7 @@ class Call(Generic[R]):
 
 
 async def ask(
-    link: AsyncLink, call: Call[R], descriptors: Sequence[int] = (), progress: Progress | None = None
+    link: AsyncLink, call: WorkerCall[R], descriptors: Sequence[int] = (), progress: Progress | None = None
 ) -> R:
     """The worker's answer; raises its error, or what the link was failed with."""
     plain = await link.call(call.method, strict.to_plain(call), descriptors, progress)
@@ -53,7 +53,7 @@ class FoundDevice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FindDevice(Call[FoundDevice]):
+class FindDevice(WorkerCall[FoundDevice]):
     """Find the device and its profile, with peaks where they are known or can be measured in that time.
 
     Its driver takes memory, so that it stays out of the process until there are `models`. None: it is to
@@ -66,7 +66,7 @@ class FindDevice(Call[FoundDevice]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenDevice(Call[Done]):
+class OpenDevice(WorkerCall[Empty]):
     """Load the driver of the device that was found, unless it is loaded."""
 
     method = "Open"
@@ -81,7 +81,7 @@ class BuiltModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildModel(Call[BuiltModel]):
+class BuildModel(WorkerCall[BuiltModel]):
     """Build and hold the compiled file at `path`; tells progress."""
 
     method = "Load"
@@ -99,7 +99,7 @@ class CheckedProbe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckProbe(Call[CheckedProbe]):
+class CheckProbe(WorkerCall[CheckedProbe]):
     """Compare a model's answers on this device with those its file knows to be right, for one probe."""
 
     method = "Check"
@@ -119,7 +119,7 @@ class ComparedTurn:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CompareTurn(Call[ComparedTurn]):
+class CompareTurn(WorkerCall[ComparedTurn]):
     """One turn of two models that are compared; turn 0 begins anew."""
 
     method = "Duel"
@@ -130,7 +130,7 @@ class CompareTurn(Call[ComparedTurn]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnloadModel(Call[Done]):
+class UnloadModel(WorkerCall[Empty]):
     """Let go of a model, if it is there."""
 
     method = "Unload"
@@ -138,7 +138,7 @@ class UnloadModel(Call[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MapRegion(Call[Done]):
+class MapRegion(WorkerCall[Empty]):
     """Map shared memory, whose descriptor comes along, under a number."""
 
     method = "Map"
@@ -148,7 +148,7 @@ class MapRegion(Call[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DropRegion(Call[Done]):
+class DropRegion(WorkerCall[Empty]):
     """Unmap it."""
 
     method = "Drop"
@@ -156,7 +156,7 @@ class DropRegion(Call[Done]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ping(Call[Done]):
+class Ping(WorkerCall[Empty]):
     """Tell that the serving thread is well."""
 
     method = "Ping"
@@ -201,7 +201,7 @@ class ModelRan:
 
 
 @dataclass(slots=True, kw_only=True)
-class RunModel(Call[ModelRan]):
+class RunModel(WorkerCall[ModelRan]):
     """Run once. `keep`: the inputs may be kept, to compare a successor on."""
 
     method = "Infer"
@@ -215,7 +215,7 @@ class RunModel(Call[ModelRan]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileModel(Call[ModelProfile]):
+class ProfileModel(WorkerCall[ModelProfile]):
     """Run once, timed; `name` is what clients call the model."""
 
     method = "Profile"

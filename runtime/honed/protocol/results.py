@@ -11,7 +11,7 @@ from .strict import ABSENT
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Done:
+class Empty:
     """The result of methods that have none."""
 
 
@@ -116,7 +116,7 @@ class IndexedModel:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Index:
+class ModelIndex:
     """Of RepositoryIndex."""
 
     models: tuple[IndexedModel, ...]

@@ -12,7 +12,7 @@ from .versions import ModelPublished
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Places:
+class ServicePlaces:
     """Where the service keeps its things."""
 
     socket: str
@@ -148,7 +148,7 @@ class Status:
     version: str
     pid: int
     uptime_seconds: float
-    places: Places
+    places: ServicePlaces
     device: DeviceIdentity | None
     device_spec: str
     peaks: DevicePeaks | None

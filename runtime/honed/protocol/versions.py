@@ -82,7 +82,7 @@ class RolledBack:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Pinned:
+class VersionPinned:
     """Of ModelPin."""
 
     version: int

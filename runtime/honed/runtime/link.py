@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeadlineExceeded, HonedError, error_from_map
-from honed.protocol.peer import Answered, Event, Told
+from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault
 
@@ -26,7 +26,7 @@ class Waiting:
     def __init__(self, msgid: int) -> None:
         self.msgid = msgid
         self.news: deque[Map] = deque()  # progress not yet shown
-        self.answer: Answered | None = None  # whoever takes it closes its descriptors
+        self.answer: ResponseReceived | None = None  # whoever takes it closes its descriptors
         self.error: HonedError | None = None
 
     @property
@@ -74,7 +74,7 @@ class Link:
                 raise
         return waiting
 
-    def wait(self, waiting: Waiting, deadline: float | None) -> Map | Answered:
+    def wait(self, waiting: Waiting, deadline: float | None) -> Map | ResponseReceived:
         """The next progress of the request, or its answer; raises its error.
 
         `deadline` is in time.monotonic's seconds. When it passes, or on Ctrl-C, the request is cancelled.
@@ -114,7 +114,7 @@ class Link:
         with self._sending:
             self._socket.close()
 
-    def _news(self, waiting: Waiting) -> Map | Answered:
+    def _news(self, waiting: Waiting) -> Map | ResponseReceived:
         if waiting.news:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
@@ -156,15 +156,15 @@ class Link:
 
     def _deliver(self, event: Event) -> None:
         match event:
-            case Answered(msgid=msgid) if msgid in self._waiting:
+            case ResponseReceived(msgid=msgid) if msgid in self._waiting:
                 self._waiting[msgid].answer = event
-            case Answered(descriptors=descriptors):
+            case ResponseReceived(descriptors=descriptors):
                 close_all(descriptors)  # the link was closed meanwhile
-            case Told(method="Progress", params=params):
+            case NotificationReceived(method="Progress", params=params):
                 waiting = self._waiting.get(params.get("msgid", -1))
                 if waiting is not None:
                     waiting.news.append(params)
-            case Told(method="Error", params=params):
+            case NotificationReceived(method="Error", params=params):
                 raise PeerFault(error_from_map(params))
             case _:
                 pass  # news for others

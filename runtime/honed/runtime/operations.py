@@ -39,13 +39,13 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.peer import Answered
+from honed.protocol.peer import ResponseReceived
 from honed.protocol.strict import Map
 
 from . import calls, endpoint
 from .calls import Outputs
 from .endpoint import Progress
-from .exported import Exported, exported
+from .exported import ExportedFiles, exported
 from .regions import Region
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ _USUAL: Final = -1.0  # the client's own timeout
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
 
     result: Map
@@ -86,7 +86,7 @@ class Ask:
         plain: Map = strict.to_plain(self.params, omit_defaults=True)
         return plain
 
-    def taken(self, answered: Answered) -> Answer:
+    def taken(self, answered: ResponseReceived) -> Reply:
         """The answer; raises InvalidArgument where it is none, and closes descriptors not asked for."""
         descriptors = answered.descriptors
         if not self.method.gives or not isinstance(answered.result, dict):
@@ -94,10 +94,10 @@ class Ask:
             descriptors = []
         if not isinstance(answered.result, dict):
             raise InvalidArgument("the service answered something that is no map; compare versions")
-        return Answer(answered.result, descriptors)
+        return Reply(answered.result, descriptors)
 
 
-Steps = Generator[Ask, Answer, T]
+Steps = Generator[Ask, Reply, T]
 
 
 class operation(Generic[P, R]):  # noqa: N801 - a decorator
@@ -232,7 +232,7 @@ class Operations:
         return (yield Ask(methods.MODEL_SHOW, ModelParams(name=model))).result
 
     @operation
-    def export(self, model: str) -> Steps[Exported]:
+    def export(self, model: str) -> Steps[ExportedFiles]:
         """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
         answer = yield Ask(methods.MODEL_EXPORT, ExportParams(name=model))
         return exported(answer.result, answer.descriptors)

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from honed.protocol.versions import ModelPublished
     from honed.runtime.client import Client
 
-    from .compiler import Child
+    from .compiler import CompilerChild
     from .inservice import Remote
     from .tunable import Tunable
-    from .tuneview import Run
+    from .tuneview import TuningRun
 
 Searched = tuple["Tuned", "ModelPublished | None"]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -68,15 +68,15 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     from .inservice import only_by_service
-    from .tuneview import Run, told
+    from .tuneview import TuningRun, told
 
     benchtuning.check(arguments)
     if arguments.bench is not None:
         return _on_bench(
-            arguments, output, Run(model=Path(arguments.model).name, trials_wanted=arguments.trials)
+            arguments, output, TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
         )
     model = arguments.model
-    run = Run(model=model, trials_wanted=arguments.trials)
+    run = TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
         state_dir = client.ask(SERVER_STATUS).places.state_dir
         tuned = _in_service if only_by_service(state_dir) else _here
@@ -98,7 +98,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
+def _on_bench(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
     """Tune a file for a device that is not here."""
     from honed.daemon.limits import Limits
 
@@ -115,7 +115,7 @@ def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
     return 0
 
 
-def _here(client: Client, arguments: argparse.Namespace, run: Run) -> Searched:
+def _here(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """Tune in a child of ours, with records of this user."""
     from honed.daemon.limits import Limits
     from honed.jobs.commands import Tune
@@ -129,7 +129,7 @@ def _here(client: Client, arguments: argparse.Namespace, run: Run) -> Searched:
         return done, _published(client, arguments.model, found, done) if done.output else None
 
 
-def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> Searched:
+def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """The same in a child of the service, which publishes what it found by itself."""
     from honed.jobs.commands import Tune
 
@@ -145,12 +145,12 @@ def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"trials": arguments.trials, "seconds": seconds}
 
 
-def _searched(child: Child[Tuned] | Remote[Tuned], run: Run) -> Tuned:
+def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tuned:
     """The last word of the tuning child, shown while it works."""
     from .compiler import CompilerDied
-    from .tuneview import View
+    from .tuneview import TuningView
 
-    with View(run) as view, _stopping(child, view.stop):
+    with TuningView(run) as view, _stopping(child, view.stop):
         for event in child.events():
             view.show(event)
         try:
@@ -164,7 +164,7 @@ def _searched(child: Child[Tuned] | Remote[Tuned], run: Run) -> Tuned:
 
 
 @contextmanager
-def _stopping(child: Child[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> Iterator[None]:
+def _stopping(child: CompilerChild[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 
@@ -190,12 +190,12 @@ def _published(client: Client, model: str, found: Tunable, done: Tuned) -> Model
     return MODEL_PUBLISH.result_of(client.publish(model, found.tuned, expected=found.sha256, why=why))
 
 
-def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
+def _print(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
     _print_table(console, document, run)
     line(console, result_text(document))
 
 
-def _print_table(console: Console, document: Mapping[str, Any], run: Run) -> None:
+def _print_table(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
     rows = list(run.rows.values())
     console.print(progress_table(rows, console.width))
     console.print()

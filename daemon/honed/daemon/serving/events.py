@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from honed.daemon.compiled import Compiled
-from honed.daemon.requests import Client, Ticket
+from honed.daemon.requests import ClientId, Ticket
 from honed.daemon.store import Manifest
 from honed.protocol.errors import HonedError
 from honed.protocol.results import ComparedOutput, ModelChecked
@@ -30,7 +30,7 @@ class Left:
 class ClientGone:
     """A connection ended."""
 
-    client: Client
+    client: ClientId
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from .fault import Driver, Fault, Severity
 from .parse import parse
 from .reader import SETTLE_S, Reader, open_reader
 from .record import Record, seen
-from .story import FaultStory, Seen, group
+from .story import FaultStory, SeenFault, group
 
 __all__ = [
     "LATE_S",
@@ -29,7 +29,7 @@ __all__ = [
     "Reader",
     "Record",
     "Run",
-    "Seen",
+    "SeenFault",
     "Severity",
     "attribute",
     "group",

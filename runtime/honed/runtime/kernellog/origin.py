@@ -11,7 +11,7 @@ from .tables import TABLES, Table
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RecordOrigin:
     """The table of the driver that wrote a record, the device it names, and where its message begins."""
 
     table: Table
@@ -40,27 +40,27 @@ _WITHOUT_DEVICE: Final = starts(rf"{_DRM}\*ERROR\* ")
 _OPENING: Final = starts(_choice(list(_OF_OPENING)))
 
 
-def origin_of(message: str) -> Origin | None:
+def origin_of(message: str) -> RecordOrigin | None:
     """Who wrote `message`; None where no driver of TABLES did."""
     return _with_device(message) or _without_device(message)
 
 
-def _with_device(message: str) -> Origin | None:
+def _with_device(message: str) -> RecordOrigin | None:
     found = _WITH_DEVICE.match(message)
     if found is None:
         return None
     table = _OF_WORD[_GMU if found["word"] == "platform" else found["word"]]
-    return Origin(table, found["device"], _past(table.inner, message, found.end()))
+    return RecordOrigin(table, found["device"], _past(table.inner, message, found.end()))
 
 
-def _without_device(message: str) -> Origin | None:
+def _without_device(message: str) -> RecordOrigin | None:
     if (found := _WITHOUT_DEVICE.match(message)) is not None:
         stem = found["module"] or (found["function"] or "").partition("_")[0]
         table = _OF_FUNCTION.get(stem)
-        return None if table is None else Origin(table, None, _past(table.inner, message, found.end()))
+        return None if table is None else RecordOrigin(table, None, _past(table.inner, message, found.end()))
     if (found := _OPENING.match(message)) is not None:
         table = _OF_OPENING[found[0]]
-        return Origin(table, None, _past(table.inner, message, 0))
+        return RecordOrigin(table, None, _past(table.inner, message, 0))
     return None
 
 

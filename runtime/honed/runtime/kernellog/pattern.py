@@ -28,7 +28,7 @@ FieldName = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class DriverSource:
     """Where a driver writes a record: its file and function, and the first and last version looked into."""
 
     file: str
@@ -36,9 +36,9 @@ class Source:
     versions: str
 
 
-def in_file(file: str, release: str = "") -> Callable[[str, str], tuple[Source, ...]]:
+def in_file(file: str, release: str = "") -> Callable[[str, str], tuple[DriverSource, ...]]:
     """Sources in `file`: what is returned takes a function and versions, of what `release` names."""
-    return lambda function, versions: (Source(file, function, release + versions),)
+    return lambda function, versions: (DriverSource(file, function, release + versions),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Pattern:
     format: str
     severity: Severity
     kind: str
-    sources: tuple[Source, ...]
+    sources: tuple[DriverSource, ...]
     _: KW_ONLY
     fields: tuple[FieldName | None, ...] = ()
     expression: str | None = None

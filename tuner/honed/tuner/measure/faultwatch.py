@@ -15,7 +15,7 @@ from honed.runtime.kernellog import (
     Process,
     Reader,
     Run,
-    Seen,
+    SeenFault,
     attribute,
     group,
     ids_of,
@@ -45,7 +45,7 @@ class FaultWatch:
     def __init__(self, reader: Reader | None) -> None:
         self._reader = reader
         self._owners: list[_Owner] = []
-        self._seen: list[Seen] = []
+        self._seen: list[SeenFault] = []
         self._told: set[tuple[float, str]] = set()
         self._found: list[tuple[str, FaultStory]] = []
 
@@ -104,8 +104,8 @@ class FaultWatch:
         found, self._found = self._found, []
         return found
 
-    def _read(self) -> list[Seen]:
-        fresh: list[Seen] = []
+    def _read(self) -> list[SeenFault]:
+        fresh: list[SeenFault] = []
         while self._reader is not None:
             try:
                 records = self._reader.read()
