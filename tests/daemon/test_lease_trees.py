@@ -18,7 +18,7 @@ from honed.daemon.idle.signals import Signals
 from honed.daemon.leasing import Leasing
 from honed.daemon.limits import Limits
 from honed.daemon.peers import identify
-from honed.daemon.turns import Turns
+from honed.daemon.roundrobin import RoundRobin
 from honed.daemon.usage import Usage
 from honed.protocol import wire
 from honed.protocol.decoder import Decoder
@@ -58,7 +58,7 @@ class Tuner:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._decoder = Decoder()
-        turns = Turns(asyncio.get_running_loop())
+        turns = RoundRobin(asyncio.get_running_loop())
         Connection(1, ours, identify(ours), Limits(), Usage(1 << 20), turns, Service(leasing))
 
     async def send(self, method: str, **params: Any) -> wire.Message:

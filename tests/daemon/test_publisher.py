@@ -25,7 +25,7 @@ from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, Trial
 from honed.daemon.store import Manifest, Store, new_version
-from honed.daemon.versions import Duel, first, succeed
+from honed.daemon.versions import ComparisonResult, first, succeed
 from honed.protocol.params import PublishParams
 from honed.protocol.results import ModelChecked
 from honed.protocol.versions import ModelPublished
@@ -50,8 +50,8 @@ class Loader:
     async def load(self, key: str, path: str, **_: object) -> Proof:
         return Proof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
-    async def duel(self, old: str, new: str, rounds: int) -> Duel:
-        return Duel(old=(200,) * rounds, new=(100,) * rounds, wrong="")
+    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
+        return ComparisonResult(old=(200,) * rounds, new=(100,) * rounds, wrong="")
 
 
 class Pool:

@@ -32,14 +32,14 @@ async def live(worker: Supervisor, order: list[str]) -> None:
             order += [life.value]
 
 
-def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir: Path) -> None:
+def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir: Path) -> None:
     """Models are removed while others are published."""
     paths = {name: add_constant(8).write(tmp_path / f"{name}.honed") for name in ("old", "new", "other")}
 
     async def go() -> None:
         worker = Supervisor(Limits(), cache_dir, "")
 
-        async def duel(turn: int) -> str:
+        async def compared(turn: int) -> str:
             call = CompareTurn(old="old", new="new", turn=turn)
             return (await worker.call(call, seconds=SECONDS)).wrong
 
@@ -49,12 +49,12 @@ def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir
             await worker.open()
             for name, path in paths.items():
                 await worker.call(BuildModel(key=name, path=str(path)), seconds=SECONDS)
-            assert await duel(0) == ""
+            assert await compared(0) == ""
             await worker.call(UnloadModel(key="other"), seconds=SECONDS)
-            assert await duel(1) == ""
+            assert await compared(1) == ""
             await worker.call(UnloadModel(key="new"), seconds=SECONDS)
             with pytest.raises(NotFound, match="unloaded while they were compared"):
-                await duel(2)
+                await compared(2)
         finally:
             running.cancel()
             await asyncio.wait([running])

@@ -37,8 +37,8 @@ from .outcomes import WithDescriptors, as_error
 from .peers import Credentials
 from .regions import RegionTable
 from .requests import ClientId
+from .roundrobin import RoundRobin
 from .timer import Timer
-from .turns import Turns
 from .usage import Usage
 
 _MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
@@ -74,7 +74,7 @@ class Connection:
         peer: Credentials,
         limits: Limits,
         usage: Usage,
-        turns: Turns,
+        turns: RoundRobin,
         handler: Handler,
     ) -> None:
         """Takes over the socket, in a running loop."""

@@ -21,7 +21,7 @@ from .serving.events import Proof
 from .serving.states import Engine
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
-from .versions import Duel
+from .versions import ComparisonResult
 from .workercalls import (
     BuildModel,
     CheckedProbe,
@@ -52,7 +52,7 @@ class Loader:
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
-        self._dueling = asyncio.Lock()  # the worker knows one pair at a time
+        self._comparing = asyncio.Lock()  # the worker knows one pair at a time
 
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
@@ -100,13 +100,13 @@ class Loader:
         try:
             # It is there already, unless the worker was started anew.
             await self.load(before.key, str(self._store.object(before.manifest.compiled)))
-            duel = await self.duel(before.key, model.key, JUDGE_ROUNDS)
+            compared = await self.compare(before.key, model.key, JUDGE_ROUNDS)
         except WorkerLost as error:
             return events.JudgingBroken(model.number, str(error))
         except HonedError as error:
             _log.warning("model %s: its new version is not compared again: %s", model.name, error)
             return events.Judged(model.number, "")
-        return events.Judged(model.number, duel.objection(serving=True))
+        return events.Judged(model.number, compared.objection(serving=True))
 
     async def _prove_apart(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
@@ -158,26 +158,26 @@ class Loader:
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
-    async def duel(self, old: str, new: str, rounds: int) -> Duel:
+    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
         """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
 
         Stops at the first wrong answer. Raises WorkerLost where the worker died of it.
         """
         taken: tuple[list[int], list[int]] = ([], [])
         wrong, turn = "", 0
-        async with self._dueling:
+        async with self._comparing:
             while turn < 2 * rounds and not wrong:
                 ran = await self._careful(CompareTurn(old=old, new=new, turn=turn))
                 taken[turn % 2].append(ran.ns)
                 wrong = ran.wrong
                 rounds = max(rounds, ran.sets)
                 turn += 1
-        return Duel(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+        return ComparisonResult(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
 
     async def median_us(self, key: str, rounds: int) -> float:
-        """Of one run of a loaded file, in microseconds; raises as `duel`."""
-        duel = await self.duel(key, key, rounds)
-        return statistics.median((*duel.old, *duel.new)) / 1000
+        """Of one run of a loaded file, in microseconds; raises as `compare`."""
+        compared = await self.compare(key, key, rounds)
+        return statistics.median((*compared.old, *compared.new)) / 1000
 
     async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
         """A call that runs a model; a device that failed in it is not used again.

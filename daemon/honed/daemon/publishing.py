@@ -106,17 +106,17 @@ class Publisher:
         with self.pool.keeping(server, file.sha256):
             try:
                 proof = await server.loader.load(file.sha256, str(path), hurried=False)
-                duel = await server.loader.duel(entry.key, file.sha256, JUDGE_ROUNDS)
+                compared = await server.loader.compare(entry.key, file.sha256, JUDGE_ROUNDS)
             except WorkerLost as error:
                 return await self._turned_away(entry, version, f"the worker ended when it ran it: {error}")
             except ModelRefused as error:
                 return await self._turned_away(entry, version, failure(error))
             version = dataclasses.replace(
-                version, old_us=duel.old_us, new_us=duel.new_us if duel.new else None
+                version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
             )
-            objection = duel.objection(serving=False)
+            objection = compared.objection(serving=False)
             if objection:
-                return await self._turned_away(entry, version, objection if duel.wrong else "", objection)
+                return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
             async with self.commits.turn:
                 self._check_served(entry)
                 history = succeed(entry.manifest.history, version, time.time(), keep=True)
@@ -125,14 +125,14 @@ class Publisher:
                 ready = SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
                 self.pool.handle(ready)
                 await self.commits.sweep()
-        ratio = duel.old_us / duel.new_us
+        ratio = compared.old_us / compared.new_us
         _log.info("model %s: version %d is served, %.2f times as fast", entry.name, version.number, ratio)
         return ModelPublished(
             published=True,
             version=version.number,
             sentence=f"version {version.number} is served, {ratio:.2f} times as fast",
-            old_us=duel.old_us,
-            new_us=duel.new_us,
+            old_us=compared.old_us,
+            new_us=compared.new_us,
         )
 
     def _check_served(self, entry: ServedModel) -> None:

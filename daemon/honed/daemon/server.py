@@ -23,7 +23,7 @@ from .connection import Connection
 from .limits import Limits
 from .peers import Credentials, identify
 from .pool import Pool
-from .turns import Turns
+from .roundrobin import RoundRobin
 from .usage import Usage
 
 _BACKLOG = 128
@@ -75,7 +75,7 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(self._loop)
+        self._turns = RoundRobin(self._loop)
         self._accepting = False
         self.api: Api | None = None
 

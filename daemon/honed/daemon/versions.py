@@ -105,7 +105,7 @@ def check_new(history: VersionHistory, schedules: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duel:
+class ComparisonResult:
     """Two versions side by side: nanoseconds of each run, and what the new one answered wrong, or ""."""
 
     old: tuple[int, ...]

@@ -51,7 +51,7 @@ from honed.runtime.proof import Difference, check_probe
 from honed.runtime.regions import map_descriptor
 from honed.runtime.surveying import survey
 
-from .duel import Recorder, Turns
+from .comparison import Comparison, Recorder
 from .profiling import profile
 from .workercalls import (
     BuildModel,
@@ -98,7 +98,7 @@ class Worker:
         self._models: dict[str, Executor] = {}
         self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
         self._recorder = Recorder()
-        self._turns: Turns | None = None
+        self._comparison: Comparison | None = None
         self._regions: dict[int, Array] = {}
         self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
         self._descriptors: list[int] = []  # of the request being answered
@@ -227,18 +227,18 @@ class Worker:
             )
         return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
 
-    def _duel(self, call: CompareTurn) -> ComparedTurn:
-        """One turn of two models, see `duel.Turns`."""
+    def _compare(self, call: CompareTurn) -> ComparedTurn:
+        """One turn of two models, see `comparison.Comparison`."""
         if call.turn == 0:
             pair = (self._executor(call.old), self._executor(call.new))
-            self._turns = Turns(*pair, self._recorder.of(call.old, call.new))
-        if self._turns is None:
+            self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
+        if self._comparison is None:
             raise NotFound("one of the two versions was unloaded while they were compared")
         try:
-            ns, wrong = self._turns.turn(call.turn)
+            ns, wrong = self._comparison.turn(call.turn)
         except DeviceError as error:
             return ComparedTurn(spoilt=str(error))
-        return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._turns.sets))
+        return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets))
 
     def _device_spec(self) -> str:
         return self._device.spec if self._device is not None else ""
@@ -248,8 +248,8 @@ class Worker:
         self._checked.pop(call.key, None)
         self._recorder.forget(call.key)
         if executor is not None:
-            if self._turns is not None and executor in self._turns.pair:
-                self._turns = None
+            if self._comparison is not None and executor in self._comparison.pair:
+                self._comparison = None
             executor.close()
         return Empty()
 
@@ -327,7 +327,7 @@ class Worker:
     _METHODS = _by_name(
         {
             CheckProbe: _check,
-            CompareTurn: _duel,
+            CompareTurn: _compare,
             UnloadModel: _unload,
             MapRegion: _map,
             DropRegion: _drop,
