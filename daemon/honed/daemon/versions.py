@@ -1,6 +1,7 @@
 """The versions of a model: what was served when, why each came and went, and what may come next.
 
-A version is a compiled file; a stint is a time in which it was served, so one that was gone back to has two.
+A version is a compiled file; a deployment is a time in which it was served, so one that was gone back to
+has two.
 No I/O and no clock: times are seconds since 1970 and passed in.
 """
 
@@ -13,7 +14,7 @@ from honed.protocol.errors import AlreadyExists, NotFound
 from honed.protocol.versions import DeploymentSpan, ModelVersion
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
-REMEMBERED = 100  # versions and stints that are listed
+REMEMBERED = 100  # versions and deployments that are listed
 # Side by side, a successor must be so much faster to be taken, and may be so much slower before it goes.
 GAIN, LOSS = 1.02, 1.05
 # A new version has served cleanly after so many requests, or after so long with at least one.
@@ -25,7 +26,7 @@ class VersionHistory:
     """All that is remembered of a model's versions."""
 
     versions: tuple[ModelVersion, ...]
-    stints: tuple[DeploymentSpan, ...]
+    stints: tuple[DeploymentSpan, ...]  # the deployments, by the name they have in manifests
     pinned: bool
 
     @property
@@ -47,7 +48,7 @@ class VersionHistory:
 
     def earlier(self) -> ModelVersion | None:
         """The latest one before the current that can be gone back to."""
-        served = [stint.number for stint in self.stints]
+        served = [span.number for span in self.stints]
         fit = [
             v
             for v in self.versions
@@ -58,8 +59,8 @@ class VersionHistory:
 
 def first(version: ModelVersion, now: float) -> VersionHistory:
     """Of a model that is new."""
-    stint = DeploymentSpan(number=version.number, since=now, until=None, end="")
-    return VersionHistory(versions=(version,), stints=(stint,), pinned=False)
+    span = DeploymentSpan(number=version.number, since=now, until=None, end="")
+    return VersionHistory(versions=(version,), stints=(span,), pinned=False)
 
 
 def succeed(history: VersionHistory, version: ModelVersion, now: float, *, keep: bool) -> VersionHistory:
@@ -145,24 +146,24 @@ def trial_over(served: int, seconds: float) -> bool:
 
 def _serve(history: VersionHistory, number: int, reason: str, now: float) -> VersionHistory:
     *earlier, last = history.stints
-    stints = (
+    spans = (
         *earlier,
         dataclasses.replace(last, until=now, end=reason),
         DeploymentSpan(number=number, since=now, until=None, end=""),
     )
-    return dataclasses.replace(history, stints=stints)
+    return dataclasses.replace(history, stints=spans)
 
 
 def _pruned(history: VersionHistory) -> VersionHistory:
     """Let go of the files beyond KEPT, and of what is too old to be listed."""
     wanted = [history.current.number]
-    for stint in reversed(history.stints):
-        version = history.get(stint.number)
+    for span in reversed(history.stints):
+        version = history.get(span.number)
         if version.kept and not version.quarantine and version.number not in wanted:
             wanted.append(version.number)
     keep = set(wanted[:KEPT])
-    stints = history.stints[-REMEMBERED:]
-    listed = {stint.number for stint in stints} | keep
+    spans = history.stints[-REMEMBERED:]
+    listed = {span.number for span in spans} | keep
     quarantined = [v.number for v in history.versions if v.quarantine][-REMEMBERED:]
     return dataclasses.replace(
         history,
@@ -171,5 +172,5 @@ def _pruned(history: VersionHistory) -> VersionHistory:
             for v in history.versions
             if v.number in listed or v.number in quarantined
         ),
-        stints=stints,
+        stints=spans,
     )

@@ -47,15 +47,15 @@ def register(commands: Any) -> None:
 def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
     """Rows of a table: number, since, until, side by side, why it came, why it went."""
     versions = {version.number: version for version in history.versions}
-    for stint in history.stints:
-        version = versions[stint.number]
+    for span in history.stints:
+        version = versions[span.number]
         times = "-"
         if version.old_us and version.new_us:
             times = f"{milliseconds(version.old_us)} -> {milliseconds(version.new_us)}"
         why = version.why
-        end = stint.end or _state(history)
-        yield str(version.number), _time(stint.since), times, why, end
-    served = {stint.number for stint in history.stints}
+        end = span.end or _state(history)
+        yield str(version.number), _time(span.since), times, why, end
+    served = {span.number for span in history.stints}
     for version in history.versions:
         if version.number not in served:
             yield str(version.number), "never", "-", version.why, version.quarantine
