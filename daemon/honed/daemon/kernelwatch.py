@@ -18,8 +18,8 @@ from honed.protocol.service import FaultFigures
 from honed.runtime.kernellog import FaultStory, Reader, Record, SeenFault, Severity, group, open_reader, seen
 from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
 
+from .attribution import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, whose
 from .blocking import in_thread
-from .culprits import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, whose
 from .kernelfaults import listed
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from honed.daemon.culprits import WHOSE, BlamedFault, blamed, of_service
+from honed.daemon.attribution import WHOSE, BlamedFault, blamed, of_service
 from honed.daemon.kernelfaults import kernel_log
 
 from .output import Output, line

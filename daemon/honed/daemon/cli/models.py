@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from honed.daemon.culprits import SERVICE, BlamedFault, blamed, ours
+from honed.daemon.attribution import SERVICE, BlamedFault, blamed, ours
 from honed.daemon.kernelfaults import kernel_log
 from honed.protocol import strict
 from honed.protocol.methods import (

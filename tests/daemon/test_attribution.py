@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from honed.daemon.culprits import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
+from honed.daemon.attribution import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
 from honed.daemon.tool import main
 from honed.jobs.events import Quarantined
 from honed.protocol.faults import KernelFault
@@ -79,7 +79,7 @@ def test_whose_it_was(given: KernelFault, service: Ours | None, expected: str) -
     assert whose(given, service, told) == CANDIDATE
 
 
-def test_every_culprit_has_words() -> None:
+def test_every_attribution_has_words() -> None:
     assert set(WHOSE) == {SERVICE, CANDIDATE, OTHER, UNKNOWN}
 
 
