@@ -70,7 +70,7 @@ class MetricsCollector:
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
-        spent, waiting = self.ledger.spent(), self.pool.waiting()
+        usage, waiting = self.ledger.usage(), self.pool.waiting()
         return service.Metrics(
             version=self.version,
             pid=os.getpid(),
@@ -94,7 +94,7 @@ class MetricsCollector:
             connections=self.connections(),
             whole=self.registry.whole.figures(now, uptime),
             models=tuple(
-                self._model(entry, now, uptime, waiting[entry.name], spent.get(entry.name, _NOTHING_SPENT))
+                self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
                 for entry in self.registry.all()
             ),
             tuning=None if tuning is None else strict.from_plain(TuningFigures, tuning, where="tuning"),
@@ -104,7 +104,7 @@ class MetricsCollector:
         )
 
     def _model(
-        self, entry: ServedModel, now: float, uptime: float, waiting: int, spent: TimeSpent
+        self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: TimeSpent
     ) -> ModelFigures:
         history, figures = entry.manifest.history, entry.statistics.figures(now, uptime)
         return ModelFigures(
@@ -118,11 +118,11 @@ class MetricsCollector:
             away=entry.away,
             device=self.pool.of(entry).shown,
             waiting=waiting,
-            spent=spent,
+            spent=usage,
         )
 
 
-_NOTHING_SPENT = TimeSpent(seconds=0.0, tasks={}, profiled="")
+_UNUSED = TimeSpent(seconds=0.0, tasks={}, profiled="")
 
 
 def _worker(server: DeviceServer) -> WorkerFigures:

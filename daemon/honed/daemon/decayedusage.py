@@ -11,7 +11,7 @@ MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known st
 
 
 @dataclass(slots=True)
-class Spent:
+class DecayedUsage:
     """A decaying amount of seconds, as it was at the moment `at` of a clock that the caller reads."""
 
     seconds: float = 0.0
