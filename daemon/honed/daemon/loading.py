@@ -15,7 +15,7 @@ from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 
 from .building import BuilderLost, ModelBuilder, Progress
 from .limits import Limits
-from .proven import Proven
+from .proofcache import ProofCache
 from .serving import actions, events
 from .serving.events import Proof
 from .serving.states import Engine
@@ -112,11 +112,11 @@ class Loader:
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
         """False where that was not needed."""
-        proven = self._proven()
-        if proven.knows(key):
+        proofs = self._proofs()
+        if proofs.knows(key):
             return False
         await self.builder.prove(key, path, hurried=hurried, progress=progress)
-        proven.note(key)
+        proofs.note(key)
         return True
 
     async def _load(self, key: str, path: str, *, give_way: bool) -> Proof:
@@ -130,7 +130,7 @@ class Loader:
         built = await self._supervisor.call(build, seconds=self._limits.load_seconds)
         outputs: tuple[ComparedOutput, ...] = ()
         probes = tuple(range(built.probes))
-        enough = 1 if self._proven().knows(key) else len(probes)
+        enough = 1 if self._proofs().knows(key) else len(probes)
         try:
             for probe in probes[:enough]:
                 outputs = await self._check(key, probe, give_way=give_way)
@@ -140,7 +140,7 @@ class Loader:
             raise
         left = probes[enough:]
         if not left:
-            self._proven().note(key)
+            self._proofs().note(key)
         checked = ModelChecked(device=built.device, outputs=outputs)
         return Proof(engine=self._engine.name, worker=worker, checked=checked, left=left)
 
@@ -148,13 +148,13 @@ class Loader:
         """The worst of every output so far; raises ModelRefused where an answer is wrong."""
         return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
 
-    def _proven(self) -> Proven:
+    def _proofs(self) -> ProofCache:
         assert self._supervisor.profile is not None
-        return Proven(self._cache_dir, self._supervisor.profile.identity)
+        return ProofCache(self._cache_dir, self._supervisor.profile.identity)
 
     def _forget(self, key: str) -> None:
         try:
-            self._proven().forget(key)
+            self._proofs().forget(key)
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 

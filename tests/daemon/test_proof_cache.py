@@ -12,7 +12,7 @@ import pytest
 from honed.daemon.building import BuilderLost
 from honed.daemon.limits import Limits
 from honed.daemon.loading import Loader
-from honed.daemon.proven import Proven
+from honed.daemon.proofcache import ProofCache
 from honed.daemon.received import StoredFile
 from honed.daemon.serving.actions import GiveUp, Load, Prove, Unload
 from honed.daemon.serving.events import Added, Event, WorkerReady
@@ -168,17 +168,17 @@ def test_a_worker_lost_meanwhile_means_proving_all_before_serving(tmp_path: Path
 
 
 def test_another_driver_is_another_device(tmp_path: Path) -> None:
-    Proven(tmp_path, IDENTITY).note(KEY)
+    ProofCache(tmp_path, IDENTITY).note(KEY)
     plain = {name: getattr(IDENTITY, name) for name in ("platform", "vendor", "name", "kernel_driver")}
     other = DeviceIdentity(**plain, driver_version=IDENTITY.driver_version + ".1")
-    assert Proven(tmp_path, IDENTITY).knows(KEY)
-    assert not Proven(tmp_path, other).knows(KEY)
-    assert not Proven(tmp_path, IDENTITY).knows("b" * 64)
+    assert ProofCache(tmp_path, IDENTITY).knows(KEY)
+    assert not ProofCache(tmp_path, other).knows(KEY)
+    assert not ProofCache(tmp_path, IDENTITY).knows("b" * 64)
 
 
 def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("honed.daemon.proven.REMEMBERED", 3)
-    proven = Proven(tmp_path, IDENTITY)
+    monkeypatch.setattr("honed.daemon.proofcache.REMEMBERED", 3)
+    proven = ProofCache(tmp_path, IDENTITY)
     for n in range(4):
         proven.note(str(n))
         for marker in (tmp_path / "proven").iterdir():
