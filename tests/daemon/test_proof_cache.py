@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.building import BuilderLost
+from honed.daemon.buildprocess import BuilderLost
 from honed.daemon.limits import Limits
 from honed.daemon.loading import Loader
 from honed.daemon.proofcache import ProofCache

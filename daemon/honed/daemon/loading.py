@@ -13,7 +13,7 @@ from typing import TypeVar
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 
-from .building import BuilderLost, ModelBuilder, Progress
+from .buildprocess import BuilderLost, BuildProcess, Progress
 from .limits import Limits
 from .proofcache import ProofCache
 from .serving import actions, events
@@ -46,7 +46,7 @@ class Loader:
         self, engine: Engine, limits: Limits, supervisor: Supervisor, store: Store, cache_dir: Path
     ) -> None:
         """`cache_dir` remembers which files were proven."""
-        self.builder = ModelBuilder(limits, cache_dir, supervisor)
+        self.builder = BuildProcess(limits, cache_dir, supervisor)
         self._engine = engine
         self._cache_dir = cache_dir
         self._limits = limits
@@ -59,19 +59,19 @@ class Loader:
     ) -> Proof:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
-        A file that the device has proven before is not built apart again. Inferences go on meanwhile, and
-        wait for one probe at most. `hurried` and `progress` as in `ModelBuilder.prove`. Raises ModelRefused
+        A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
+        wait for one probe at most. `hurried` and `progress` as in `BuildProcess.prove`. Raises ModelRefused
         where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost
         where the worker, or the process that builds, died of it.
         """
-        await self._prove_apart(key, path, hurried=hurried, progress=progress)
+        await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
     async def restore(self, action: actions.Load) -> events.Event:
         """Have the worker load a model of the store; what came of it."""
         key, path = action.model.key, str(self._store.object(action.model.manifest.compiled))
         try:
-            proven_now = await self._prove_apart(key, path)
+            proven_now = await self._prove_in_subprocess(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
         except WorkerLost as error:
             return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
@@ -108,7 +108,7 @@ class Loader:
             return events.Judged(model.number, "")
         return events.Judged(model.number, compared.objection(serving=True))
 
-    async def _prove_apart(
+    async def _prove_in_subprocess(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
         """False where that was not needed."""

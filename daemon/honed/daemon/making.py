@@ -20,7 +20,7 @@ from honed.runtime.files import replacing
 
 from . import compiler
 from .blocking import in_thread
-from .building import Progress
+from .buildprocess import Progress
 from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .inspection import Inspector

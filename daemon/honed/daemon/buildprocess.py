@@ -41,7 +41,7 @@ class _Running:
     niceness: int
 
 
-class ModelBuilder:
+class BuildProcess:
     """Builds for one device, one file at a time."""
 
     def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
