@@ -24,13 +24,13 @@ from honed.protocol.results import ModelAdded
 from honed.runtime import modelfile
 
 from .blocking import cleared_in_thread, in_thread, to_its_end
+from .build import RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged
 from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
-from .making import RECEIVED, AddJob, Made, Maker, Notify, Staged
 from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Added, Removed
@@ -65,7 +65,7 @@ class Jobs:
         self._pool = pool
         self._commits = commits
         self._latencies = latencies
-        self._maker = Maker(limits, pool, inspector, records)
+        self._builder = ModelBuilder(limits, pool, inspector, records)
         self.active: dict[str, AddJob] = {}
 
     async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> ModelAdded:
@@ -215,17 +215,17 @@ class Jobs:
 
     async def _make(
         self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], restored: Manifest | None = None
-    ) -> Made:
+    ) -> Built:
         """From staged files to a served model."""
         async with AsyncExitStack() as held:
-            made = await self._maker.make(job, staged, servers, held)
+            made = await self._builder.build(job, staged, servers, held)
             manifest = _manifest(job.name, made, staged, self._registry.find(job.name), restored)
             await to_its_end(self._commit(manifest, made, [(made.file, made.path), *staged.sources]))
         job.report("load", 1.0)
         _log.info("serving model %s (%s) on %s", job.name, made.file.sha256[:12], made.server.shown)
         return made
 
-    async def _commit(self, manifest: Manifest, made: Made, staged: list[tuple[StoredFile, Path]]) -> None:
+    async def _commit(self, manifest: Manifest, made: Built, staged: list[tuple[StoredFile, Path]]) -> None:
         async with self._commits.turn:
             await self._commits.commit(manifest, staged)
             replaced = self._registry.find(manifest.name)
@@ -274,7 +274,7 @@ def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
 
 
 def _manifest(
-    name: str, made: Made, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
+    name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
     """Of a model just made; `restored` is the one whose file was found damaged."""
     now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"

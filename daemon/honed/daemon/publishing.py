@@ -15,6 +15,7 @@ from honed.protocol.params import HistoryParams, PinParams, PublishParams, Rollb
 from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
 
 from .blocking import cleared_in_thread, in_thread
+from .build import load
 from .commits import Commits
 from .compiled import Compiled
 from .inspection import Inspector
@@ -22,7 +23,6 @@ from .jobs import Jobs, failure, same_but_schedules
 from .latencies import Latencies
 from .limits import Limits
 from .loading import JUDGE_ROUNDS
-from .making import load
 from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Pinned, SuccessorReady, TurnedAway, VersionChosen
