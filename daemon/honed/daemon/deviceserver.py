@@ -46,7 +46,7 @@ class DeviceServer:
 
     @property
     def state(self) -> str:
-        """Of its worker; "resting" for a stand-in that is not needed."""
+        """The state of its worker; "resting" for a stand-in that is not needed."""
         resting = self.engine.phase in (Phase.RESTING, Phase.STOPPING)
         return Phase.RESTING.value if resting else self.supervisor.state
 

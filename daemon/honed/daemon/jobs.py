@@ -276,7 +276,7 @@ def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
 def _manifest(
     name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
-    """Of a model just made; `restored` is the one whose file was found damaged."""
+    """The manifest of a model just built; `restored` is the one whose file was found damaged."""
     now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
     before = restored or (replaced.manifest if replaced is not None else None)
     if staged.device is not None:
@@ -305,7 +305,7 @@ def _manifest(
 def _history(
     file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
 ) -> VersionHistory:
-    """Of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
+    """The history of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
     if replaced is None:
         return begin(file, schedules=schedules, why=why, now=now)
     before = replaced.manifest.history

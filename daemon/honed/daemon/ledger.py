@@ -121,7 +121,7 @@ class Ledger:
         self.settings = settings
 
     def usage(self) -> dict[str, TimeSpent]:
-        """By model: `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks.
+        """The usage of each model: `seconds` that count now, and `tasks`, those of each of its tuning tasks.
 
         Time outside of tasks (copies, host calls) is in no task; no tasks where no profile was made.
         `profiled` is the SHA-256 of the compiled file that was, or "".

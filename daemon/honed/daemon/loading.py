@@ -175,7 +175,7 @@ class Loader:
         return ComparisonResult(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
 
     async def median_us(self, key: str, rounds: int) -> float:
-        """Of one run of a loaded file, in microseconds; raises as `compare`."""
+        """The median of a run of a loaded file, in microseconds; raises as `compare`."""
         compared = await self.compare(key, key, rounds)
         return statistics.median((*compared.old, *compared.new)) / 1000
 

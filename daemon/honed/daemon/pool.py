@@ -73,7 +73,7 @@ class Pool:
 
     @property
     def default(self) -> DeviceServer:
-        """Of models that are not placed elsewhere."""
+        """The one for models that are not placed elsewhere."""
         return self.servers[self.placement.default]
 
     # The machine, and what it wants done

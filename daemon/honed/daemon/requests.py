@@ -71,7 +71,7 @@ class Queue:
         return victim
 
     def _victim(self, client: ClientId) -> Ticket | None:
-        """Of the user with most tickets the last one; else of the same user's connection with most."""
+        """The last ticket of the user with most; else of the same user's connection with most."""
         users = Counter(t.client.user for t in self._waiting.values())
         user = max(users, key=lambda u: (users[u], u), default=client.user)
         if users[user] < users[client.user] + 2:

@@ -80,7 +80,7 @@ class Supervisor:
 
     @property
     def pid(self) -> int:
-        """Of the worker; 0 where there is none."""
+        """The worker's process; 0 where there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def lives(self) -> AsyncGenerator[Life, None]:

@@ -58,7 +58,7 @@ class VersionHistory:
 
 
 def first(version: ModelVersion, now: float) -> VersionHistory:
-    """Of a model that is new."""
+    """The history of a model that is new."""
     span = DeploymentSpan(number=version.number, since=now, until=None, end="")
     return VersionHistory(versions=(version,), stints=(span,), pinned=False)
 

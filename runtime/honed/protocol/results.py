@@ -17,21 +17,21 @@ class Empty:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Live:
-    """Of ServerLive."""
+    """The result of ServerLive."""
 
     live: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ready:
-    """Of ServerReady and ModelReady."""
+    """The result of ServerReady and ModelReady."""
 
     ready: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServerMetadata:
-    """Of the service; `limits` by name."""
+    """What the service is; `limits` by name."""
 
     name: str
     version: str
@@ -79,7 +79,7 @@ class InferredOutput:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Inferred:
-    """Of ModelInfer."""
+    """The result of ModelInfer."""
 
     model_name: str
     model_version: str
@@ -100,7 +100,7 @@ class RegionSpan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Regions:
-    """Of SystemSharedMemoryStatus."""
+    """The result of SystemSharedMemoryStatus."""
 
     regions: tuple[RegionSpan, ...]
 
@@ -117,14 +117,14 @@ class IndexedModel:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelIndex:
-    """Of RepositoryIndex."""
+    """The result of RepositoryIndex."""
 
     models: tuple[IndexedModel, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelAdded:
-    """Of RepositoryModelLoad."""
+    """The result of RepositoryModelLoad."""
 
     model_name: str
     sha256: str
@@ -168,7 +168,7 @@ class ServedRequests:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelStatistics:
-    """Of ModelStatistics."""
+    """The result of ModelStatistics."""
 
     model_stats: tuple[ServedRequests, ...]
 
@@ -239,7 +239,7 @@ class ShownKernel:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelShown:
-    """Of ModelShow."""
+    """The result of ModelShow."""
 
     name: str
     state: str
@@ -269,7 +269,7 @@ class ModelShown:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelExported:
-    """Of ModelExport, whose descriptors are those of `files`."""
+    """The result of ModelExport, whose descriptors are those of `files`."""
 
     files: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
@@ -300,7 +300,10 @@ class ProfiledRow:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelProfile:
-    """Of ModelProfile; a span of the timeline is name, host_us, host_end_us, device_us, device_end_us."""
+    """The result of ModelProfile.
+
+    A span of the timeline is name, host_us, host_end_us, device_us, device_end_us.
+    """
 
     name: str
     runs: int

@@ -142,7 +142,7 @@ class TunerStatus:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Status:
-    """Of ServerStatus; `models` counts them by state."""
+    """The result of ServerStatus; `models` counts them by state."""
 
     name: str
     version: str
@@ -166,7 +166,7 @@ class Status:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeaseAsked:
-    """Of LeaseAsk."""
+    """The result of LeaseAsk."""
 
     granted: bool
     lease: int
@@ -196,7 +196,7 @@ class SettingChange:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ConfigShown:
-    """Of ConfigShow."""
+    """The result of ConfigShow."""
 
     settings: tuple[ShownSetting, ...]
     files: tuple[str, ...]
@@ -206,7 +206,7 @@ class ConfigShown:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ConfigReloaded:
-    """Of ConfigReload."""
+    """The result of ConfigReload."""
 
     applied: tuple[SettingChange, ...]
     restart: tuple[SettingChange, ...]
@@ -215,7 +215,7 @@ class ConfigReloaded:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerRan:
-    """Of TunerRun; `event` is what the tuner says (`honed.jobs.events`)."""
+    """The result of TunerRun; `event` is what the tuner says (`honed.jobs.events`)."""
 
     event: Map
     published: ModelPublished | None = field(default=None, metadata=ABSENT)
@@ -224,7 +224,7 @@ class TunerRan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerMeasured(TunerRan):
-    """Of the commands that measure; `published` is None where nothing better was found."""
+    """The result of the commands that measure; `published` is None where nothing better was found."""
 
     published: ModelPublished | None = None
 
@@ -243,7 +243,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecentFigures:
-    """Of the last minute."""
+    """Requests of the last minute."""
 
     seconds: float
     per_second: float
@@ -252,7 +252,7 @@ class RecentFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Figures:
-    """Of requests; `failures` by the error's code."""
+    """Requests so far; `failures` by the error's code."""
 
     requests: int
     served: int
@@ -267,7 +267,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
-    """By a model lately; `tasks` are the seconds of each tuning task, `profiled` the file they are of."""
+    """The time a model took lately; `tasks` are seconds of each tuning task, of the file `profiled`."""
 
     seconds: float
     tasks: dict[str, float]
@@ -276,7 +276,7 @@ class TimeSpent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelFigures(Figures):
-    """Of requests for one model."""
+    """Requests for one model."""
 
     name: str
     version: int
@@ -302,7 +302,7 @@ class WorkerEnd:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerFigures:
-    """Of a device's workers; `ends` by kind."""
+    """A device's workers; `ends` by kind."""
 
     state: str
     reason: str
@@ -322,7 +322,7 @@ class QueueFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeviceFigures:
-    """Of a device."""
+    """A device at work."""
 
     name: str
     shown: str
@@ -340,7 +340,7 @@ class Gain:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TuningFigures:
-    """Of the records; `trials` by outcome, `gains` by model, `reason` why they cannot be read."""
+    """What tuning has recorded; `trials` by outcome, `gains` by model, `reason` why they cannot be read."""
 
     trials: dict[str, int]
     faults: int
@@ -359,7 +359,7 @@ class ReleaseFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeaseFigures:
-    """Of the idle lease."""
+    """The idle lease since the service started."""
 
     held: bool
     seconds: float
@@ -380,7 +380,7 @@ class FaultFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MetricsText:
-    """Of Metrics in the format openmetrics."""
+    """The result of Metrics in the format openmetrics."""
 
     content_type: str
     text: str
@@ -388,7 +388,7 @@ class MetricsText:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Metrics:
-    """Of Metrics, but for the format openmetrics."""
+    """The result of Metrics, but for the format openmetrics."""
 
     version: str
     pid: int

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelPublished:
-    """Of ModelPublish; times in microseconds of one inference."""
+    """The result of ModelPublish; times in microseconds of one inference."""
 
     published: bool
     version: int
@@ -63,7 +63,7 @@ class LatencyPoint:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelHistory:
-    """Of ModelHistory."""
+    """The result of ModelHistory."""
 
     name: str
     version: int
@@ -76,14 +76,14 @@ class ModelHistory:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RolledBack:
-    """Of ModelRollback."""
+    """The result of ModelRollback."""
 
     version: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class VersionPinned:
-    """Of ModelPin."""
+    """The result of ModelPin."""
 
     version: int
     pinned: bool

@@ -120,7 +120,7 @@ def summarise(
 
 
 def _name(command: Enqueued, model: CompiledModel) -> str:
-    """Of a command's row."""
+    """The name of a command's row."""
     return "(copy)" if command.kernel is None else model.kernels[command.kernel].name
 
 

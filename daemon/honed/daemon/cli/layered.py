@@ -17,7 +17,7 @@ _Cell = tuple[int, int]  # a box and its layer, or the lane below a box in a lat
 
 @dataclass(frozen=True, slots=True)
 class BoxSize:
-    """Of a box, in pixels."""
+    """The size of a box, in pixels."""
 
     width: float
     height: float

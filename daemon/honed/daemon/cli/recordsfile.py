@@ -96,7 +96,7 @@ def service_device(socket: str | None) -> str | None:
 
 
 def _status(socket: str | None) -> Status | None:
-    """Of the service that answers; None where none does."""
+    """The status of the service that answers; None where none does."""
     from honed.runtime.client import Client
 
     try:

@@ -94,7 +94,7 @@ class TuningRun:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """Of all tasks, by reason."""
+        """Failures of all tasks, by reason."""
         whole: Counter[str] = Counter()
         for row in self.rows.values():
             whole.update(row.failures)

@@ -182,7 +182,7 @@ def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
 
 
 def _version(name: str, first: Sequence[str] = ()) -> str | None:
-    """Of an installed distribution; folders in `first` are looked through before Python's own."""
+    """The version of an installed distribution; folders in `first` are looked through before Python's own."""
     found = metadata.distributions(name=name, path=[*first, *sys.path])
     return next((distribution.version for distribution in found), None)
 
