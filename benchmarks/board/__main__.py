@@ -156,7 +156,7 @@ class _KernelLog:
         """Each fault as the kernel wrote it."""
         if self._reader is None:
             return f"not known: {self._why}\n"
-        found: list[kernellog.SeenFault] = []
+        found: list[kernellog.DatedFault] = []
         with suppress(HonedError):
             while records := self._reader.read():
                 found += [one for one in map(kernellog.seen, records) if one is not None]

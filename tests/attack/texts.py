@@ -14,7 +14,7 @@ from honed.daemon.config import settings
 from honed.runtime.errors import HonedError
 from honed.runtime.kernellog import group, parse
 from honed.runtime.kernellog.kmsg import parse_raw
-from honed.runtime.kernellog.story import SeenFault
+from honed.runtime.kernellog.story import DatedFault
 
 from .attack import Attack
 from .bed import Bed
@@ -137,7 +137,7 @@ class KernelLog(Attack):
         for line in LINES:  # a driver's patterns are made with its first record
             parse(line)
         end, mutator = time.monotonic() + seconds, Mutator(rng)
-        found: list[SeenFault] = []
+        found: list[DatedFault] = []
         self._write(bed, mutator)
         while time.monotonic() < end:
             line = self._line(mutator)
@@ -152,7 +152,7 @@ class KernelLog(Attack):
                     f"{time.thread_time() - begun:.2f} s for a line of {len(line)}: {line[:200]!r}"
                 )
             if fault is not None:
-                found.append(SeenFault(fault=fault, monotonic_s=rng.uniform(0, 30)))
+                found.append(DatedFault(fault=fault, monotonic_s=rng.uniform(0, 30)))
             if len(found) >= 400:
                 begun = time.thread_time()
                 self._checked(bed, "group", line, lambda: group(found))

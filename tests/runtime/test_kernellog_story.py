@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from honed.runtime.kernellog import (
     LATE_S,
     Certainty,
+    DatedFault,
     Driver,
     FaultStory,
     GpuRun,
     Process,
-    SeenFault,
     Severity,
     attribute,
     group,
@@ -30,10 +30,10 @@ from honed.runtime.kernellog import (
 MALI, JM, PANTHOR = "mali fb000000.gpu: ", "mali ffe40000.gpu: ", "panthor fb000000.gpu: [drm] "
 
 
-def at(second: float, message: str) -> SeenFault:
+def at(second: float, message: str) -> DatedFault:
     fault = parse(message)
     assert fault is not None
-    return SeenFault(fault=fault, monotonic_s=second)
+    return DatedFault(fault=fault, monotonic_s=second)
 
 
 def page_fault(tid: int, prefix: str = MALI) -> str:

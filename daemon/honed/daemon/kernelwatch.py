@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from honed.protocol.errors import HonedError
 from honed.protocol.service import FaultFigures
-from honed.runtime.kernellog import FaultStory, Reader, Record, SeenFault, Severity, group, open_reader, seen
+from honed.runtime.kernellog import DatedFault, FaultStory, Reader, Record, Severity, group, open_reader, seen
 from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
 
 from .attribution import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, whose
@@ -65,7 +65,7 @@ class KernelWatch:
         """A story is told when its last record is old enough that no other belongs to it."""
         loop, readable = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(reader.fileno(), readable.set)
-        found: list[SeenFault] = []
+        found: list[DatedFault] = []
         ids: frozenset[int] = frozenset()  # of the workers when their faults came: they may end at once
         try:
             while True:
@@ -101,18 +101,18 @@ class KernelWatch:
         )
 
 
-def _read(reader: Reader) -> list[SeenFault]:
+def _read(reader: Reader) -> list[DatedFault]:
     """New faults. In a thread: a driver's patterns are made when its first record comes."""
     return [fault for record in reader.read() if (fault := _of_gpu(record)) is not None]
 
 
-def _of_gpu(record: Record) -> SeenFault | None:
+def _of_gpu(record: Record) -> DatedFault | None:
     """The fault a record tells of; none where the kernel killed a process for want of memory."""
     fault = seen(record)
     return None if fault is None or fault.fault.severity is Severity.PROCESS_KILLED else fault
 
 
-def _due(found: list[SeenFault]) -> float | None:
+def _due(found: list[DatedFault]) -> float | None:
     """When what was found is told, in seconds of CLOCK_MONOTONIC."""
     if not found:
         return None

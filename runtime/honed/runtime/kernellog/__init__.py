@@ -15,7 +15,7 @@ from .fault import Driver, Fault, Severity
 from .parse import parse
 from .reader import SETTLE_S, Reader, open_reader
 from .record import Record, seen
-from .story import FaultStory, SeenFault, group
+from .story import DatedFault, FaultStory, group
 
 __all__ = [
     "LATE_S",
@@ -29,7 +29,7 @@ __all__ = [
     "Process",
     "Reader",
     "Record",
-    "SeenFault",
+    "DatedFault",
     "Severity",
     "attribute",
     "group",

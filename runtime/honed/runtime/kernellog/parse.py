@@ -20,7 +20,7 @@ _RECORD_BYTES: Final = 8192  # longest text /dev/kmsg gives; what is beyond is n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatternMatch:
+class MatchedRow:
     """The row of a table that a record matches."""
 
     pattern: Pattern
@@ -40,7 +40,7 @@ def parse(message: str, *, device: str | None = None) -> Fault | None:
     return None if found is None else _fault(message, found)
 
 
-def find(message: str, *, device: str | None = None) -> PatternMatch | None:
+def find(message: str, *, device: str | None = None) -> MatchedRow | None:
     """The first row that matches `message`, with arguments as `parse` has them."""
     origin = origin_of(message)
     if origin is None or (None not in (device, origin.device) and device != origin.device):
@@ -49,11 +49,11 @@ def find(message: str, *, device: str | None = None) -> PatternMatch | None:
         match = pattern.start.match(message, origin.end)
         if match is not None:
             driver = pattern.driver or origin.table.driver
-            return PatternMatch(pattern=pattern, match=match, driver=driver, device=origin.device)
+            return MatchedRow(pattern=pattern, match=match, driver=driver, device=origin.device)
     return None
 
 
-def _fault(message: str, found: PatternMatch) -> Fault:
+def _fault(message: str, found: MatchedRow) -> Fault:
     pattern, driver, groups = found.pattern, found.driver, found.match.groupdict()
     code, name, meaning = _exception(message, groups)
     access, thread = _ACCESS.search(message), _THREAD.search(message)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from .parse import parse
-from .story import SeenFault
+from .story import DatedFault
 
 CLOCK_SPAN_S: Final = 600.0  # after which the clocks' offset is taken anew
 
@@ -29,7 +29,7 @@ class Record:
         return self.facility == 0
 
 
-def seen(record: Record, *, forged: bool = False) -> SeenFault | None:
+def seen(record: Record, *, forged: bool = False) -> DatedFault | None:
     """The fault in `record` with its time; None for other records.
 
     Records that a program wrote are passed over unless `forged` lets them in.
@@ -37,7 +37,7 @@ def seen(record: Record, *, forged: bool = False) -> SeenFault | None:
     if not (record.genuine or forged):
         return None
     fault = parse(record.message, device=record.device)
-    return None if fault is None else SeenFault(fault=fault, monotonic_s=record.monotonic_s)
+    return None if fault is None else DatedFault(fault=fault, monotonic_s=record.monotonic_s)
 
 
 def device_name(field: str | None) -> str | None:

@@ -18,7 +18,7 @@ LONGEST_S: Final = 15.0  # of a story; a process that faults on and on makes one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SeenFault:
+class DatedFault:
     """A fault and when the kernel wrote it, in seconds of CLOCK_MONOTONIC."""
 
     fault: Fault
@@ -29,7 +29,7 @@ class SeenFault:
 class FaultStory:
     """All records of one fault, oldest first, and what they say together. What none says is None."""
 
-    seen: tuple[SeenFault, ...]
+    seen: tuple[DatedFault, ...]
     driver: Driver
     device: str | None
     severity: Severity  # of the worst record
@@ -68,7 +68,7 @@ class FaultStory:
         return fault.consequence or (paged and _is_stream_bus_fault(fault))
 
 
-def group(seen: Iterable[SeenFault], *, threads: Mapping[int, int] | None = None) -> list[FaultStory]:
+def group(seen: Iterable[DatedFault], *, threads: Mapping[int, int] | None = None) -> list[FaultStory]:
     """One story per (process, context, queue group) and span of time, in the order in which they began.
 
     `threads` gives the process (tgid) of threads (tid) the caller knows, in the initial pid namespace; it
@@ -93,7 +93,7 @@ class _Draft:
     """A story that may still grow."""
 
     def __init__(self) -> None:
-        self.seen: list[SeenFault] = []
+        self.seen: list[DatedFault] = []
 
     @property
     def last_s(self) -> float:
@@ -108,7 +108,7 @@ class _Draft:
         """What the first record that has `field` says."""
         return next((v for s in self.seen if (v := getattr(s.fault, field)) is not None), None)
 
-    def open_for(self, item: SeenFault) -> bool:
+    def open_for(self, item: DatedFault) -> bool:
         quiet = RESET_QUIET_S if item.fault.severity.rank >= Severity.RESET.rank else QUIET_S
         begun = self.seen[0].monotonic_s
         return item.monotonic_s - self.last_s <= quiet and item.monotonic_s - begun <= LONGEST_S
@@ -160,7 +160,7 @@ class _Draft:
         )
 
 
-def _home(growing: list[_Draft], item: SeenFault, threads: Mapping[int, int]) -> _Draft | None:
+def _home(growing: list[_Draft], item: DatedFault, threads: Mapping[int, int]) -> _Draft | None:
     """The story `item` belongs to, if it is there already."""
     fault = item.fault
     near = [draft for draft in growing if draft.open_for(item) and draft.on_device(fault)]

@@ -11,7 +11,7 @@ from honed.runtime.opencl import driver_call
 from honed.runtime.profile import DevicePeaks
 
 from . import arithmetic, launches, memory
-from .bench import MicroBench
+from .bench import Bench
 
 __all__ = ["measure"]
 
@@ -20,7 +20,7 @@ def measure(device: Device) -> DevicePeaks:
     """The peaks of `device`, measured now; raises DeviceError where a kernel or the clock fails."""
     before = cpuload.read()
     with driver_call("measure the device's peaks"):
-        bench = MicroBench(device)
+        bench = Bench(device)
         half = arithmetic.gflops(bench, "half") if device.profile.limits.fp16 else None
         single = arithmetic.gflops(bench, "float")
         caches, main = memory.gbs(bench)

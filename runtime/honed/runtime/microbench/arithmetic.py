@@ -13,7 +13,7 @@ import numpy as np
 
 from honed.runtime.opencl import cl
 
-from .bench import MicroBench
+from .bench import Bench
 
 # Independent accumulators by width of vectors: units of latency 4 with two pipes need 8 in flight.
 _CHAINS = {1: (8,), 2: (8,), 4: (4, 8, 12), 8: (4, 8, 12), 16: (4, 8, 12)}
@@ -33,7 +33,7 @@ _MOST_ITERATIONS = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class ArithmeticForm:
+class Form:
     """One way of keeping the device busy. `fma` is one instruction or, on some devices, slower than `mad`."""
 
     width: int  # of its vectors
@@ -51,22 +51,20 @@ class ArithmeticForm:
         return 2.0 * self.width * self.chains * _UNROLLED * items
 
 
-def forms(family: str) -> list[ArithmeticForm]:
+def forms(family: str) -> list[Form]:
     """What is tried first on a device of a family of schedule rules."""
     most = _MOST_ON_CPU if family == "cpu" else _MOST_ON_GPU
-    return [
-        ArithmeticForm(width, n) for width, chains in _CHAINS.items() for n in chains if width * n <= most
-    ]
+    return [Form(width, n) for width, chains in _CHAINS.items() for n in chains if width * n <= most]
 
 
-def finalists(rates: dict[ArithmeticForm, float], largest_group: int) -> list[ArithmeticForm]:
+def finalists(rates: dict[Form, float], largest_group: int) -> list[Form]:
     """The best forms of the first round, and the neighbours of the very best."""
     first, *others = sorted(rates, key=lambda form: -rates[form])[:_FINALISTS]
     larger = [replace(first, group=group) for group in _GROUPS[1:] if group <= largest_group]
     return [first, replace(first, function="mad"), *larger, *others]
 
 
-def source(form: ArithmeticForm, scalar: str) -> str:
+def source(form: Form, scalar: str) -> str:
     """The kernel of a form, for "float" or "half"."""
     kind = scalar if form.width == 1 else f"{scalar}{form.width}"
     chains = range(form.chains)
@@ -83,7 +81,7 @@ def source(form: ArithmeticForm, scalar: str) -> str:
     )
 
 
-def gflops(bench: MicroBench, scalar: str) -> float:
+def gflops(bench: Bench, scalar: str) -> float:
     """GFLOP/s of the best form."""
     items = bench.limits.compute_units * _ITEMS_PER_UNIT
     sink = bench.buffer(items * 4)
@@ -96,7 +94,7 @@ def gflops(bench: MicroBench, scalar: str) -> float:
     return max(_thorough(bench, cl.Kernel(program, form.name), form, items, sink) for form in last) * 1e-9
 
 
-def _quick(bench: MicroBench, kernel: Any, form: ArithmeticForm, items: int, sink: Any) -> float:
+def _quick(bench: Bench, kernel: Any, form: Form, items: int, sink: Any) -> float:
     iterations = _calibrated(bench, kernel, form, items, sink, _SHORT_SECONDS)
     tries = [
         bench.seconds(kernel, items, form.group, sink, np.int32(iterations)) for _ in range(_SHORT_TRIES)
@@ -104,7 +102,7 @@ def _quick(bench: MicroBench, kernel: Any, form: ArithmeticForm, items: int, sin
     return form.operations(items) * iterations / min(tries)
 
 
-def _thorough(bench: MicroBench, kernel: Any, form: ArithmeticForm, items: int, sink: Any) -> float:
+def _thorough(bench: Bench, kernel: Any, form: Form, items: int, sink: Any) -> float:
     long = _calibrated(bench, kernel, form, items, sink, _LONG_SECONDS)
     each = [
         bench.shortest(kernel, items, form.group, sink, np.int32(iterations)) / iterations
@@ -113,9 +111,7 @@ def _thorough(bench: MicroBench, kernel: Any, form: ArithmeticForm, items: int, 
     return form.operations(items) / min(each)
 
 
-def _calibrated(
-    bench: MicroBench, kernel: Any, form: ArithmeticForm, items: int, sink: Any, wanted: float
-) -> int:
+def _calibrated(bench: Bench, kernel: Any, form: Form, items: int, sink: Any, wanted: float) -> int:
     """How many iterations take about `wanted` seconds."""
     iterations = 1
     bench.seconds(kernel, items, form.group, sink, np.int32(iterations))  # the first launch may compile

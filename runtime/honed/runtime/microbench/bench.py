@@ -13,7 +13,7 @@ from honed.runtime.timing import event_seconds
 PATIENCE = 8  # launches
 
 
-class MicroBench:
+class Bench:
     """One device, opened for measuring.
 
     Its methods raise pyopencl's errors, and DeviceError where the device's clock is no good.

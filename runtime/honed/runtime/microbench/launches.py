@@ -8,7 +8,7 @@ from honed.protocol.errors import DeviceError
 from honed.runtime.opencl import cl
 from honed.runtime.timing import event_seconds
 
-from .bench import PATIENCE, MicroBench
+from .bench import PATIENCE, Bench
 
 _LAUNCHES = 500
 
@@ -21,7 +21,7 @@ class Empty:
     alone: float  # from START to END of one
 
 
-def empty_kernels(bench: MicroBench) -> Empty:
+def empty_kernels(bench: Bench) -> Empty:
     """Time empty kernels; raises DeviceError where the device reports no time for all of them."""
     kernel = cl.Kernel(bench.built("__kernel void empty(__global float* sink) { }"), "empty")
     sink = bench.buffer(64)  # kernels do not hold their buffers

@@ -10,7 +10,7 @@ import numpy as np
 from honed.protocol.errors import DeviceError
 from honed.runtime.opencl import cl
 
-from .bench import MicroBench
+from .bench import Bench
 
 _BEYOND_BYTES = 64 << 20  # of each of two buffers: in no cache of the devices at hand
 _SIZES = tuple(64 << 10 << 2 * n for n in range(5))  # bytes of a working set: 64 KiB to 16 MiB
@@ -25,7 +25,7 @@ _WAYS: tuple[Way, ...] = ("copy", "read", "sweep")
 
 
 @dataclass(frozen=True, slots=True)
-class AccessForm:
+class MemoryForm:
     """One way of moving memory: copying (both sides count), or summing up in short or in long work-items."""
 
     what: Way
@@ -37,7 +37,7 @@ class AccessForm:
         return f"{self.what}{self.width}"
 
 
-FORMS = tuple(AccessForm(what, width) for width in _WIDTHS for what in _WAYS)
+FORMS = tuple(MemoryForm(what, width) for width in _WIDTHS for what in _WAYS)
 
 
 def source(width: int) -> str:
@@ -59,7 +59,7 @@ def source(width: int) -> str:
     )
 
 
-def gbs(bench: MicroBench) -> tuple[tuple[tuple[int, float], ...], float]:
+def gbs(bench: Bench) -> tuple[tuple[tuple[int, float], ...], float]:
     """GB/s by bytes of the working set, for sizes that caches may hold; and beyond all of them."""
     limits = bench.limits
     most = min(_BEYOND_BYTES, limits.max_alloc_bytes // 2, limits.global_mem_bytes // 8) // 65536 * 65536
@@ -82,7 +82,7 @@ def gbs(bench: MicroBench) -> tuple[tuple[tuple[int, float], ...], float]:
     return tuple(caches), main
 
 
-def _rate(bench: MicroBench, kernel: Any, form: AccessForm, nbytes: int, buffers: tuple[Any, Any]) -> float:
+def _rate(bench: Bench, kernel: Any, form: MemoryForm, nbytes: int, buffers: tuple[Any, Any]) -> float:
     """GB/s of a form that goes once through the first `nbytes` of the buffers; 0 where they are too few."""
     elements = nbytes // (4 * form.width)
     items = elements // _LOADS if form.what == "read" else elements

@@ -11,11 +11,11 @@ from honed.protocol.errors import HonedError
 from honed.runtime.kernellog import (
     SETTLE_S,
     Certainty,
+    DatedFault,
     FaultStory,
     GpuRun,
     Process,
     Reader,
-    SeenFault,
     attribute,
     group,
     ids_of,
@@ -45,7 +45,7 @@ class FaultWatch:
     def __init__(self, reader: Reader | None) -> None:
         self._reader = reader
         self._owners: list[_Owner] = []
-        self._seen: list[SeenFault] = []
+        self._seen: list[DatedFault] = []
         self._told: set[tuple[float, str]] = set()
         self._found: list[tuple[str, FaultStory]] = []
 
@@ -107,8 +107,8 @@ class FaultWatch:
         found, self._found = self._found, []
         return found
 
-    def _read(self) -> list[SeenFault]:
-        fresh: list[SeenFault] = []
+    def _read(self) -> list[DatedFault]:
+        fresh: list[DatedFault] = []
         while self._reader is not None:
             try:
                 records = self._reader.read()
