@@ -6,6 +6,7 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
+from honed.protocol import strict
 from honed.protocol.results import ComparedOutput, ModelProof, ShownKernel
 from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Source, Tensor
 from honed.runtime.profile import DeviceIdentity
@@ -61,17 +62,7 @@ def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
         for steps in (model.steps, model.prepare)
     )
     return tuple(
-        ShownKernel(
-            name=kernel.name,
-            grid=kernel.grid,
-            block=kernel.block,
-            flops=kernel.flops,
-            bytes=kernel.bytes,
-            task=kernel.task,
-            schedule=kernel.schedule,
-            launches=launches[n],
-            prepared=prepared[n],
-        )
+        strict.like(ShownKernel, kernel, launches=launches[n], prepared=prepared[n])
         for n, kernel in enumerate(model.kernels)
     )
 

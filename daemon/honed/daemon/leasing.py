@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import (
     Bucket,
@@ -151,12 +152,7 @@ class Leasing:
         return IdleStatus(
             idle=decision.idle,
             why=decision.why,
-            readings=tuple(
-                SignalReading(
-                    signal=each.signal, value=each.value, unit=each.unit, verdict=each.verdict, text=each.text
-                )
-                for each in readings
-            ),
+            readings=tuple(strict.like(SignalReading, each) for each in readings),
             models=self._activity.since(now),
         )
 
@@ -188,16 +184,13 @@ class Leasing:
     def metrics(self) -> LeaseFigures:
         """The part `lease` of Metrics."""
         status = self.lease()
-        release = status.release
         return LeaseFigures(
             held=self._lease.held is not None,
             seconds=status.seconds,
             grants=status.granted,
             revoked=status.revoked,
             overdue=status.overdue,
-            release=ReleaseFigures(
-                count=release.count, sum_seconds=release.sum_seconds, buckets=release.buckets
-            ),
+            release=strict.like(ReleaseFigures, status.release),
         )
 
     def _holder(self, now: float) -> LeaseHeld | None:

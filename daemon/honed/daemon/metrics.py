@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.protocol import service, strict
@@ -17,7 +17,6 @@ from honed.protocol.service import (
     MetricsText,
     ModelFigures,
     QueueFigures,
-    QueueStatus,
     TimeSpent,
     TuningFigures,
     WorkerFigures,
@@ -84,12 +83,14 @@ class MetricsCollector:
                     name=each.name,
                     shown=each.shown,
                     worker=_worker(each),
-                    queue=_queue(each.queue(), each.engine.queue.longest),
+                    queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
                 )
                 for each in self.pool.servers.values()
             ),
-            queue=_queue(
-                self.pool.queue(), max(each.engine.queue.longest for each in self.pool.servers.values())
+            queue=strict.like(
+                QueueFigures,
+                self.pool.queue(),
+                longest=max(each.engine.queue.longest for each in self.pool.servers.values()),
             ),
             connections=self.connections(),
             whole=self.registry.whole.figures(now, uptime),
@@ -107,8 +108,9 @@ class MetricsCollector:
         self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: TimeSpent
     ) -> ModelFigures:
         history, figures = entry.manifest.history, entry.statistics.figures(now, uptime)
-        return ModelFigures(
-            **{each.name: getattr(figures, each.name) for each in fields(figures)},
+        return strict.like(
+            ModelFigures,
+            figures,
             name=entry.name,
             version=history.current.number,
             quarantined_versions=sum(bool(version.quarantine) for version in history.versions),
@@ -134,7 +136,3 @@ def _worker(server: DeviceServer) -> WorkerFigures:
         ends=dict(sorted(supervisor.ends.items())),
         last_ends=tuple(supervisor.last_ends),
     )
-
-
-def _queue(now: QueueStatus, longest: int) -> QueueFigures:
-    return QueueFigures(waiting=now.waiting, running=now.running, longest=longest)

@@ -15,37 +15,21 @@ def show(entry: ServedModel, placement: ModelPlacement) -> ModelShown:
     model, manifest = entry.compiled, entry.manifest
     if model is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
-    source = model.source
-    return ModelShown(
+    return strict.like(
+        ModelShown,
+        model,
         name=entry.name,
         state=entry.state.value,
         reason=entry.remark,
         sha256=manifest.compiled.sha256,
         bytes=manifest.compiled.nbytes,
         added=manifest.added,
-        source=ModelSource(
-            sha256=source.sha256,
-            filename=source.filename,
-            producer=source.producer,
-            opset=source.opset,
-            precision=source.precision,
-            choice=strict.to_plain(source.choice),
-        ),
+        source=strict.like(ModelSource, model.source),
         shapes=manifest.shapes,
         precision=manifest.precision,
-        notes=source.notes,
-        compiler=model.compiler,
-        device=model.device,
+        notes=model.source.notes,
         inputs=tuple(map(describe, model.inputs)),
         outputs=tuple(map(describe, model.outputs)),
-        proof=model.proof,
         placement=placement,
         checked=entry.checked,
-        kernels=model.kernels,
-        launches=model.launches,
-        copies=model.copies,
-        host_calls=model.host_calls,
-        constant_bytes=model.constant_bytes,
-        arena_bytes=model.arena_bytes,
-        prepared_bytes=model.prepared_bytes,
     )

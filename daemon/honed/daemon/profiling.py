@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.results import ModelProfile
 from honed.runtime.dtypes import dtype
@@ -28,12 +29,11 @@ def profile(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
         )
     found = executor.profile(_inputs(executor))
     device = executor.device.profile
-    return ModelProfile(
+    return strict.like(
+        ModelProfile,
+        found,
         name=name,
         runs=1,
-        launches=found.launches,
-        whole_us=found.whole_us,
-        sum_us=found.sum_us,
         device=device.identity,
         peaks=device.peaks,
         rows=found.kernels,

@@ -7,8 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
+from honed.protocol import strict
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
@@ -28,10 +29,6 @@ class Tally:
         """Count one more."""
         self.count += 1
         self.ns += ns
-
-    def told(self) -> Tallied:
-        """As ModelStatistics shows it."""
-        return Tallied(count=self.count, ns=self.ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +111,7 @@ class Statistics:
             inference_count=self.success.count,
             execution_count=self.success.count,
             inference_stats=InferenceStatistics(
-                success=self.success.told(),
-                fail=self.fail.told(),
-                queue=self.queue.told(),
-                compute_input=self.compute_input.told(),
-                compute_infer=self.compute_infer.told(),
-                compute_output=self.compute_output.told(),
+                **{f.name: strict.like(Tallied, getattr(self, f.name)) for f in fields(InferenceStatistics)}
             ),
         )
 

@@ -85,6 +85,13 @@ def from_plain(
         raise Mismatch(f"{wrong.before}{where}{wrong.path}{wrong.what}") from None
 
 
+def like(kind: type[T], source: object, /, **more: Any) -> T:
+    """A `kind` (a dataclass) with the values that `source` has under the same names, and `more`."""
+    fields = dataclasses.fields(typing.cast(Any, kind))
+    shared = {f.name: getattr(source, f.name) for f in fields if hasattr(source, f.name)}
+    return kind(**shared | more)
+
+
 class _Wrong(Exception):
     """What is wrong at a place, whose path is put together on the way out."""
 

@@ -193,11 +193,9 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
     statistics = {entry.name: entry for entry in counted}
     devices = served_by(placed)
     listed = tuple(
-        ListedModel(
-            name=model.name,
-            version=model.version,
-            state=model.state,
-            reason=model.reason,
+        strict.like(
+            ListedModel,
+            model,
             device=devices.get(model.name, ""),
             inferences=statistics[model.name].inference_count if model.name in statistics else 0,
             mean_ms=_mean_ms(statistics.get(model.name)),
