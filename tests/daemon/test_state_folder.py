@@ -197,7 +197,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from honed.daemon.serving.registry import Registry
     from honed.runtime.errors import PermissionDenied
 
-    from .test_proven import manifest
+    from .test_proof_cache import manifest
 
     def refused(*_: object) -> None:
         raise PermissionDenied("the disk is read-only")

@@ -285,11 +285,7 @@ class Api:
     @_answers(methods.SHARED_MEMORY_STATUS)
     async def _region_status(self, call: ApiCall, params: RegionName) -> results.Regions:
         regions = call.connection.regions.select(params.name)
-        return results.Regions(
-            regions=tuple(
-                results.RegionSpan(name=r.name, offset=r.offset, byte_size=r.byte_size) for r in regions
-            )
-        )
+        return results.Regions(regions=tuple(strict.like(results.RegionSpan, region) for region in regions))
 
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
     async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:

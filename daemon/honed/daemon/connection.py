@@ -88,17 +88,7 @@ class Connection:
         self._owner = (peer.uid, peer.pid)
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._wire = Peer(
-            serves=True,
-            receiving=FrameLimits(
-                max_bytes=limits.max_message_bytes,
-                max_depth=MAX_MESSAGE_DEPTH,
-                max_values=MAX_MESSAGE_VALUES,
-                max_text=MAX_TEXT_BYTES,
-            ),
-            sending=FrameLimits(max_bytes=limits.max_answer_bytes + _ENVELOPE),
-            large=APART,
-        )
+        self._wire = _peer(limits)
         self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
         self._held = 0  # bytes accounted to the peer's user
         self._to_be_read = False  # when its turn comes
@@ -382,3 +372,18 @@ class Connection:
             self._socket.shut_down()
         except OSError:
             self.close()
+
+
+def _peer(limits: Limits) -> Peer:
+    """The service's end of the protocol; what a client sends is kept in bounds."""
+    return Peer(
+        serves=True,
+        receiving=FrameLimits(
+            max_bytes=limits.max_message_bytes,
+            max_depth=MAX_MESSAGE_DEPTH,
+            max_values=MAX_MESSAGE_VALUES,
+            max_text=MAX_TEXT_BYTES,
+        ),
+        sending=FrameLimits(max_bytes=limits.max_answer_bytes + _ENVELOPE),
+        large=APART,
+    )

@@ -30,7 +30,7 @@ from .idle.activity import Activity
 from .idle.decision import MAX_GAP, Decision, decide
 from .idle.judge import Context, judge
 from .idle.own import Own
-from .idle.readings import Reading, Sample
+from .idle.readings import Sample
 from .idle.settings import IdleSettings
 from .idle.signals import MachineSignals, Signals
 from .lease import Action, Grant, Lease, Overdue, Revoke
@@ -152,7 +152,7 @@ class Leasing:
         return IdleStatus(
             idle=decision.idle,
             why=decision.why,
-            readings=tuple(strict.like(SignalReading, each) for each in readings),
+            readings=readings,
             models=self._activity.since(now),
         )
 
@@ -208,7 +208,7 @@ class Leasing:
             why=held.why,
         )
 
-    def _decided(self, now: float) -> tuple[tuple[Reading, ...], Decision]:
+    def _decided(self, now: float) -> tuple[tuple[SignalReading, ...], Decision]:
         state = self._worker_state()
         worker = Sample(
             signal="worker", value=float(state != "ready"), unit="", text=f"the serving worker is {state}"

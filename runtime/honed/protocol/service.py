@@ -64,9 +64,9 @@ class JobStatus:
     text: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalReading:
-    """A signal that idleness depends on; `verdict` is quiet, busy or absent."""
+    """A signal that idleness depends on; `verdict` is quiet, busy or absent, `text` for people."""
 
     signal: str
     value: float | None
