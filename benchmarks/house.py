@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, TypeGuard
 
 PARTS: Final = ("daemon", "runtime", "tuner")
 PAGE: Final = "docs/architecture.md"
@@ -136,14 +136,33 @@ def lines_of(module: Module) -> Lines:
 def maps(house: House) -> list[str]:
     """Lines that speak of maps of anything, as FILE:LINE."""
     return sorted(
-        {
-            f"{module.path}:{node.lineno}"
-            for module in house.modules
-            for node in module.nodes
-            if isinstance(node, ast.Subscript)
-            and ast.unparse(node) in ("dict[str, Any]", "Mapping[str, Any]")
-        }
+        {f"{module.path}:{node.lineno}" for module in house.modules for node in module.nodes if _is_map(node)}
     )
+
+
+def aliased_maps(house: House) -> list[str]:
+    """Lines that speak of such maps by another name, as FILE:LINE name, but for where it is given to them."""
+    given = {
+        (module.name, target.id)
+        for module in house.modules
+        for node in module.tree.body
+        if isinstance(node, ast.Assign) and _is_map(node.value)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    found: set[str] = set()
+    for module in house.modules:
+        names = {name for where, name in given if where == module.name}
+        for node in module.nodes:
+            if isinstance(node, ast.ImportFrom):
+                base = _base(module, node)
+                names |= {alias.name for alias in node.names if (base, alias.name) in given}
+        found |= {
+            f"{module.path}:{node.lineno} {node.id}"
+            for node in module.nodes
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in names
+        }
+    return sorted(found)
 
 
 def repeated_classes(house: House) -> list[str]:
@@ -243,6 +262,7 @@ def figures(house: House) -> Iterator[tuple[str, int | list[str]]]:
     yield "lines of code, together", sum(house.lines(part).code for part in PARTS)
     counted: dict[str, Callable[[House], list[str]]] = {
         "lines with `dict[str, Any]` or `Mapping[str, Any]`": maps,
+        "lines with such a map by another name": aliased_maps,
         "class names defined more than once": repeated_classes,
         "callbacks (`on_...` attributes)": callbacks,
         "import cycles": cycles,
@@ -329,17 +349,26 @@ def _imported(module: Module, node: ast.Import | ast.ImportFrom, known: set[str]
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names if alias.name in known)
         return
-    base = node.module or ""
-    if node.level:
-        above = module.package.split(".")
-        above = above[: len(above) - node.level + 1]
-        base = ".".join([*above, base] if base else above)
+    base = _base(module, node)
     for alias in node.names:
         inner = f"{base}.{alias.name}"
         if inner in known:
             yield inner
         elif base in known:
             yield base
+
+
+def _base(module: Module, node: ast.ImportFrom) -> str:
+    """The full name of what it imports from."""
+    if not node.level:
+        return node.module or ""
+    above = module.package.split(".")
+    above = above[: len(above) - node.level + 1]
+    return ".".join([*above, node.module] if node.module else above)
+
+
+def _is_map(node: ast.AST) -> TypeGuard[ast.Subscript]:
+    return isinstance(node, ast.Subscript) and ast.unparse(node) in ("dict[str, Any]", "Mapping[str, Any]")
 
 
 def _reached(start: str, imports: Mapping[str, set[str]]) -> set[str]:

@@ -35,8 +35,8 @@ class Twice:
 
 def takes(given: dict[str, Any], nested: list[dict[str, Any]]) -> None: ...
 '''
-TWO = "from .three import Thing\n\n\nclass Twice: ...\n"
-THREE = "class Thing:\n    def later(self):\n        from .one import Twice\n"
+TWO = "from .three import Thing, Told\n\n\nclass Twice:\n    told: Told\n"
+THREE = "Told = dict[str, Any]\n\n\nclass Thing:\n    def later(self):\n        from .one import Twice\n"
 PAGE = """# The map
 
 ## The way of a request
@@ -67,7 +67,11 @@ def test_lines_are_code_docstrings_or_comments() -> None:
 
 
 def test_what_is_counted_is_found_and_named() -> None:
-    assert house.maps(SMALL) == [f"daemon/honed/daemon/one.py:{len(ONE.splitlines())}"]
+    assert house.maps(SMALL) == [
+        f"daemon/honed/daemon/one.py:{len(ONE.splitlines())}",
+        "daemon/honed/daemon/three.py:1",
+    ]
+    assert house.aliased_maps(SMALL) == ["daemon/honed/daemon/two.py:5 Told"]
     assert house.repeated_classes(SMALL) == ["Twice: daemon/honed/daemon/one.py, daemon/honed/daemon/two.py"]
     assert house.callbacks(SMALL) == [ON_END]
     assert house.long_files(SMALL) == ["runtime/honed/runtime/link.py"]
