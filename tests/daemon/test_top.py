@@ -19,7 +19,6 @@ from honed.protocol.service import (
     DeviceFigures,
     FaultFigures,
     Figures,
-    Gain,
     LeaseFigures,
     Metrics,
     ModelFigures,
@@ -28,9 +27,9 @@ from honed.protocol.service import (
     ReleaseFigures,
     Spans,
     TimeSpent,
-    TuningFigures,
     WorkerFigures,
 )
+from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime import Client
 
 from .conftest import SIZE

@@ -18,9 +18,9 @@ from honed.protocol.service import (
     ModelFigures,
     QueueFigures,
     TimeSpent,
-    TuningFigures,
     WorkerFigures,
 )
+from honed.protocol.tuning import TuningFigures
 
 from . import openmetrics
 from .blocking import in_thread

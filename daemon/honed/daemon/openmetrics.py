@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from honed.protocol.service import DeviceFigures, Gain, Metrics, ModelFigures, Spans
+from honed.protocol.service import DeviceFigures, Metrics, ModelFigures, Spans
+from honed.protocol.tuning import Gain
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 

@@ -8,6 +8,7 @@ from typing import Any
 from .device import DeviceIdentity, DevicePeaks
 from .faults import KernelLog
 from .strict import ABSENT, Map
+from .tuning import TuningFigures
 from .versions import ModelPublished
 
 
@@ -328,24 +329,6 @@ class DeviceFigures:
     shown: str
     worker: WorkerFigures
     queue: QueueFigures
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Gain:
-    """Seconds of one inference before tuning and now."""
-
-    before_seconds: float
-    now_seconds: float
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class TuningFigures:
-    """What tuning has recorded; `trials` by outcome, `gains` by model, `reason` why they cannot be read."""
-
-    trials: dict[str, int]
-    faults: int
-    gains: dict[str, Gain]
-    reason: str
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

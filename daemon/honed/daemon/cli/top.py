@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-    from honed.protocol.service import Metrics, ModelFigures, Spans, TuningFigures
+    from honed.protocol.service import Metrics, ModelFigures, Spans
+    from honed.protocol.tuning import TuningFigures
     from honed.runtime.client import Client
 
 _AROUND = 14  # lines of the view besides the models
