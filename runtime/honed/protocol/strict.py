@@ -49,12 +49,12 @@ def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
         return [_plain(item, omit_none, omit_defaults) for item in value]
     if isinstance(value, dict):
         return {key: _plain(item, omit_none, omit_defaults) for key, item in value.items()}
-    if not dataclasses.is_dataclass(kind):
+    if not (layout := _LAYOUTS.get(kind)) and not (layout := _layout(kind)):
         return value
-    names, read, absent, parts = _layout(kind)
-    plain: Map = dict(zip(names, read(value), strict=True))
-    if omit_none or omit_defaults or absent:
-        for field in _fields(kind):
+    fields, names, read, parts = layout
+    plain: Map = dict(zip(names, read(value)))  # noqa: B905 - both are of its fields
+    if omit_none or omit_defaults or fields:
+        for field in fields or _fields(value.__class__):
             item = plain[field.name]
             if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
                 del plain[field.name]
@@ -145,17 +145,27 @@ def _fields(kind: type) -> tuple[_Field, ...]:
     )
 
 
-@functools.cache
-def _layout(
-    kind: type,
-) -> tuple[tuple[str, ...], Callable[[Any], Iterable[Any]], bool, tuple[tuple[str, bool, bool], ...]]:
-    """Names of fields, what reads them all, whether one may be left out, and which are no scalars."""
+_Layout = tuple[
+    tuple[_Field, ...], tuple[str, ...], Callable[[Any], Iterable[Any]], tuple[tuple[str, bool, bool], ...]
+]
+_LAYOUTS: Final[dict[type, _Layout]] = {}  # of classes that were sent
+
+
+def _layout(kind: type) -> _Layout | None:
+    """All fields where one may be left out, their names, what reads them all, and which are no scalars.
+
+    None for what is no dataclass.
+    """
+    if not dataclasses.is_dataclass(kind):
+        return None
     fields = _fields(kind)
     names = tuple(field.name for field in fields)
     several = len(names) > 1  # of one, `attrgetter` gives no tuple
     read = operator.attrgetter(*names) if several else lambda value: [getattr(value, n) for n in names]
     parts = tuple((f.name, f.flat, f.tagged) for f in fields if not f.scalar)
-    return names, read, any(f.absent for f in fields), parts
+    some_absent = fields if any(f.absent for f in fields) else ()
+    _LAYOUTS[kind] = layout = (some_absent, names, read, parts)
+    return layout
 
 
 def _flat(hint: Any) -> bool:
@@ -241,6 +251,8 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
+    missing = object()
+
     @functools.cache  # the types of a class may lead back to it
     def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, frozenset[type], bool, bool], ...]]:
         found = _fields(kind)
@@ -256,20 +268,23 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
         if not (rules.unknown_ignored or names.issuperset(plain)):
             raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
         values: dict[str, object] = {}
-        for name, decoder, as_is, optional, may_be_none in each:
-            if name in plain:
-                if type(plain[name]) in as_is:
-                    values[name] = plain[name]
-                    continue
-                try:
-                    values[name] = decoder(plain[name])
-                except _Wrong as wrong:
-                    raise wrong.inside(f".{name}") from None
-            elif not optional:
-                if not (rules.none_omitted and may_be_none):
-                    raise _Wrong(f" lacks the key {name!r}")
-                values[name] = None
-        return kind(**values)
+        name = ""
+        try:
+            for name, decoder, as_is, optional, may_be_none in each:
+                item = plain.get(name, missing)
+                if type(item) in as_is:
+                    values[name] = item
+                elif item is not missing:
+                    values[name] = decoder(item)
+                elif not optional:
+                    if not (rules.none_omitted and may_be_none):
+                        break
+                    values[name] = None
+            else:
+                return kind(**values)
+        except _Wrong as wrong:
+            raise wrong.inside(f".{name}") from None
+        raise _Wrong(f" lacks the key {name!r}")
 
     return decode
 
