@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.daemon.doctor.gather import gather
-from honed.daemon.doctor.readings import Daemon, Device, Ended, OpenCL, Platform, Readings
+from honed.daemon.doctor.readings import Daemon, Ended, OpenCL, OpenCLDevice, Platform, Readings
 
 ANSWERING = Daemon(
     socket="/run/honed/honed.sock",
@@ -19,7 +19,7 @@ ANSWERING = Daemon(
     worker_reason="",
     device="Mali-G610 r0p0 (ARM Platform)",
 )
-MALI = Device(
+MALI = OpenCLDevice(
     name="Mali-G610 r0p0",
     kind="GPU",
     driver_version="3.0",
@@ -32,7 +32,7 @@ POCL = Platform(
     name="Portable Computing Language",
     version="OpenCL 3.0 PoCL 3.1",
     devices=(
-        Device(
+        OpenCLDevice(
             name="pthread-cortex-a76",
             kind="CPU",
             driver_version="3.1",

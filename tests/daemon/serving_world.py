@@ -7,19 +7,22 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
-from honed.daemon.requests import Client, Ticket
+from honed.daemon.received import StoredFile
+from honed.daemon.requests import ClientId, Ticket
 from honed.daemon.serving import actions as do
 from honed.daemon.serving import events as told
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
-from honed.daemon.store import Manifest, StoredFile, begin, new_version, version_file
+from honed.daemon.store import Manifest, begin, new_version, version_file
 from honed.daemon.versions import go_back, settle, succeed
+from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument
 
 T = TypeVar("T")
-CLIENT = Client(user=1, connection=1)
+CLIENT = ClientId(user=1, connection=1)
 COMPILED = cast(Any, "a compiled model")
+CHECKED = ModelChecked(device="", outputs=())
 
 
 def stored(key: str) -> StoredFile:
@@ -188,7 +191,7 @@ class World:
         if worker is None:
             return None
         self.loaded[engine].add(key)
-        return told.Proof(engine=engine, worker=worker, checked={})
+        return told.Proof(engine=engine, worker=worker, checked=CHECKED)
 
     def publish(self, name: str, *, stored_only: bool = False) -> None:
         """A better version, loaded beside the present one and stored; it may never come to serve."""
@@ -286,7 +289,7 @@ class World:
     def end_prove(self, prove: do.Prove, *, right: bool) -> None:
         self.proves.remove(prove)
         if right:
-            self.tell(told.Proven(prove.deployment, []))
+            self.tell(told.Proven(prove.deployment, ()))
         else:
             self.tell(told.Disproved(prove.deployment, "wrong answers"))
 

@@ -203,7 +203,7 @@ def _runs(pid: int) -> bool:
 
 def test_a_service_that_is_not_there(tmp_path: Path) -> None:
     reading, status = read_daemon(str(tmp_path / "honed.sock"))
-    assert (reading.state, status) == ("absent", {})
+    assert (reading.state, status) == ("absent", None)
     assert "its folder" in read_daemon(str(tmp_path / "no" / "honed.sock"))[0].error
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from honed.daemon.cli.boxes import draw
-from honed.daemon.cli.layered import GAP_Y, Layout, Size, lay_out
+from honed.daemon.cli.layered import GAP_Y, BoxSize, Layout, lay_out
 from honed.daemon.cli.svg import page, picture
 from honed.runtime.model import CompiledModel, Copy, Operator, Part, Tensor, View
 from tests.runtime.builder import add_prepared, chain
@@ -105,7 +105,7 @@ def test_a_picture_needs_nothing_from_elsewhere() -> None:
 def test_no_box_lies_over_another_and_lines_run_down(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 12))
     side = st.integers(10, 90)
-    sizes = [Size(data.draw(side), data.draw(side)) for _ in range(count)]
+    sizes = [BoxSize(data.draw(side), data.draw(side)) for _ in range(count)]
     edges = [
         (data.draw(st.integers(0, reader - 1)), reader)
         for reader in range(1, count)
@@ -128,7 +128,7 @@ def test_no_box_lies_over_another_and_lines_run_down(data: st.DataObject) -> Non
             assert not inside
 
 
-def _check_boxes(found: Layout, sizes: Sequence[Size]) -> None:
+def _check_boxes(found: Layout, sizes: Sequence[BoxSize]) -> None:
     spans = [
         (x, y, x + size.width, y + size.height) for (x, y), size in zip(found.corners, sizes, strict=True)
     ]

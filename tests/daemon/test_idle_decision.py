@@ -12,9 +12,10 @@ from honed.daemon.idle.activity import Activity
 from honed.daemon.idle.decision import MAX_GAP, Decision, decide
 from honed.daemon.idle.judge import Context, judge
 from honed.daemon.idle.own import Own
-from honed.daemon.idle.readings import Reading, Sample
+from honed.daemon.idle.readings import Sample
 from honed.daemon.idle.settings import IdleSettings
 from honed.daemon.idle.window import parse
+from honed.protocol.service import SignalReading
 from honed.runtime.errors import InvalidArgument
 
 SETTINGS = IdleSettings()
@@ -227,7 +228,7 @@ def test_more_business_never_turns_busy_into_idle(
     before: Decision | None,
     limit: float | None,
 ) -> None:
-    def taken(values: dict[str, float | None]) -> tuple[tuple[Reading, ...], Decision]:
+    def taken(values: dict[str, float | None]) -> tuple[tuple[SignalReading, ...], Decision]:
         context = Context(own=own, leased=leased, was_idle=was_idle, minute=12 * 60)
         readings = judge([sample(name, value, limit) for name, value in values.items()], settings, context)
         return readings, decide(readings, settings, 101.0, before)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.inference import Plan, check
+from honed.daemon.inference import InferencePlan, check
 from honed.daemon.regions import RegionTable
+from honed.daemon.workercalls import GivenInput, RegionSlice, WantedOutput
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
 from honed.protocol.params import InferParams, RegionParams
@@ -40,7 +41,7 @@ def regions() -> Iterator[RegionTable]:
         assert held.release()
 
 
-def planned(regions: RegionTable, **changes: Any) -> Plan:
+def planned(regions: RegionTable, **changes: Any) -> InferencePlan:
     params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
     parsed = parse(InferParams, params)
     return check(parsed, INPUTS, OUTPUTS, regions, max_bytes=1 << 20, keep=True)
@@ -59,14 +60,14 @@ def test_a_plain_request(regions: RegionTable) -> None:
     plan = planned(regions)
     assert (plan.timeout, plan.priority, plan.finite, plan.regions) == (60.0, 2, False, [])
     worker = plan.for_worker("key")
-    assert worker["inputs"][0] == ["a", "float32", [2, 3], None]
-    assert worker["outputs"] == [["y", None], ["empty", None]]
-    assert worker["raw"] == RAW
+    assert worker.inputs[0] == GivenInput(name="a", dtype="float32", shape=(2, 3), place=None)
+    assert [(output.name, output.place) for output in worker.outputs] == [("y", None), ("empty", None)]
+    assert worker.raw == tuple(RAW)
 
 
 def test_inputs_in_any_order(regions: RegionTable) -> None:
     plan = planned(regions, inputs=[N, A, MASK], raw_input_contents=[RAW[2], RAW[0], RAW[1]])
-    assert [entry[0] for entry in plan.for_worker("k")["inputs"]] == ["n", "a", "mask"]
+    assert [entry.name for entry in plan.for_worker("k").inputs] == ["n", "a", "mask"]
 
 
 def test_places_in_shared_memory(regions: RegionTable) -> None:
@@ -79,10 +80,12 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     assert len(plan.regions) == 1
     number = plan.regions[0].number
     worker = plan.for_worker("key")
-    assert worker["inputs"][0][3] == [number, 0, 24]
-    assert worker["outputs"] == [["y", [number, 4086, 10]]]
-    result = plan.result([], 1, 2)
-    assert result["outputs"][0]["parameters"]["shared_memory_offset"] == 4086
+    assert worker.inputs[0].place == RegionSlice(region=number, offset=0, nbytes=24)
+    assert worker.outputs == (
+        WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
+    )
+    result = plan.result((), 1, 2)
+    assert result.outputs[0].parameters["shared_memory_offset"] == 4086
 
 
 def test_what_was_asked_for(regions: RegionTable) -> None:

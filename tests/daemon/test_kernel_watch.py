@@ -10,6 +10,7 @@ import time
 import pytest
 
 from honed.daemon.kernelwatch import KernelWatch
+from honed.protocol.service import FaultFigures
 from honed.runtime.errors import PermissionDenied
 from honed.runtime.kernellog import Reader, Record
 
@@ -74,7 +75,7 @@ def watched(log: Log, expected: int) -> KernelWatch:
     async def go() -> None:
         task = asyncio.ensure_future(watch.run())
         async with asyncio.timeout(30):
-            while sum(watch.plain()["counts"].values()) < expected:
+            while sum(watch.figures().counts.values()) < expected:
                 await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
@@ -87,11 +88,9 @@ def test_each_fault_is_counted_by_whose_it_was(caplog: pytest.LogCaptureFixture)
     log = Log()
     log.write("usb 1-1: new device", XID.format(pid=OURS), XID.format(pid=FOREIGN))
     watch = watched(log, 2)
-    assert watch.plain() == {
-        "watched": True,
-        "reason": "",
-        "counts": {"service": 1, "other": 1, "unknown": 0},
-    }
+    assert watch.figures() == FaultFigures(
+        watched=True, reason="", counts={"service": 1, "other": 1, "unknown": 0}
+    )
     assert log.closed
     first, second = (record.getMessage() for record in caplog.records)
     assert "of a worker of the service, process 1784" in first
@@ -102,7 +101,7 @@ def test_each_fault_is_counted_by_whose_it_was(caplog: pytest.LogCaptureFixture)
 def test_records_of_one_fault_are_one(caplog: pytest.LogCaptureFixture) -> None:
     log = Log()
     log.write(GROUP.format(pid=OURS, stream=0), GROUP.format(pid=OURS, stream=1))
-    assert watched(log, 1).plain()["counts"]["service"] == 1
+    assert watched(log, 1).figures().counts["service"] == 1
     assert len(caplog.records) == 1
 
 
@@ -110,14 +109,14 @@ def test_what_a_program_wrote_is_not_believed() -> None:
     log = Log()
     log.write(XID.format(pid=OURS), facility=1)
     log.write(XID.format(pid=FOREIGN))
-    assert watched(log, 1).plain()["counts"] == {"service": 0, "other": 1, "unknown": 0}
+    assert watched(log, 1).figures().counts == {"service": 0, "other": 1, "unknown": 0}
 
 
 def test_want_of_memory_is_no_fault_of_the_gpu() -> None:
     log = Log()
     log.write(f"Memory cgroup out of memory: Killed process {FOREIGN} (python3) total-vm:1988084kB")
     log.write(f"Out of memory: Killed process {OURS} (python3) total-vm:1988084kB", XID.format(pid=OURS))
-    assert watched(log, 1).plain()["counts"] == {"service": 1, "other": 0, "unknown": 0}
+    assert watched(log, 1).figures().counts == {"service": 1, "other": 0, "unknown": 0}
 
 
 def test_a_log_that_cannot_be_read_is_said(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,7 +126,7 @@ def test_a_log_that_cannot_be_read_is_said(caplog: pytest.LogCaptureFixture) -> 
     watch = KernelWatch(lambda: (), denied)
     with caplog.at_level(logging.WARNING):
         asyncio.run(watch.run())
-    told = watch.plain()
-    assert not told["watched"]
-    assert "join group" in told["reason"]
+    told = watch.figures()
+    assert not told.watched
+    assert "join group" in told.reason
     assert "join group" in caplog.text

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from honed.daemon.lease import Action, Grant, Lease, Overdue, Phase, Revoke
+from honed.daemon.lease import Action, Grant, Lease, LeasePhase, Overdue, Revoke
 from honed.daemon.releases import BUCKETS, RECENT, ReleaseTimes
 from honed.runtime.errors import InvalidArgument
 
 TUNERS = st.integers(1, 3)
 
 
-def phase(lease: Lease) -> Phase:
+def phase(lease: Lease) -> LeasePhase:
     return lease.phase
 
 
@@ -28,13 +28,13 @@ def idle_lease() -> Lease:
 def test_granted_while_idle_revoked_by_a_request_and_free_again() -> None:
     lease = idle_lease()
     assert lease.asked(7, 2.0, 1.0) == [Grant(7, 1)]
-    assert phase(lease) is Phase.GRANTED
+    assert phase(lease) is LeasePhase.GRANTED
     assert lease.request("a request came", 5.0) == [Revoke(7, 1, "a request came")]
-    assert phase(lease) is Phase.REVOKING
+    assert phase(lease) is LeasePhase.REVOKING
     assert lease.due() == 7.0
     assert lease.request("another", 5.1) == lease.tick(7.0) == []
     assert lease.released(7, 1, 6.5) == []
-    assert phase(lease) is Phase.FREE
+    assert phase(lease) is LeasePhase.FREE
     assert lease.releases.summary().most == 1.5, "from the first request"
     assert lease.seconds(100.0) == 5.5
     assert lease.asked(7, 2.0, 8.0) == [], "the request made the machine busy until it is looked at again"
@@ -49,7 +49,7 @@ def test_not_granted_while_busy_and_the_first_to_ask_is_the_first() -> None:
     assert lease.waiting == (2,)
     assert lease.released(1, 1, 3.0) == [Grant(2, 2)]
     assert lease.gone(2, 4.0) == []
-    assert phase(lease) is Phase.FREE
+    assert phase(lease) is LeasePhase.FREE
 
 
 def test_a_busy_machine_revokes_too_but_counts_no_interrupted_request() -> None:
@@ -75,7 +75,7 @@ def test_overdue_is_said_once_and_ends_with_the_holder() -> None:
     assert lease.tick(10.5) == []
     assert lease.tick(10.6) == [Overdue(1, 1, 0.5)]
     assert lease.tick(11.0) == []
-    assert phase(lease) is Phase.OVERDUE
+    assert phase(lease) is LeasePhase.OVERDUE
     assert lease.readings(True, "", 12.0) == lease.asked(2, 1.0, 12.0) == [], "nobody else gets it meanwhile"
     assert lease.gone(1, 13.0) == [Grant(2, 2)]
     assert lease.releases.summary().most == 3.0
@@ -96,7 +96,7 @@ def test_words_about_other_leases_change_nothing() -> None:
     lease = idle_lease()
     lease.asked(1, 0.5, 0.0)
     assert lease.released(2, 1, 1.0) == lease.released(1, 7, 1.0) == lease.gone(2, 1.0) == []
-    assert phase(lease) is Phase.GRANTED
+    assert phase(lease) is LeasePhase.GRANTED
     lease.asked(2, 0.5, 1.0)
     lease.withdrawn(2)
     assert lease.released(1, 1, 2.0) == []
@@ -200,14 +200,14 @@ class Machine(RuleBasedStateMachine):
         (tuner,) = self.told
         self.act(self.lease.tick(self.now))
         late = self.now - self.told[tuner] > self.bounds[tuner]
-        assert late == (phase(self.lease) is Phase.OVERDUE) == (self.believes[tuner] in self.overdue)
+        assert late == (phase(self.lease) is LeasePhase.OVERDUE) == (self.believes[tuner] in self.overdue)
         assert late == (self.lease.due() is None)
 
     @invariant()
     def the_books_agree(self) -> None:
         held = self.lease.held
         assert ({held.holder: held.number} if held else {}) == self.believes
-        assert (phase(self.lease) is Phase.FREE) == (not self.believes)
+        assert (phase(self.lease) is LeasePhase.FREE) == (not self.believes)
         assert set(self.lease.waiting) == self.wants
         running = self.now - self.since if self.believes else 0.0
         assert self.lease.seconds(self.now) == pytest.approx(self.held_seconds + running)

@@ -18,12 +18,12 @@ from honed.daemon.idle.signals import Signals
 from honed.daemon.leasing import Leasing
 from honed.daemon.limits import Limits
 from honed.daemon.peers import identify
-from honed.daemon.turns import Turns
+from honed.daemon.roundrobin import RoundRobin
 from honed.daemon.usage import Usage
 from honed.protocol import wire
 from honed.protocol.decoder import Decoder
-from honed.protocol.peer import Asked
-from honed.protocol.results import Done
+from honed.protocol.peer import RequestReceived
+from honed.protocol.results import Empty
 from honed.protocol.service import LeaseAsked
 
 from . import idle_trees as trees
@@ -38,12 +38,12 @@ class Service:
     def __init__(self, leasing: Leasing) -> None:
         self._leasing = leasing
 
-    def start(self, connection: Connection, request: Asked) -> Coroutine[Any, Any, Any]:
-        async def answer() -> LeaseAsked | Done:
+    def start(self, connection: Connection, request: RequestReceived) -> Coroutine[Any, Any, Any]:
+        async def answer() -> LeaseAsked | Empty:
             if request.method == "LeaseAsk":
                 return self._leasing.ask(connection, request.params["candidate_seconds"])
             self._leasing.release(connection, request.params["lease"])
-            return Done()
+            return Empty()
 
         return answer()
 
@@ -58,7 +58,7 @@ class Tuner:
         ours, self._socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         self._decoder = Decoder()
-        turns = Turns(asyncio.get_running_loop())
+        turns = RoundRobin(asyncio.get_running_loop())
         Connection(1, ours, identify(ours), Limits(), Usage(1 << 20), turns, Service(leasing))
 
     async def send(self, method: str, **params: Any) -> wire.Message:

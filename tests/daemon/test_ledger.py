@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.daemon.decayedusage import MAX_AWAY_HALF_LIVES, DecayedUsage, away, decay, shares
 from honed.daemon.ledger import Ledger, UsageSettings
-from honed.daemon.spent import MAX_AWAY_HALF_LIVES, Spent, away, decay, shares
+from honed.protocol.results import ProfiledRow
+from honed.protocol.service import TimeSpent
 
 HALF_LIFE = 100.0
 DAY = 86_400.0
@@ -24,7 +25,7 @@ HALF_LIVES = st.floats(1.0, 1e7)
 
 @given(AMOUNTS, MOMENTS, HALF_LIVES)
 def test_half_is_left_after_a_half_life(amount: float, start: float, half_life: float) -> None:
-    spent = Spent()
+    spent = DecayedUsage()
     spent.add(amount, start, half_life)
     assert spent.value(start, half_life) == amount
     assert spent.value(start + half_life, half_life) == pytest.approx(amount / 2)
@@ -35,7 +36,7 @@ def test_a_sum_decays_as_its_parts_do(
     events: list[tuple[float, float]], later: float, half_life: float
 ) -> None:
     events.sort()
-    spent = Spent()
+    spent = DecayedUsage()
     for moment, amount in events:
         spent.add(amount, moment, half_life)
     now = (events[-1][0] if events else 0.0) + later
@@ -45,7 +46,7 @@ def test_a_sum_decays_as_its_parts_do(
 
 @given(AMOUNTS, st.lists(MOMENTS, min_size=1), HALF_LIVES)
 def test_looking_never_makes_it_more(amount: float, moments: list[float], half_life: float) -> None:
-    spent = Spent(amount, 0.0)
+    spent = DecayedUsage(amount, 0.0)
     before = amount
     for moment in moments:  # also back in time
         spent.settle(moment, half_life)
@@ -89,15 +90,25 @@ def save(ledger: Ledger) -> None:
 
 
 def seconds(ledger: Ledger) -> dict[str, float]:
-    return {name: told["seconds"] for name, told in ledger.plain().items()}
+    return {name: told.seconds for name, told in ledger.usage().items()}
 
 
-ROWS: list[dict[str, Any]] = [
-    {"task": "dense", "us": 60.0},
-    {"task": "softmax", "us": 20.0},
-    {"task": "dense", "us": 10.0},
-    {"task": "", "us": 10.0},
-]
+def row(task: str, us: float) -> ProfiledRow:
+    return ProfiledRow(
+        name="",
+        kind="",
+        task=task,
+        schedule="",
+        count=1,
+        us=us,
+        share=0,
+        gflops=None,
+        gbs=None,
+        peak_share=None,
+    )
+
+
+ROWS = [row("dense", 60.0), row("softmax", 20.0), row("dense", 10.0), row("", 10.0)]
 
 
 def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
@@ -106,15 +117,15 @@ def test_time_is_kept_by_model_and_task_over_a_restart(tmp_path: Path) -> None:
     ledger.ran("a", 8.0)
     ledger.ran("b", 1.0)
     ledger.profiled("a", "version 2", ROWS)
-    assert ledger.plain()["a"]["tasks"] == pytest.approx({"dense": 5.6, "softmax": 1.6})
+    assert ledger.usage()["a"].tasks == pytest.approx({"dense": 5.6, "softmax": 1.6})
     save(ledger)
     assert ledger.snapshot() is None, "nothing happened since"
     clocks.monotonic = 0.0  # another boot
     clocks.wall += 3 * DAY
     again = opened(tmp_path, clocks)
     assert seconds(again) == pytest.approx({"a": 4.0, "b": 0.5})
-    assert again.plain()["a"]["tasks"] == pytest.approx({"dense": 2.8, "softmax": 0.8})
-    assert [told["profiled"] for told in again.plain().values()] == ["version 2", ""]
+    assert again.usage()["a"].tasks == pytest.approx({"dense": 2.8, "softmax": 0.8})
+    assert [told.profiled for told in again.usage().values()] == ["version 2", ""]
     again.forget("a")
     save(again)
     assert set(seconds(opened(tmp_path, clocks))) == {"b"}
@@ -125,8 +136,8 @@ def test_a_file_from_before_versions_were_told_apart_is_read(tmp_path: Path) -> 
     model = {"seconds": 8.0, "shares": {"dense": 1.0}}
     saved = {"format": 1, "saved": clocks.wall, "models": {"a": model}}
     (tmp_path / "usage.json").write_text(json.dumps(saved))
-    told = opened(tmp_path, clocks).plain()["a"]
-    assert told == {"seconds": 8.0, "tasks": {"dense": 8.0}, "profiled": ""}
+    told = opened(tmp_path, clocks).usage()["a"]
+    assert told == TimeSpent(seconds=8.0, tasks={"dense": 8.0}, profiled="")
 
 
 def test_a_clock_that_starts_in_1970_loses_nothing(tmp_path: Path) -> None:

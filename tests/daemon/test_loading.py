@@ -12,6 +12,7 @@ from honed.daemon.loading import Loader
 from honed.daemon.requests import Queue
 from honed.daemon.serving.states import Engine
 from honed.daemon.supervisor import Supervisor
+from honed.daemon.workercalls import ComparedTurn, CompareTurn, Ping, WorkerCall
 
 RUN_SECONDS = 0.005
 ROUNDS = 4
@@ -22,16 +23,16 @@ class RunsInTurn:
 
     def __init__(self) -> None:
         self.ran: list[str] = []
-        self.pairs: list[tuple[str, str]] = []  # of the turns of duels
+        self.pairs: list[tuple[str, str]] = []  # of the turns of comparisons
         self._device = asyncio.Lock()
 
-    async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> ComparedTurn:
         async with self._device:
             await asyncio.sleep(RUN_SECONDS)
-            self.ran.append(method)
-            if method == "Duel":
-                self.pairs.append((params["old"], params["new"]))
-        return {"ns": 1, "wrong": "", "sets": 1}
+            self.ran.append(call.method)
+            if isinstance(call, CompareTurn):
+                self.pairs.append((call.old, call.new))
+        return ComparedTurn(ns=1, sets=1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,34 +57,34 @@ def engine(idle: float) -> Observed:
     return Observed(name="", queue=Queue(1), idle=idle)
 
 
-def test_requests_run_between_the_turns_of_a_duel() -> None:
+def test_requests_run_between_the_turns_of_a_comparison() -> None:
     async def go() -> list[str]:
         device = RunsInTurn()
         made = loader(device, engine(idle=0.0))
 
         async def client() -> None:
             while True:
-                await device.call("Infer", {}, seconds=1)
+                await device.call(Ping(), seconds=1)
 
         clients = [asyncio.ensure_future(client()) for _ in range(2)]
-        await made.duel("old", "new", ROUNDS)
+        await made.compare("old", "new", ROUNDS)
         for task in clients:
             task.cancel()
         return device.ran
 
     ran = asyncio.run(go())
-    turns = [i for i, method in enumerate(ran) if method == "Duel"]
+    turns = [i for i, method in enumerate(ran) if method == CompareTurn.method]
     assert len(turns) == 2 * ROUNDS
     between = sorted(later - earlier - 1 for earlier, later in itertools.pairwise(turns))
     # Two wait for the device at any time: without a pause there are one or two between turns.
     assert between[len(between) // 2] >= 3
 
 
-def test_a_duel_does_not_pause_for_nobody() -> None:
+def test_a_comparison_does_not_pause_for_nobody() -> None:
     async def go() -> tuple[int, float]:
         device = RunsInTurn()
         idle = engine(idle=float("inf"))
-        await loader(device, idle).duel("old", "new", ROUNDS)
+        await loader(device, idle).compare("old", "new", ROUNDS)
         return idle.asked, len(device.ran)
 
     asked, runs = asyncio.run(go())
@@ -91,13 +92,13 @@ def test_a_duel_does_not_pause_for_nobody() -> None:
     assert asked == runs  # asked once after each, and not again
 
 
-def test_duels_do_not_mix() -> None:
+def test_comparisons_do_not_mix() -> None:
     """The worker knows one pair at a time: mixed, each would be judged by runs of the other's versions."""
 
     async def go() -> list[tuple[str, str]]:
         device = RunsInTurn()
         made = loader(device, engine(idle=float("inf")))
-        await asyncio.gather(made.duel("a1", "a2", ROUNDS), made.duel("b1", "b2", ROUNDS))
+        await asyncio.gather(made.compare("a1", "a2", ROUNDS), made.compare("b1", "b2", ROUNDS))
         return device.pairs
 
     pairs = asyncio.run(go())

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from honed.daemon.idle.thermal import temperatures
-from honed.daemon.openmetrics import FAMILIES, Family, Sample, _lines
+from honed.daemon.openmetrics import FAMILIES, Family, MetricSample, _lines
 from honed.daemon.tool import main
 from honed.protocol.methods import METRICS
 from honed.protocol.params import MetricsParams
@@ -289,7 +289,7 @@ def test_the_command(
 
 @given(st.text(), st.text(), st.floats())
 def test_any_label_and_number_is_read_back(name: str, about: str, value: float) -> None:
-    family = Family("t", "gauge", "", about, lambda _: [Sample(value, {"model": name})])
+    family = Family("gauge", "t", about, lambda _: [MetricSample(value, {"model": name})])
     text = "".join(f"{line}\n" for line in _lines(family, {})) + "# EOF\n"
     (found,) = text_string_to_metric_families(text)
     (sample,) = found.samples

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from honed.daemon.places import places
+from honed.daemon.places import drop_in_dir, places
 from honed.runtime.errors import InvalidArgument
 
 
@@ -17,7 +17,7 @@ def test_root_gets_the_places_of_a_system_service() -> None:
     assert found.state_dir == Path("/var/lib/honed")
     assert found.cache_dir == Path("/var/cache/honed")
     assert found.config == Path("/etc/honed/honed.toml")
-    assert found.config_dir == Path("/etc/honed/honed.toml.d")
+    assert drop_in_dir(found.config) == Path("/etc/honed/honed.toml.d")
 
 
 def test_systemd_names_the_folders_of_an_unprivileged_service() -> None:

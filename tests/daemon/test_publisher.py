@@ -18,14 +18,17 @@ from honed.daemon.inspection import Inspector
 from honed.daemon.latencies import Latencies
 from honed.daemon.limits import Limits
 from honed.daemon.publishing import Publisher
+from honed.daemon.received import StoredFile, describe
 from honed.daemon.serving.actions import Persist
 from honed.daemon.serving.events import Added, Event, Judged, Proof, WorkerReady
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, Trial
-from honed.daemon.store import Manifest, Store, StoredFile, describe, new_version
-from honed.daemon.versions import Duel, first, succeed
+from honed.daemon.store import Manifest, Store, new_version
+from honed.daemon.versions import ComparisonResult, first, succeed
 from honed.protocol.params import PublishParams
+from honed.protocol.results import ModelChecked
+from honed.protocol.versions import ModelPublished
 from honed.runtime import modelfile
 
 from . import spin
@@ -45,10 +48,10 @@ class Loader:
     """Whatever is loaded is twice as fast."""
 
     async def load(self, key: str, path: str, **_: object) -> Proof:
-        return Proof(engine="", worker=1, checked={})
+        return Proof(engine="", worker=1, checked=ModelChecked(device="", outputs=()))
 
-    async def duel(self, old: str, new: str, rounds: int) -> Duel:
-        return Duel(old=(200,) * rounds, new=(100,) * rounds, wrong="")
+    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
+        return ComparisonResult(old=(200,) * rounds, new=(100,) * rounds, wrong="")
 
 
 class Pool:
@@ -123,7 +126,7 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
     before, present = stored(store, tmp_path)
     offered = spin.write(tmp_path / "v3.honed", 100)
 
-    async def go() -> dict[str, Any]:
+    async def go() -> ModelPublished:
         loop, models, inspector = asyncio.get_running_loop(), Registry(), Inspector()
         commits = Commits(store, models)
         pool = Pool(models, commits)
@@ -167,8 +170,8 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
         return told
 
     told = asyncio.run(go())
-    assert not told["published"]
-    assert told["version"] == 1
+    assert not told.published
+    assert told.version == 1
     history = store.open()[0]["m"].history
     assert history.current.number == 1
     assert "it crashed" in history.get(2).quarantine

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.requests import Client, Queue, Ticket, restart_delay
+from honed.daemon.requests import ClientId, Queue, Ticket, restart_delay
 from honed.runtime.errors import ResourceExhausted
 
 
@@ -27,7 +27,7 @@ def ticket(
 ) -> Ticket:
     return Ticket(
         number=number,
-        client=Client(user, client),
+        client=ClientId(user, client),
         model=model,
         priority=priority,
         arrived=0.0,

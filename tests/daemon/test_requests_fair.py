@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.requests import Client, Queue, Restarts, Ticket, restart_delay
-from honed.daemon.turns import Turns
+from honed.daemon.requests import ClientId, Queue, Restarts, Ticket, restart_delay
+from honed.daemon.roundrobin import RoundRobin
 from honed.daemon.usage import Usage
 from honed.runtime.errors import ResourceExhausted
 
@@ -19,7 +19,7 @@ LIMIT = 12
 def ticket(number: int, user: int = 0, connection: int = 1, priority: int = 2) -> Ticket:
     return Ticket(
         number=number,
-        client=Client(user, connection),
+        client=ClientId(user, connection),
         model="m",
         priority=priority,
         arrived=0.0,
@@ -133,7 +133,7 @@ class Loop:
 
 def test_owners_take_turns_and_an_iteration_has_an_end() -> None:
     loop, now, done = Loop(), [0.0], list[str]()
-    turns = Turns(loop, budget=1.0, clock=lambda: now[0])  # type: ignore[arg-type]
+    turns = RoundRobin(loop, budget=1.0, clock=lambda: now[0])  # type: ignore[arg-type]
 
     def work(name: str) -> None:
         done.append(name)
@@ -151,7 +151,7 @@ def test_owners_take_turns_and_an_iteration_has_an_end() -> None:
 
 def test_what_asks_for_itself_again_waits_for_the_others() -> None:
     loop, now, done = Loop(), [0.0], list[str]()
-    turns = Turns(loop, budget=1.0, clock=lambda: now[0])  # type: ignore[arg-type]
+    turns = RoundRobin(loop, budget=1.0, clock=lambda: now[0])  # type: ignore[arg-type]
 
     def again() -> None:
         done.append("again")

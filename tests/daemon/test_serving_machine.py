@@ -17,7 +17,7 @@ from honed.daemon.serving.states import MAX_CRASHES, MAX_CRASHES_AN_HOUR, Phase,
 from honed.daemon.versions import TRIAL_REQUESTS, settle
 from honed.runtime.errors import AlreadyExists, NotFound, Unavailable
 
-from .serving_world import CLIENT, COMPILED, World, manifest, successor
+from .serving_world import CHECKED, CLIENT, COMPILED, World, manifest, successor
 
 
 def serving(*, trial: bool = False, fallback: str = "") -> tuple[World, ServedModel]:
@@ -146,7 +146,7 @@ def test_a_successor_that_does_wrong_goes_at_once(how: str) -> None:
                 model=left.number,
                 manifest=successor(left, "late"),
                 compiled=COMPILED,
-                proof=told.Proof(engine="gpu", worker=world.starts, checked={}),
+                proof=told.Proof(engine="gpu", worker=world.starts, checked=CHECKED),
             )
         )
 

@@ -197,7 +197,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
     from honed.daemon.serving.registry import Registry
     from honed.runtime.errors import PermissionDenied
 
-    from .test_proven import manifest
+    from .test_proof_cache import manifest
 
     def refused(*_: object) -> None:
         raise PermissionDenied("the disk is read-only")
@@ -228,7 +228,7 @@ def test_a_usage_file_of_another_kind_is_put_aside(tmp_path: Path) -> None:
         path = tmp_path / "latencies.json"
         path.touch()
         spoil(path)
-        assert Keeper(path).latencies.of("m") == []
+        assert Keeper(path).latencies.of("m") == ()
         assert not path.exists()
 
 
@@ -238,7 +238,8 @@ def test_a_manifest_that_cannot_be_read_now_keeps_what_it_stands_for(
     import errno
 
     from honed.daemon import store as module
-    from honed.daemon.store import Manifest, begin, describe
+    from honed.daemon.received import describe
+    from honed.daemon.store import Manifest, begin
 
     store = Store(tmp_path / "state")
     store.open()

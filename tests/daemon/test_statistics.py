@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.daemon.histogram import ERROR, HIGHEST, LOWEST, MAX_BUCKETS, Histogram, Recent
-from honed.daemon.statistics import Served, Statistics
+from honed.daemon.statistics import ServedInference, Statistics
+from honed.protocol.service import RecentFigures, Spans
 from honed.runtime.errors import HonedError, InvalidArgument
 
 SECONDS = st.floats(LOWEST, HIGHEST)
@@ -38,8 +39,8 @@ def test_quantiles_of_latencies_like_real_ones() -> None:
     values = np.random.default_rng(5).lognormal(math.log(0.012), 0.7, 20_000)
     histogram = filled(values.tolist())
     for key, share in (("p50", 0.5), ("p95", 0.95), ("p99", 0.99)):
-        assert histogram.plain()[key] == pytest.approx(np.quantile(values, share), rel=ERROR + 0.002)
-    assert histogram.plain()["max"] == values.max()
+        assert getattr(histogram.spans(), key) == pytest.approx(np.quantile(values, share), rel=ERROR + 0.002)
+    assert histogram.spans().max == values.max()
     assert histogram.sum == pytest.approx(values.sum())
 
 
@@ -69,7 +70,7 @@ def test_every_bucket_there_can_be() -> None:
 
 
 def test_nothing_counted_has_no_quantiles() -> None:
-    assert Histogram().plain() == {"count": 0, "sum": 0.0, "p50": None, "p95": None, "p99": None, "max": None}
+    assert Histogram().spans() == Spans(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
 
 
 def test_the_last_minute_forgets() -> None:
@@ -98,7 +99,9 @@ def test_the_last_minute_is_what_it_says(gaps: list[float], later: float) -> Non
 
 
 def served(statistics: Statistics, seconds: float = 0.2) -> None:
-    inference = Served(queued=0.1, whole=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7)
+    inference = ServedInference(
+        queued=0.1, whole=seconds, input_ns=1, infer_ns=50_000_000, output_ns=3, launches=7
+    )
     statistics.served(inference, now=5.0, wall_ms=123)
 
 
@@ -110,19 +113,15 @@ def test_what_a_model_counts_is_counted_for_all() -> None:
     with pytest.raises(InvalidArgument), other.request():
         raise InvalidArgument("no")
     other.retried()
-    plain = whole.plain(now=5.0, uptime=10.0)
-    assert (plain["requests"], plain["served"], plain["retries"]) == (2, 1, 1)
-    assert plain["failures"] == {"INVALID_ARGUMENT": 1}
-    assert plain["kernel_executions"] == 7
-    assert plain["device_seconds"] == 0.05
-    assert plain["latency"]["p99"] == pytest.approx(0.2, rel=ERROR)
-    assert plain["queue_time"]["p50"] == pytest.approx(0.1, rel=ERROR)
-    assert plain["recent"] == {
-        "seconds": 10.0,
-        "per_second": 0.1,
-        "latency": plain["latency"],
-    }
-    assert one.plain(5.0, 10.0)["failures"] == {}
+    told = whole.figures(now=5.0, uptime=10.0)
+    assert (told.requests, told.served, told.retries) == (2, 1, 1)
+    assert told.failures == {"INVALID_ARGUMENT": 1}
+    assert told.kernel_executions == 7
+    assert told.device_seconds == 0.05
+    assert told.latency.p99 == pytest.approx(0.2, rel=ERROR)
+    assert told.queue_time.p50 == pytest.approx(0.1, rel=ERROR)
+    assert told.recent == RecentFigures(seconds=10.0, per_second=0.1, latency=told.latency)
+    assert one.figures(5.0, 10.0).failures == {}
     triton = one.triton("m")
     assert (triton.name, triton.inference_count, triton.last_inference) == ("m", 1, 123)
     success = triton.inference_stats.success

@@ -12,17 +12,8 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.store import (
-    Manifest,
-    NewerFormat,
-    Store,
-    StoredFile,
-    begin,
-    describe,
-    new_version,
-    receive,
-    version_file,
-)
+from honed.daemon.received import StoredFile, describe, receive
+from honed.daemon.store import Manifest, NewerFormat, Store, begin, new_version, version_file
 from honed.daemon.versions import succeed
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 

@@ -16,7 +16,7 @@ from honed.daemon.cli.models import peaks_text
 from honed.daemon.cli.output import figure_text
 from honed.daemon.cli.parser import named_file, shape
 from honed.daemon.tool import main, parser
-from honed.protocol.results import Peaks
+from honed.protocol.device import DevicePeaks
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -164,14 +164,14 @@ def test_values_of_options() -> None:
 
 
 def test_the_peaks_of_a_slow_device_are_not_rounded_away() -> None:
-    board = Peaks(fp32_gflops=471.6, fp16_gflops=903.2, bandwidth_gbs=21.46, launch_us=38.25)
-    slow = Peaks(fp32_gflops=0.0317, fp16_gflops=None, bandwidth_gbs=0.0482, launch_us=1200.0)
+    board = DevicePeaks(fp32_gflops=471.6, fp16_gflops=903.2, bandwidth_gbs=21.46, launch_us=38.25)
+    slow = DevicePeaks(fp32_gflops=0.0317, fp16_gflops=None, bandwidth_gbs=0.0482, launch_us=1200.0)
     assert peaks_text(board) == "472 GFLOP/s fp32, 903 GFLOP/s fp16, 21.5 GB/s, 38.2 us a launch"
     assert peaks_text(slow) == "0.032 GFLOP/s fp32, 0.048 GB/s, 1200.0 us a launch"
 
 
 def test_peaks_say_that_they_were_measured_on_a_busy_machine() -> None:
-    peaks = Peaks(fp32_gflops=77.0, fp16_gflops=None, bandwidth_gbs=9.0, launch_us=2.0, busy=0.5)
+    peaks = DevicePeaks(fp32_gflops=77.0, fp16_gflops=None, bandwidth_gbs=9.0, launch_us=2.0, busy=0.5)
     assert peaks_text(peaks).endswith("2.0 us a launch (measured while the machine was busy)")
     assert "busy" not in peaks_text(replace(peaks, busy=0.02))
 

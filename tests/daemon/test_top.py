@@ -14,6 +14,22 @@ from rich.console import Console
 
 from honed.daemon.cli.top import rendered
 from honed.daemon.tool import main
+from honed.protocol.device import DeviceIdentity
+from honed.protocol.service import (
+    DeviceFigures,
+    FaultFigures,
+    Figures,
+    LeaseFigures,
+    Metrics,
+    ModelFigures,
+    QueueFigures,
+    RecentFigures,
+    ReleaseFigures,
+    Spans,
+    TimeSpent,
+    WorkerFigures,
+)
+from honed.protocol.tuning import Gain, TuningFigures
 from honed.runtime import Client
 
 from .conftest import SIZE
@@ -101,50 +117,72 @@ def test_without_a_service(
     assert main(["top", "--interval", "0"]) == 2
 
 
-def document(models: int) -> dict[str, Any]:
-    empty = {"count": 0, "sum": 0.0, "p50": None, "p95": None, "p99": None, "max": None}
-    some = {"count": 9, "sum": 1.0, "p50": 0.01, "p95": 0.02, "p99": 1234.5, "max": 0.03}
-    figures = {
-        "requests": 9,
+def document(models: int) -> Metrics:
+    empty = Spans(count=0, sum=0.0, p50=None, p95=None, p99=None, max=None)
+    some = Spans(count=9, sum=1.0, p50=0.01, p95=0.02, p99=1234.5, max=0.03)
+    figures: dict[str, Any] = {
         "served": 7,
         "failures": {"UNAVAILABLE": 2},
         "retries": 1,
-        "recent": {"seconds": 60.0, "per_second": 0.0, "latency": empty},
+        "kernel_executions": 9,
+        "device_seconds": 1.0,
         "latency": some,
+        "queue_time": empty,
+        "recent": RecentFigures(seconds=60.0, per_second=0.0, latency=empty),
     }
-    return {
-        "version": "1\x1b[31m",
-        "uptime_seconds": 3600.0,
-        "connections": 3,
-        "device": {"name": "Mali-G610"},
-        "worker": {"state": "starting", "starts": 3, "reason": "it crashed"},
-        "devices": [
-            {"shown": name, "worker": {"state": "ready"}, "queue": {"waiting": 0}}
+    worker = WorkerFigures(state="starting", reason="it crashed", starts=3, ends={}, last_ends=())
+    queue = QueueFigures(waiting=1, running=1, longest=5)
+    return Metrics(
+        version="1\x1b[31m",
+        pid=1,
+        time=0.0,
+        uptime_seconds=3600.0,
+        device=DeviceIdentity(
+            platform="", vendor="", name="Mali-G610", driver_version="", kernel_driver="kbase"
+        ),
+        device_time="",
+        worker=worker,
+        devices=tuple(
+            DeviceFigures(name=name, shown=name, worker=worker, queue=queue)
             for name in ("ARM Platform/Mali-G610", "PoCL/cpu\x1b")
-        ],
-        "queue": {"waiting": 1, "running": 1, "longest": 5},
-        "whole": figures,
-        "models": [
-            figures
-            | {
-                "name": f"model-{i:02}-with-a-rather-long-name-of-sixty-four-letters-{'x' * 14}",
-                "state": "READY",
-                "version": 3,
-                "waiting": i,
-                "requests": i,
-            }
+        ),
+        queue=queue,
+        connections=3,
+        whole=Figures(requests=9, **figures),
+        models=tuple(
+            ModelFigures(
+                **figures,
+                name=f"model-{i:02}-with-a-rather-long-name-of-sixty-four-letters-{'x' * 14}",
+                version=3,
+                quarantined_versions=0,
+                sha256="",
+                state="READY",
+                ready=True,
+                away="",
+                device="",
+                waiting=i,
+                requests=i,
+                spent=TimeSpent(seconds=0.0, tasks={}, profiled=""),
+            )
             for i in range(models)
-        ],
-        "temperatures": {"gpu-thermal": 61.5, "soc-thermal": 55.0},
-        "lease": {"held": True, "seconds": 75.0, "grants": 2},
-        "gpu_faults": {"watched": True, "reason": "", "counts": {"service": 1, "other": 2, "unknown": 0}},
-        "tuning": {
-            "trials": {"right": 90, "wrong": 1},
-            "faults": 1,
-            "gains": {"lightglue": {"before_seconds": 0.9, "now_seconds": 0.3}},
-            "reason": "",
-        },
-    }
+        ),
+        tuning=TuningFigures(
+            trials={"right": 90, "wrong": 1},
+            faults=1,
+            gains={"lightglue": Gain(before_seconds=0.9, now_seconds=0.3)},
+            reason="",
+        ),
+        temperatures={"gpu-thermal": 61.5, "soc-thermal": 55.0},
+        lease=LeaseFigures(
+            held=True,
+            seconds=75.0,
+            grants=2,
+            revoked=0,
+            overdue=0,
+            release=ReleaseFigures(count=0, sum_seconds=0.0, buckets=()),
+        ),
+        gpu_faults=FaultFigures(watched=True, reason="", counts={"service": 1, "other": 2, "unknown": 0}),
+    )
 
 
 @pytest.mark.parametrize(("columns", "lines"), [(40, 16), (80, 24), (120, 50)])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from honed.daemon.cli.trace import trace
+from honed.protocol.device import DeviceIdentity
 from honed.protocol.results import (
-    Device,
     ModelPlacement,
     ModelProfile,
     ModelShown,
@@ -19,7 +19,7 @@ KERNEL = ShownKernel(
     name="add", grid=(4, 1, 1), block=(64, 1, 1), flops=256, bytes=3072, task="t1", schedule="prior:cpu-1",
     launches=2, prepared=0,
 )  # fmt: skip
-DEVICE = Device(platform="", vendor="", name="a device", driver_version="1.2", kernel_driver="")
+DEVICE = DeviceIdentity(platform="", vendor="", name="a device", driver_version="1.2", kernel_driver="")
 SOURCE = ModelSource(sha256="", filename="", producer="", opset=None, precision="fp32", choice=None)
 SHOWN = ModelShown(
     name="small", state="READY", reason="", sha256="ab", bytes=1, added=0.0, source=SOURCE, shapes={},

@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.daemon.store import StoredFile, begin, new_version
+from honed.daemon.received import StoredFile
+from honed.daemon.store import begin, new_version
 from honed.daemon.versions import (
     KEPT,
     REMEMBERED,
-    Duel,
-    History,
-    Version,
+    ComparisonResult,
+    VersionHistory,
     check_new,
     go_back,
     settle,
     succeed,
     trial_over,
 )
+from honed.protocol.versions import ModelVersion
 from honed.runtime.errors import AlreadyExists, NotFound
 
 
@@ -26,11 +27,11 @@ def file(number: int) -> StoredFile:
     return StoredFile(name="m.honed", sha256=f"{number:064x}", nbytes=number)
 
 
-def version(number: int, settled: bool = True) -> Version:
+def version(number: int, settled: bool = True) -> ModelVersion:
     return new_version(file(number), number, schedules=f"s{number}", why="tuned", now=number, settled=settled)
 
 
-def grown(count: int) -> History:
+def grown(count: int) -> VersionHistory:
     history = begin(file(1), schedules="s1", why="added", now=1.0)
     for number in range(2, count + 1):
         history = succeed(history, version(number), float(number), keep=True)
@@ -113,25 +114,25 @@ def test_there_is_always_one_served_version_with_its_file(steps: list[tuple[str,
         assert all(history.get(s.number) for s in history.stints)
 
 
-def duel(old: float, new: float, wrong: str = "") -> Duel:
-    return Duel(old=(int(old * 1e6),) * 3, new=(int(new * 1e6),) * 3, wrong=wrong)
+def compared(old: float, new: float, wrong: str = "") -> ComparisonResult:
+    return ComparisonResult(old=(int(old * 1e6),) * 3, new=(int(new * 1e6),) * 3, wrong=wrong)
 
 
-def test_a_duel_takes_the_faster_and_right_one() -> None:
-    assert duel(2.0, 1.0).objection(serving=False) == ""
-    assert "not faster" in duel(1.0, 0.99).objection(serving=False)
-    assert "differ" in duel(2.0, 1.0, "output 'y' differs").objection(serving=False)
+def test_a_comparison_takes_the_faster_and_right_one() -> None:
+    assert compared(2.0, 1.0).objection(serving=False) == ""
+    assert "not faster" in compared(1.0, 0.99).objection(serving=False)
+    assert "differ" in compared(2.0, 1.0, "output 'y' differs").objection(serving=False)
 
 
 def test_runs_that_other_work_made_longer_do_not_count() -> None:
-    disturbed = Duel(old=(10, 10, 11, 10, 10, 11, 10), new=(8, 20, 8, 21, 8, 19, 22), wrong="")
+    disturbed = ComparisonResult(old=(10, 10, 11, 10, 10, 11, 10), new=(8, 20, 8, 21, 8, 19, 22), wrong="")
     assert disturbed.objection(serving=False) == ""
     assert disturbed.objection(serving=True) == ""
 
 
 def test_in_service_noise_does_not_send_it_back() -> None:
-    assert duel(1.0, 1.03).objection(serving=True) == ""
-    assert "slower" in duel(1.0, 1.2).objection(serving=True)
+    assert compared(1.0, 1.03).objection(serving=True) == ""
+    assert "slower" in compared(1.0, 1.2).objection(serving=True)
 
 
 def test_a_trial_ends_by_requests_or_by_time_with_one() -> None:

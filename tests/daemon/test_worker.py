@@ -15,8 +15,8 @@ import pytest
 from honed.daemon.limits import Limits
 from honed.daemon.supervisor import Supervisor, WorkerLost
 from honed.daemon.worker import Worker
+from honed.daemon.workercalls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
 from honed.runtime.errors import DeviceError, NotFound
-from honed.runtime.profilefile import from_dict
 from tests.runtime.builder import add_constant
 
 from .vendors import Vendors
@@ -32,29 +32,29 @@ async def live(worker: Supervisor, order: list[str]) -> None:
             order += [life.value]
 
 
-def test_a_duel_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir: Path) -> None:
+def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cache_dir: Path) -> None:
     """Models are removed while others are published."""
     paths = {name: add_constant(8).write(tmp_path / f"{name}.honed") for name in ("old", "new", "other")}
 
     async def go() -> None:
         worker = Supervisor(Limits(), cache_dir, "")
 
-        async def duel(turn: int) -> str:
-            answer = await worker.call("Duel", {"old": "old", "new": "new", "turn": turn}, seconds=SECONDS)
-            return str(answer["wrong"])
+        async def compared(turn: int) -> str:
+            call = CompareTurn(old="old", new="new", turn=turn)
+            return (await worker.call(call, seconds=SECONDS)).wrong
 
         running = asyncio.ensure_future(live(worker, []))
         try:
             await worker.wait_ready(SECONDS)
             await worker.open()
             for name, path in paths.items():
-                await worker.call("Load", {"key": name, "path": str(path)}, seconds=SECONDS)
-            assert await duel(0) == ""
-            await worker.call("Unload", {"key": "other"}, seconds=SECONDS)
-            assert await duel(1) == ""
-            await worker.call("Unload", {"key": "new"}, seconds=SECONDS)
+                await worker.call(BuildModel(key=name, path=str(path)), seconds=SECONDS)
+            assert await compared(0) == ""
+            await worker.call(UnloadModel(key="other"), seconds=SECONDS)
+            assert await compared(1) == ""
+            await worker.call(UnloadModel(key="new"), seconds=SECONDS)
             with pytest.raises(NotFound, match="unloaded while they were compared"):
-                await duel(2)
+                await compared(2)
         finally:
             running.cancel()
             await asyncio.wait([running])
@@ -71,7 +71,7 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
 
         async def ask() -> None:
             with suppress(WorkerLost):
-                await worker.call("Ping", {}, seconds=SECONDS)
+                await worker.call(Ping(), seconds=SECONDS)
             order.append("told")
 
         running = asyncio.ensure_future(live(worker, order))
@@ -136,8 +136,8 @@ def test_the_driver_is_loaded_for_the_first_model(
 def test_what_only_builds_measures_no_peaks(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        found = Worker(theirs, tmp_path, "")._hello(models=True, measure_seconds=None)
-    assert from_dict(found["profile"]).peaks is None
+        found = Worker(theirs, tmp_path, "")._find(FindDevice(models=True, measure_seconds=None))
+    assert found.profile.peaks is None
     assert not list(tmp_path.iterdir())
 
 
@@ -145,11 +145,11 @@ def test_another_version_of_the_driver_is_not_taken_for_the_one_that_was_found(c
     ours, theirs = socket.socketpair()
     with ours, theirs:
         worker = Worker(theirs, cache_dir, "")
-        worker._hello(models=False, measure_seconds=60.0)
+        worker._find(FindDevice(models=False, measure_seconds=60.0))
         found = worker._found
         assert found is not None
         worker._found = replace(found, identity=replace(found.identity, driver_version="updated"))
         with pytest.raises(DeviceError, match="has changed"):
-            worker._open()
+            worker._open(OpenDevice())
         worker._found = found
-        assert worker._open() == {}
+        worker._open(OpenDevice())

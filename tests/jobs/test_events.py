@@ -18,7 +18,7 @@ from honed.protocol.errors import MissingFiles
 from honed.runtime.errors import HonedError, InvalidArgument, ModelRefused, ResourceExhausted
 
 ESTIMATE = events.Estimate(before_us=2.0, now_us=1.0)
-ROW = events.Row(
+ROW = events.TaskRow(
     task="k", name="dense", weight=2, flops=8, bytes=4, roofline_us=0.5, default_us=None, best_us=1.0,
     gflops=8e-3, roofline_share=0.5, trials=3, filtered=1, failures={"wrong": 2}, state="tuning", reason="",
 )  # fmt: skip
@@ -37,7 +37,7 @@ NEWS: list[News] = [
     events.Broke(task="k", reason="it ended"),
     events.Condemned(task="k", reason="it faulted"),
 ]  # fmt: skip
-PROOF = events.Proof(reference="r", probes=3, device=None, error={"y": 0.0}, tolerance={"y": 1e-3})
+PROOF = events.ProofReport(reference="r", probes=3, device=None, error={"y": 0.0}, tolerance={"y": 1e-3})
 RESULTS: list[Result] = [
     Done(),
     Compiled(
@@ -53,7 +53,7 @@ RESULTS: list[Result] = [
     events.Imported(count=1, merged=2, refused=("line 3",)),
     History(
         points=(events.Point(time=1.0, us=2.0, trials=3),),
-        versions=(events.Version(version=1, why="w", us=None, time=1.0, trials=0),),
+        versions=(events.TunedVersion(version=1, why="w", us=None, time=1.0, trials=0),),
     ),
     Faults(
         faults=(

@@ -18,8 +18,8 @@ from honed.runtime.kernellog import (
     DatedFault,
     Driver,
     FaultStory,
+    GpuRun,
     Process,
-    Run,
     Severity,
     attribute,
     group,
@@ -272,7 +272,7 @@ def process(
     pid: int, ids: set[int] | None, *spans: tuple[float, float | None], name: str = "candidate"
 ) -> Process:
     runs = tuple(
-        Run(name=f"{name} {i}", started_s=start, ended_s=end) for i, (start, end) in enumerate(spans)
+        GpuRun(name=f"{name} {i}", started_s=start, ended_s=end) for i, (start, end) in enumerate(spans)
     )
     return Process(pid=pid, ids=None if ids is None else frozenset(ids), runs=runs)
 
@@ -284,9 +284,9 @@ NAMELESS_STORY = only(group([at(10, f"{JM}t6xx: GPU fault 0x4002 from job slot 0
 def test_named_process_and_its_running_candidate() -> None:
     mine = process(7, {1693, 1695}, (8, 9), (9.5, None))
     other = process(8, {2000}, (9, None))
-    culprit = attribute(NAMED_STORY, [other, mine])
-    assert (culprit.certainty, culprit.process) == (Certainty.NAMED, mine)
-    assert culprit.run == mine.runs[1]
+    attribution = attribute(NAMED_STORY, [other, mine])
+    assert (attribution.certainty, attribution.process) == (Certainty.NAMED, mine)
+    assert attribution.run == mine.runs[1]
 
 
 @pytest.mark.parametrize("ids", [{1693}, {1695}])
@@ -295,23 +295,23 @@ def test_process_or_thread_suffices(ids: set[int]) -> None:
 
 
 def test_fault_of_a_stranger_is_nobodys_of_ours() -> None:
-    culprit = attribute(NAMED_STORY, [process(7, {3000}, (9, None))])
-    assert (culprit.certainty, culprit.process, culprit.run) == (Certainty.FOREIGN, None, None)
+    attribution = attribute(NAMED_STORY, [process(7, {3000}, (9, None))])
+    assert (attribution.certainty, attribution.process, attribution.run) == (Certainty.FOREIGN, None, None)
 
 
 def test_in_a_container_time_decides() -> None:
-    culprit = attribute(NAMED_STORY, [process(7, None, (9, None)), process(8, None, (1, 2))])
-    assert culprit.certainty is Certainty.TIMING
-    assert culprit.process is not None
-    assert culprit.process.pid == 7
+    attribution = attribute(NAMED_STORY, [process(7, None, (9, None)), process(8, None, (1, 2))])
+    assert attribution.certainty is Certainty.TIMING
+    assert attribution.process is not None
+    assert attribution.process.pid == 7
 
 
 def test_nameless_fault_goes_to_who_ran_alone() -> None:
     late = 10 - LATE_S / 2
-    culprit = attribute(NAMELESS_STORY, [process(7, {1}, (9, late)), process(8, {2}, (11, None))])
-    assert culprit.certainty is Certainty.TIMING
-    assert culprit.run is not None
-    assert culprit.run.name == "candidate 0"
+    attribution = attribute(NAMELESS_STORY, [process(7, {1}, (9, late)), process(8, {2}, (11, None))])
+    assert attribution.certainty is Certainty.TIMING
+    assert attribution.run is not None
+    assert attribution.run.name == "candidate 0"
 
 
 @pytest.mark.parametrize(
@@ -322,9 +322,9 @@ def test_nameless_fault_of_several_or_nobody_is_unknown(others: list[Process]) -
 
 
 def test_two_runs_in_the_window_are_not_one() -> None:
-    culprit = attribute(NAMELESS_STORY, [process(7, {1}, (9, 9.95), (9.96, None))])
-    assert len(culprit.runs) == 2
-    assert culprit.run is None
+    attribution = attribute(NAMELESS_STORY, [process(7, {1}, (9, 9.95), (9.96, None))])
+    assert len(attribution.runs) == 2
+    assert attribution.run is None
 
 
 def fake_proc(folder: Path, statuses: dict[int, str]) -> Path:
@@ -341,7 +341,7 @@ def fake_proc(folder: Path, statuses: dict[int, str]) -> Path:
 def initial_namespace(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes this machine's pid namespace count as the initial one, which it is not inside a container."""
     inode = os.stat("/proc/self/ns/pid").st_ino
-    return lambda: monkeypatch.setattr("honed.runtime.kernellog.culprit._INITIAL_PID_NAMESPACE", inode)
+    return lambda: monkeypatch.setattr("honed.runtime.kernellog.attribution._INITIAL_PID_NAMESPACE", inode)
 
 
 def test_ids_are_the_outermost_of_process_and_threads(
@@ -356,7 +356,7 @@ def test_ids_are_the_outermost_of_process_and_threads(
 
 
 def test_ids_are_unknown_in_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("honed.runtime.kernellog.culprit._INITIAL_PID_NAMESPACE", 1)
+    monkeypatch.setattr("honed.runtime.kernellog.attribution._INITIAL_PID_NAMESPACE", 1)
     assert ids_of(os.getpid()) is None
     assert ids_of(1, tmp_path / "missing") is None
 

@@ -30,4 +30,7 @@ def test_a_name_of_no_known_form_is_a_rules(text: str) -> None:
 
 
 def test_only_what_was_measured_was_tried() -> None:
-    assert [source for source in Source if Origin(source, "x").tried] == [Source.RECORD, Source.MEASURED]
+    assert [source for source in Source if Origin(source, "x").tried] == [
+        Source.RECORD,
+        Source.MEASURED,
+    ]

@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import InvalidArgument, NotFound, ResourceExhausted
-from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Answered, Asked, Event, Peer, Told
+from honed.protocol.peer import (
+    MAX_PENDING_DESCRIPTORS,
+    Event,
+    NotificationReceived,
+    Peer,
+    RequestReceived,
+    ResponseReceived,
+)
 from honed.protocol.wire import FrameLimits, OwnFault, PeerFault
 
 PLAIN = (
@@ -88,8 +95,8 @@ def test_calls_notifications_and_answers_arrive_however_the_stream_is_cut(
     asked = list(heard(there, data, cuts))
     assert list(map(plain, asked)) == list(map(plain, heard(server(), data)))
     assert list(map(plain, asked)) == [
-        *(plain(Asked(n, *call, [])) for n, call in zip(numbers, calls, strict=True)),
-        plain(Told("news", {"a": 1})),
+        *(plain(RequestReceived(n, *call, [])) for n, call in zip(numbers, calls, strict=True)),
+        plain(NotificationReceived("news", {"a": 1})),
     ]
     assert there.unanswered == len(calls)
     for number, (method, params) in reversed(list(zip(numbers, calls, strict=True))):
@@ -99,7 +106,11 @@ def test_calls_notifications_and_answers_arrive_however_the_stream_is_cut(
             there.refuse(number, NotFound(method))
     answers = list(heard(here, said(there, most), cuts))
     assert list(map(plain, answers)) == [
-        plain(Answered(n, None, params, []) if n % 3 else Answered(n, NotFound(method), None, []))
+        plain(
+            ResponseReceived(n, None, params, [])
+            if n % 3
+            else ResponseReceived(n, NotFound(method), None, [])
+        )
         for n, (method, params) in reversed(list(zip(numbers, calls, strict=True)))
     ]
     assert (there.unanswered, there.held, here.held) == (0, 0, 0)
@@ -164,8 +175,8 @@ def test_a_call_given_up_is_not_sent_or_cancelled() -> None:
     here.cancel(begun)
     here.cancel(late)
     asked, cancelled = heard(there, first + said(here))
-    assert isinstance(asked, Asked)
-    assert cancelled == Told("Cancel", {"msgid": begun})
+    assert isinstance(asked, RequestReceived)
+    assert cancelled == NotificationReceived("Cancel", {"msgid": begun})
     there.answer(begun, {"too": "late"})
     assert list(heard(here, said(there))) == []
     here.cancel(begun)
@@ -179,9 +190,9 @@ def test_an_answer_that_cannot_be_sent_is_an_error() -> None:
     there.answer(numbers[0], {"a": b"x" * 200})
     there.answer(numbers[1], {"a": object()})
     first, second = heard(here, said(there))
-    assert isinstance(first, Answered)
+    assert isinstance(first, ResponseReceived)
     assert isinstance(first.error, ResourceExhausted)
-    assert isinstance(second, Answered)
+    assert isinstance(second, ResponseReceived)
     assert "cannot be sent" in str(second.error)
     with pytest.raises(OwnFault):
         here.call("m", {"a": object()})
@@ -221,8 +232,8 @@ def test_descriptors_go_with_the_first_byte_and_come_with_their_message(pipe: tu
     there.receive(before + data[:4], list(pipe))  # one read gives no byte behind those of the sending
     there.receive(data[4:], [])
     first, second = there.next_event(), there.next_event()
-    assert first == Asked(number - 1, "plain", {}, [])
-    assert isinstance(second, Asked)
+    assert first == RequestReceived(number - 1, "plain", {}, [])
+    assert isinstance(second, RequestReceived)
     assert second.descriptors == list(pipe)
     there.answer(number, {}, pipe)
     assert is_open(pipe[0])
@@ -233,7 +244,7 @@ def test_descriptors_go_with_the_first_byte_and_come_with_their_message(pipe: tu
 def test_descriptors_that_nobody_takes_are_closed(pipe: tuple[int, int]) -> None:
     there = server()
     there.receive(msgpack.packb([2, "news", [{}]]), [pipe[0]])
-    assert there.next_event() == Told("news", {})
+    assert there.next_event() == NotificationReceived("news", {})
     assert not is_open(pipe[0])
     there.receive(b"\x94", [pipe[1]])
     there.close()
@@ -255,7 +266,7 @@ def test_an_unanswered_request_counts_until_it_is_answered() -> None:
     number = here.call("m", {"a": b"x" * 100})
     data = said(here)
     [asked] = heard(there, data)
-    assert isinstance(asked, Asked)
+    assert isinstance(asked, RequestReceived)
     close_all(asked.descriptors)
     assert there.held == len(data)
     there.refuse(number, InvalidArgument("no; do"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from honed.protocol import methods, results, service, strict
+from honed.protocol import methods, results, service, strict, versions
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, check_version, parse
 from honed.protocol.params import (
@@ -32,16 +32,19 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.results import Done
+from honed.protocol.results import Empty
+from honed.protocol.service import MetricsText
+from honed.protocol.strict import Map
 from honed.runtime.version import own_version
 
 from . import inference, models
-from .connection import Connection, WithDescriptors
+from .connection import Connection
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
-from .metrics import Metrics
+from .metrics import MetricsCollector
+from .outcomes import WithDescriptors
 from .peers import Policy
 from .pool import Pool
 from .publishing import Publisher
@@ -55,7 +58,7 @@ MAX_PROFILE_RUNS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class ApiCall:
     """A request, by whom, with its number and descriptors."""
 
     connection: Connection
@@ -65,8 +68,7 @@ class Call:
 
 P = TypeVar("P")
 R = TypeVar("R")
-Map = dict[str, Any]  # what the serving core makes still
-Handler = Callable[["Api", Call, P], Coroutine[Any, Any, R | WithDescriptors[R] | Map | WithDescriptors[Map]]]
+Handler = Callable[["Api", ApiCall, P], Coroutine[Any, Any, R | WithDescriptors[R] | MetricsText]]
 _HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
 
 
@@ -80,67 +82,49 @@ def _answers(method: Method[P, R]) -> Callable[[Handler[P, R]], Handler[P, R]]:
     return mark
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Api:
     """Answers requests; every method raises HonedError for what cannot be done."""
 
-    def __init__(
-        self,
-        *,
-        limits: Limits,
-        policy: Policy,
-        places: service.Places,
-        registry: Registry,
-        fleet: Pool,
-        jobs: Jobs,
-        publisher: Publisher,
-        ledger: Ledger,
-        metrics: Metrics,
-        leasing: Leasing,
-        tuner: TunerChild,
-        tuner_runs: TunerRuns,
-        reloader: Reloader,
-        connections: Callable[[], int],
-        damaged: list[str],
-    ) -> None:
-        self._limits = limits
-        self._policy = policy
-        self._places = places
-        self._registry = registry
-        self._fleet = fleet
-        self._jobs = jobs
-        self._publisher = publisher
-        self._ledger = ledger
-        self._metrics = metrics
-        self._leasing = leasing
-        self._tuner = tuner
-        self._tuner_runs = tuner_runs
-        self._reloader = reloader
-        self._connections = connections
-        self._damaged = damaged
-        self._started = time.monotonic()
-        self.stopping = False
+    limits: Limits
+    policy: Policy
+    places: service.ServicePlaces
+    registry: Registry
+    fleet: Pool
+    jobs: Jobs
+    publisher: Publisher
+    ledger: Ledger
+    metrics: MetricsCollector
+    leasing: Leasing
+    tuner: TunerChild
+    tuner_runs: TunerRuns
+    reloader: Reloader
+    connections: Callable[[], int]
+    damaged: list[str]
+    stopping: bool = False
+    _started: float = field(init=False, default_factory=time.monotonic)
 
-    def answer(self, call: Call, method: str, params: dict[str, Any]) -> Coroutine[Any, Any, Any]:
+    def answer(self, call: ApiCall, method: str, params: Map) -> Coroutine[Any, Any, Any]:
         """The work for a request, which gives its result; raises HonedError for wrong parameters."""
         known = METHODS.get(method)
         if known is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
-        self._policy.check(call.connection.peer, known.right, method)
+        self.policy.check(call.connection.peer, known.right, method)
         if self.stopping:
             raise Unavailable("the service is stopping; call again when it runs")
         return _HANDLERS[method](self, call, parse(known.params, params))
 
     @_answers(methods.SERVER_LIVE)
-    async def _server_live(self, call: Call, params: Nothing) -> results.Live:
+    async def _server_live(self, call: ApiCall, params: Nothing) -> results.Live:
         return results.Live(live=True)
 
     @_answers(methods.SERVER_READY)
-    async def _server_ready(self, call: Call, params: Nothing) -> results.Ready:
-        return results.Ready(ready=self._fleet.ready and not self._registry.count(State.LOADING))
+    async def _server_ready(self, call: ApiCall, params: Nothing) -> results.Ready:
+        return results.Ready(ready=self.fleet.ready and not self.registry.count(State.LOADING))
 
     @_answers(methods.SERVER_METADATA)
-    async def _server_metadata(self, call: Call, params: Nothing) -> results.ServerMetadata:
-        limits = strict.to_plain(self._limits)
+    async def _server_metadata(self, call: ApiCall, params: Nothing) -> results.ServerMetadata:
+        limits = strict.to_plain(self.limits)
         limits |= {
             "max_message_depth": MAX_MESSAGE_DEPTH,
             "max_message_values": MAX_MESSAGE_VALUES,
@@ -151,62 +135,62 @@ class Api:
         )
 
     @_answers(methods.SERVER_STATUS)
-    async def _server_status(self, call: Call, params: Nothing) -> dict[str, Any]:
-        lane = self._fleet.default
-        return {
-            "name": "honed",
-            "version": own_version(),
-            "pid": os.getpid(),
-            "uptime_seconds": time.monotonic() - self._started,
-            "places": self._places,
-            "device": lane.identity(),
-            "device_spec": lane.supervisor.spec,
-            "peaks": lane.peaks(),
-            "worker": lane.worker(),
-            "devices": self._fleet.plain(),
-            "models": {state.value: self._registry.count(state) for state in State},
-            "queue": self._fleet.queue(),
-            "connections": self._connections(),
-            "jobs": tuple(job.status() for job in self._jobs.active.values()),
-            "damaged": self._damaged,
-            "idle": self._leasing.idle(),
-            "lease": self._leasing.lease(),
-            "tuner": self._tuner.status(),
-        }
+    async def _server_status(self, call: ApiCall, params: Nothing) -> service.Status:
+        default = self.fleet.default
+        return service.Status(
+            name="honed",
+            version=own_version(),
+            pid=os.getpid(),
+            uptime_seconds=time.monotonic() - self._started,
+            places=self.places,
+            device=default.identity,
+            device_spec=default.supervisor.spec,
+            peaks=default.peaks,
+            worker=default.worker(),
+            devices=self.fleet.devices(),
+            models={state.value: self.registry.count(state) for state in State},
+            queue=self.fleet.queue(),
+            connections=self.connections(),
+            jobs=tuple(job.status() for job in self.jobs.active.values()),
+            damaged=tuple(self.damaged),
+            idle=self.leasing.idle(),
+            lease=self.leasing.lease(),
+            tuner=self.tuner.status(),
+        )
 
     @_answers(methods.LEASE_ASK)
-    async def _lease_ask(self, call: Call, params: LeaseAskParams) -> service.LeaseAsked:
-        return self._leasing.ask(call.connection, params.candidate_seconds)
+    async def _lease_ask(self, call: ApiCall, params: LeaseAskParams) -> service.LeaseAsked:
+        return self.leasing.ask(call.connection, params.candidate_seconds)
 
     @_answers(methods.TUNER_REPORT)
-    async def _tuner_report(self, call: Call, params: TunerReportParams) -> Done:
-        self._tuner.report(call.connection, params)
-        return Done()
+    async def _tuner_report(self, call: ApiCall, params: TunerReportParams) -> Empty:
+        self.tuner.report(call.connection, params)
+        return Empty()
 
     @_answers(methods.LEASE_RELEASE)
-    async def _lease_release(self, call: Call, params: LeaseReleaseParams) -> Done:
-        self._leasing.release(call.connection, params.lease or 0)
-        return Done()
+    async def _lease_release(self, call: ApiCall, params: LeaseReleaseParams) -> Empty:
+        self.leasing.release(call.connection, params.lease or 0)
+        return Empty()
 
     @_answers(methods.METRICS)
-    async def _show_metrics(self, call: Call, params: MetricsParams) -> dict[str, Any]:
-        return await self._metrics.answer(params.format)
+    async def _show_metrics(self, call: ApiCall, params: MetricsParams) -> service.Metrics | MetricsText:
+        return await self.metrics.answer(params.format)
 
     @_answers(methods.CONFIG_SHOW)
-    async def _config_show(self, call: Call, params: Nothing) -> service.ConfigShown:
-        return await self._reloader.show()
+    async def _config_show(self, call: ApiCall, params: Nothing) -> service.ConfigShown:
+        return await self.reloader.show()
 
     @_answers(methods.CONFIG_RELOAD)
-    async def _config_reload(self, call: Call, params: Nothing) -> service.ConfigReloaded:
-        return await self._reloader.reload()
+    async def _config_reload(self, call: ApiCall, params: Nothing) -> service.ConfigReloaded:
+        return await self.reloader.reload()
 
     @_answers(methods.MODEL_READY)
-    async def _model_ready(self, call: Call, params: ModelParams) -> results.Ready:
-        return results.Ready(ready=self._registry.get(_named(params)).state is State.READY)
+    async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
+        return results.Ready(ready=self.registry.get(_named(params)).state is State.READY)
 
     @_answers(methods.MODEL_METADATA)
-    async def _model_metadata(self, call: Call, params: ModelParams) -> results.ModelMetadata:
-        entry, model = self._registry.compiled(_named(params))
+    async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
+        entry, model = self.registry.compiled(_named(params))
         return results.ModelMetadata(
             name=entry.name,
             versions=(VERSION,),
@@ -216,34 +200,36 @@ class Api:
         )
 
     @_answers(methods.MODEL_STATISTICS)
-    async def _model_statistics(self, call: Call, params: ModelParams) -> results.ModelStatistics:
+    async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
-        entries = [self._registry.get(params.name)] if params.name else self._registry.all()
+        entries = [self.registry.get(params.name)] if params.name else self.registry.all()
         return results.ModelStatistics(
             model_stats=tuple(entry.statistics.triton(entry.name) for entry in entries)
         )
 
     @_answers(methods.MODEL_SHOW)
-    async def _model_show(self, call: Call, params: ModelParams) -> dict[str, Any]:
-        entry = self._registry.get(_named(params))
-        return {**models.show(entry), "placement": self._fleet.placed(entry)}
+    async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
+        entry = self.registry.get(_named(params))
+        return models.show(entry, self.fleet.placed(entry))
 
     @_answers(methods.MODEL_PROFILE)
-    async def _model_profile(self, call: Call, params: ProfileParams) -> dict[str, Any]:
+    async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
         runs = params.parameters.runs if params.parameters and params.parameters.runs is not None else 5
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
-        entry, _ = self._registry.compiled(params.name)
-        with self._leasing.serving(entry.name, call.connection.peer.pid):
-            profile = await self._fleet.profile(call.connection.client, entry, runs, timeline=timeline)
+        entry, _ = self.registry.compiled(params.name)
+        with self.leasing.serving(entry.name, call.connection.peer.pid):
+            profile = await self.fleet.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.at_home:
-            self._ledger.profiled(entry.name, entry.key, profile["rows"])
+            self.ledger.profiled(entry.name, entry.key, profile.rows)
         return profile
 
     @_answers(methods.MODEL_EXPORT)
-    async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors[results.ModelExported]:
-        manifest, descriptors = self._jobs.export(params.name)
+    async def _model_export(
+        self, call: ApiCall, params: ExportParams
+    ) -> WithDescriptors[results.ModelExported]:
+        manifest, descriptors = self.jobs.export(params.name)
         result = results.ModelExported(
             files=tuple(file.name for file in (manifest.compiled, *manifest.sources)),
             shapes=dict(manifest.shapes),
@@ -253,106 +239,102 @@ class Api:
         return WithDescriptors(result, descriptors)
 
     @_answers(methods.MODEL_INFER)
-    async def _model_infer(self, call: Call, params: InferParams) -> dict[str, Any]:
-        with self._registry.statistics(params.model_name).request():
+    async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
+        with self.registry.statistics(params.model_name).request():
             check_version(params.model_version)
-            entry, model = self._registry.compiled(params.model_name)
-            with self._leasing.serving(entry.name, call.connection.peer.pid):
+            entry, model = self.registry.compiled(params.model_name)
+            with self.leasing.serving(entry.name, call.connection.peer.pid):
                 plan = inference.check(
                     params,
                     model.inputs,
                     model.outputs,
                     call.connection.regions,
-                    max_bytes=self._limits.max_answer_bytes,
-                    keep=self._ledger.settings.keep_inputs,
+                    max_bytes=self.limits.max_answer_bytes,
+                    keep=self.ledger.settings.keep_inputs,
                 )
-                result = await self._fleet.infer(call.connection.client, entry, plan)
-            if self._registry.find(entry.name) is not None and entry.at_home:
-                self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
+                result = await self.fleet.infer(call.connection.client, entry, plan)
+            if self.registry.find(entry.name) is not None and entry.at_home:
+                self.ledger.ran(entry.name, result.parameters.compute_us / 1e6)
             return result
 
     @_answers(methods.MODEL_PUBLISH)
-    async def _model_publish(self, call: Call, params: PublishParams) -> dict[str, Any]:
-        return await self._publisher.publish(params, call.descriptors)
+    async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
+        return await self.publisher.publish(params, call.descriptors)
 
     @_answers(methods.MODEL_HISTORY)
-    async def _model_history(self, call: Call, params: HistoryParams) -> dict[str, Any]:
-        return self._publisher.history(params)
+    async def _model_history(self, call: ApiCall, params: HistoryParams) -> versions.ModelHistory:
+        return self.publisher.history(params)
 
     @_answers(methods.MODEL_ROLLBACK)
-    async def _model_rollback(self, call: Call, params: RollbackParams) -> dict[str, Any]:
-        return await self._publisher.rollback(params)
+    async def _model_rollback(self, call: ApiCall, params: RollbackParams) -> versions.RolledBack:
+        return await self.publisher.rollback(params)
 
     @_answers(methods.MODEL_PIN)
-    async def _model_pin(self, call: Call, params: PinParams) -> dict[str, Any]:
-        return await self._publisher.pin(params)
+    async def _model_pin(self, call: ApiCall, params: PinParams) -> versions.VersionPinned:
+        return await self.publisher.pin(params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)
-    async def _region_register(self, call: Call, params: RegionParams) -> Done:
+    async def _region_register(self, call: ApiCall, params: RegionParams) -> Empty:
         if len(call.descriptors) != 1:
             raise InvalidArgument(
                 f"{len(call.descriptors)} descriptors came with the request; send one, of a memfd"
             )
         call.connection.regions.add(params, call.descriptors[0])
-        return Done()
+        return Empty()
 
     @_answers(methods.SHARED_MEMORY_STATUS)
-    async def _region_status(self, call: Call, params: RegionName) -> results.Regions:
+    async def _region_status(self, call: ApiCall, params: RegionName) -> results.Regions:
         regions = call.connection.regions.select(params.name)
-        return results.Regions(
-            regions=tuple(
-                results.RegionSpan(name=r.name, offset=r.offset, byte_size=r.byte_size) for r in regions
-            )
-        )
+        return results.Regions(regions=tuple(strict.like(results.RegionSpan, region) for region in regions))
 
     @_answers(methods.SHARED_MEMORY_UNREGISTER)
-    async def _region_unregister(self, call: Call, params: RegionName) -> Done:
+    async def _region_unregister(self, call: ApiCall, params: RegionName) -> Empty:
         for region in call.connection.regions.remove(params.name):
-            self._fleet.release(region)
-        return Done()
+            self.fleet.release(region)
+        return Empty()
 
     @_answers(methods.TUNER_RUN)
     async def _tuner_run(
-        self, call: Call, params: TunerRunParams
-    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
-        def notify(news: dict[str, Any]) -> None:
+        self, call: ApiCall, params: TunerRunParams
+    ) -> service.TunerRan | WithDescriptors[service.TunerRan]:
+        def notify(news: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **news})
 
         if params.command not in MEASURING:
-            return await self._tuner_runs.run(params, call.descriptors, notify)
-        with self._leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):
-            return await self._tuner_runs.run(params, call.descriptors, notify)
+            return await self.tuner_runs.run(params, call.descriptors, notify)
+        with self.leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):
+            return await self.tuner_runs.run(params, call.descriptors, notify)
 
     @_answers(methods.TUNER_STOP)
-    async def _tuner_stop(self, call: Call, params: TunerStopParams) -> Done:
-        self._tuner_runs.stop(params.model)
-        return Done()
+    async def _tuner_stop(self, call: ApiCall, params: TunerStopParams) -> Empty:
+        self.tuner_runs.stop(params.model)
+        return Empty()
 
     @_answers(methods.REPOSITORY_INDEX)
-    async def _repository_index(self, call: Call, params: Nothing) -> results.Index:
-        return results.Index(
+    async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
+        return results.ModelIndex(
             models=tuple(
                 results.IndexedModel(
                     name=entry.name, version=VERSION, state=entry.state.value, reason=entry.remark
                 )
-                for entry in self._registry.all()
+                for entry in self.registry.all()
             )
         )
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
-    async def _repository_load(self, call: Call, params: LoadParams) -> results.ModelAdded:
-        def notify(progress: dict[str, Any]) -> None:
+    async def _repository_load(self, call: ApiCall, params: LoadParams) -> results.ModelAdded:
+        def notify(progress: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
-        with self._leasing.adding(call.connection.peer.pid):
-            return await self._jobs.add(params, call.descriptors, notify)
+        with self.leasing.adding(call.connection.peer.pid):
+            return await self.jobs.add(params, call.descriptors, notify)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
-    async def _repository_unload(self, call: Call, params: UnloadParams) -> Done:
-        await self._jobs.remove(params.model_name)
-        self._ledger.forget(params.model_name)
-        self._leasing.forget(params.model_name)
-        return Done()
+    async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
+        await self.jobs.remove(params.model_name)
+        self.ledger.forget(params.model_name)
+        self.leasing.forget(params.model_name)
+        return Empty()
 
 
 def _named(params: ModelParams) -> str:

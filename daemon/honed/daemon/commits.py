@@ -10,9 +10,10 @@ from pathlib import Path
 from honed.protocol.errors import HonedError
 
 from .blocking import in_thread, to_its_end
+from .received import StoredFile
 from .serving.registry import Registry
 from .serving.states import ServedModel
-from .store import Manifest, Store, StoredFile
+from .store import Manifest, Store
 
 _RETRY_SECONDS = 30.0  # after which what could not be stored is stored again
 _log = logging.getLogger(__name__)

@@ -6,45 +6,10 @@ import hashlib
 from collections import Counter
 from dataclasses import dataclass
 
+from honed.protocol import strict
+from honed.protocol.results import ComparedOutput, ModelProof, ShownKernel
 from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Source, Tensor
 from honed.runtime.profile import DeviceIdentity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledKernel:
-    """A kernel without its source (see `honed.runtime.model.Kernel`), with its launches in one inference.
-
-    `prepared` is how often it is launched when the model is loaded.
-    """
-
-    name: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    flops: int
-    bytes: int
-    task: str
-    schedule: str
-    launches: int
-    prepared: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProvenOutput:
-    """The largest error allowed for an output, and the largest found when it was compiled, if it ran then."""
-
-    name: str
-    tolerance: float
-    error: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CompiledProof:
-    """What the compiled form was compared with; see `honed.runtime.model.Proof`."""
-
-    reference: str
-    probes: int
-    device: str | None
-    outputs: tuple[ProvenOutput, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +25,14 @@ class Compiled:
     device: DeviceIdentity
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    kernels: tuple[CompiledKernel, ...]
+    kernels: tuple[ShownKernel, ...]
     launches: int
     copies: int
     host_calls: int
     constant_bytes: int
     arena_bytes: int
     prepared_bytes: int
-    proof: CompiledProof | None
+    proof: ModelProof | None
     schedules: str
 
 
@@ -91,40 +56,30 @@ def summarise(model: CompiledModel) -> Compiled:
     )
 
 
-def _kernels(model: CompiledModel) -> tuple[CompiledKernel, ...]:
+def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
     launches, prepared = (
         Counter(step.kernel for step in steps if isinstance(step, Launch))
         for steps in (model.steps, model.prepare)
     )
     return tuple(
-        CompiledKernel(
-            name=kernel.name,
-            grid=kernel.grid,
-            block=kernel.block,
-            flops=kernel.flops,
-            bytes=kernel.bytes,
-            task=kernel.task,
-            schedule=kernel.schedule,
-            launches=launches[n],
-            prepared=prepared[n],
-        )
+        strict.like(ShownKernel, kernel, launches=launches[n], prepared=prepared[n])
         for n, kernel in enumerate(model.kernels)
     )
 
 
-def _proof(model: CompiledModel) -> CompiledProof | None:
+def _proof(model: CompiledModel) -> ModelProof | None:
     proof = model.proof
     if proof is None:
         return None
     outputs = tuple(
-        ProvenOutput(
+        ComparedOutput(
             name=tensor.name,
             tolerance=max((probe.tolerance[i] for probe in proof.probes), default=0.0),
             error=proof.error[i] if proof.error else None,
         )
         for i, tensor in enumerate(model.outputs)
     )
-    return CompiledProof(
+    return ModelProof(
         reference=proof.reference, probes=len(proof.probes), device=proof.device, outputs=outputs
     )
 

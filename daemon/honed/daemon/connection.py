@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import select
 import socket
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol
 
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
@@ -20,24 +18,27 @@ from honed.protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     HonedError,
-    Internal,
     InvalidArgument,
     ResourceExhausted,
 )
-from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Asked, Event, Peer, Told
+from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Event, NotificationReceived, Peer, RequestReceived
+from honed.protocol.strict import Map
 from honed.protocol.wire import APART, FrameLimits, PeerFault
 from honed.runtime import transport
 
+from .clientsocket import ClientSocket
 from .limits import (
     MAX_MESSAGE_DEPTH,
     MAX_MESSAGE_VALUES,
     MAX_TEXT_BYTES,
     Limits,
 )
+from .outcomes import WithDescriptors, as_error
 from .peers import Credentials
 from .regions import RegionTable
-from .requests import Client
-from .turns import Turns
+from .requests import ClientId
+from .roundrobin import RoundRobin
+from .timer import Timer
 from .usage import Usage
 
 _MAX_UNSENT = 1 << 20  # bytes of answers beyond which nothing more is read from a client
@@ -50,7 +51,7 @@ _log = logging.getLogger(__name__)
 class Handler(Protocol):
     """What a connection needs from the server."""
 
-    def start(self, connection: Connection, asked: Asked) -> Coroutine[Any, Any, Any]:
+    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
         """The work for a request; raises HonedError for one that cannot be.
 
         Its descriptors are closed by the connection when it has ended.
@@ -63,17 +64,6 @@ class Handler(Protocol):
         """The connection is gone; its requests are cancelled."""
 
 
-R = TypeVar("R")
-
-
-@dataclass(frozen=True, slots=True)
-class WithDescriptors(Generic[R]):
-    """A result that open descriptors go along with; the connection closes them when they are sent."""
-
-    result: R
-    descriptors: tuple[int, ...]
-
-
 class Connection:
     """A connected client."""
 
@@ -84,44 +74,32 @@ class Connection:
         peer: Credentials,
         limits: Limits,
         usage: Usage,
-        turns: Turns,
+        turns: RoundRobin,
         handler: Handler,
     ) -> None:
         """Takes over the socket, in a running loop."""
-        connected.setblocking(False)
         self.number = number
         self.peer = peer
         self.regions = RegionTable(limits.max_regions)
-        self._socket = connected
+        self._socket = ClientSocket(connected, self._readable, self._writable)
         self._limits = limits
         self._usage = usage
         self._turns = turns
         self._owner = (peer.uid, peer.pid)
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._wire = Peer(
-            serves=True,
-            receiving=FrameLimits(
-                max_bytes=limits.max_message_bytes,
-                max_depth=MAX_MESSAGE_DEPTH,
-                max_values=MAX_MESSAGE_VALUES,
-                max_text=MAX_TEXT_BYTES,
-            ),
-            sending=FrameLimits(max_bytes=limits.max_answer_bytes + _ENVELOPE),
-            large=APART,
-        )
+        self._wire = _peer(limits)
         self._tasks: dict[int, asyncio.Task[Any]] = {}  # unanswered requests by msgid
         self._held = 0  # bytes accounted to the peer's user
-        self._reading = False
         self._to_be_read = False  # when its turn comes
         self._asked = False  # for a turn to handle what was read
         self._half_closed = False  # the client sends no more, and may still read
         self._ending = False  # nothing is read any more; closes when all is sent
         self._at_close: list[Callable[[], object]] = []
         self.closed = False
-        self._frame_timer = _Timer(self._loop, limits.message_seconds, self._too_slow)
-        self._write_timer = _Timer(self._loop, limits.write_seconds, self._not_reading)
-        self._set_reading(True)
+        self._frame_timer = Timer(self._loop, limits.message_seconds, self._too_slow)
+        self._write_timer = Timer(self._loop, limits.write_seconds, self._not_reading)
+        self._socket.read(True)
 
     @property
     def unanswered(self) -> int:
@@ -129,11 +107,11 @@ class Connection:
         return len(self._tasks)
 
     @property
-    def client(self) -> Client:
+    def client(self) -> ClientId:
         """What the queues know it by."""
-        return Client(self.peer.uid, self.number)
+        return ClientId(self.peer.uid, self.number)
 
-    def notify(self, method: str, params: dict[str, Any]) -> None:
+    def notify(self, method: str, params: Map) -> None:
         """Send a notification."""
         if not self.closed and not self._ending:
             self._wire.notify(method, params)
@@ -174,8 +152,6 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        self._set_reading(False)
-        self._loop.remove_writer(self._socket)
         self._frame_timer.stop()
         self._write_timer.stop()
         self.cancel_all()
@@ -187,13 +163,6 @@ class Connection:
         for callback in self._at_close:
             callback()
 
-    def _set_reading(self, wanted: bool) -> None:
-        if wanted and not self._reading:
-            self._loop.add_reader(self._socket, self._readable)
-        elif not wanted and self._reading:
-            self._loop.remove_reader(self._socket)
-        self._reading = wanted
-
     def _readable(self) -> None:
         """Read when it is this client's turn."""
         if self._to_be_read:
@@ -201,7 +170,7 @@ class Connection:
         self._to_be_read = True
         self._turns.ask(self._owner, self._read)
         if self._to_be_read:
-            self._set_reading(False)
+            self._socket.read(False)
 
     def _read(self) -> None:
         self._to_be_read = False
@@ -210,11 +179,11 @@ class Connection:
         try:
             if self._ending:
                 # Data that comes after the end is read and dropped, so that the client can read why.
-                more = transport.drop(self._socket)
+                more = transport.drop(self._socket.socket)
             else:
-                more = transport.receive(self._socket, self._wire)
+                more = transport.receive(self._socket.socket, self._wire)
         except BlockingIOError:
-            self._set_reading(True)
+            self._socket.read(True)
         except OSError:
             self.close()
         except PeerFault as fault:
@@ -223,7 +192,7 @@ class Connection:
             if not more:
                 self._ended()
             elif self._ending:
-                self._set_reading(True)
+                self._socket.read(True)
             else:
                 self._account()
                 self._process()
@@ -235,7 +204,7 @@ class Connection:
         self._asked = True
         self._turns.ask(self._owner, self._process)
         if self._asked:
-            self._set_reading(False)
+            self._socket.read(False)
 
     def _process(self) -> None:
         """Start the next whole request in the buffer, if the client may have one more."""
@@ -258,7 +227,7 @@ class Connection:
         if self.closed:
             return
         congested = self._congested()
-        self._set_reading(not congested and not self._asked and not self._half_closed)
+        self._socket.read(not congested and not self._asked and not self._half_closed)
         if congested or not self._wire.buffered:
             self._frame_timer.stop()
         else:
@@ -267,7 +236,7 @@ class Connection:
 
     def _ended(self) -> None:
         """The client has closed its end, or will send no more."""
-        if self._ending or self._gone():
+        if self._ending or self._socket.gone():
             self.close()
         else:
             self._half_close()
@@ -277,8 +246,8 @@ class Connection:
         if self.closed or self._ending:
             return
         self._half_closed = True
-        self._set_reading(False)
-        if self._gone():
+        self._socket.read(False)
+        if self._socket.gone():
             self.close()
         self._close_if_answered()
         if not self.closed:
@@ -289,12 +258,6 @@ class Connection:
         if self._half_closed and not self._tasks and not self._wire.unsent_bytes and not self._asked:
             self.close()
 
-    def _gone(self) -> bool:
-        """Whether the client has closed its end for both directions, or does not exist any more."""
-        poll = select.poll()
-        poll.register(self._socket, 0)
-        return bool(poll.poll(0))
-
     def _congested(self) -> bool:
         return (
             self._wire.unanswered >= self._limits.max_unanswered
@@ -304,7 +267,7 @@ class Connection:
 
     def _handle(self, event: Event) -> None:
         match event:
-            case Asked(msgid=msgid, method=method, descriptors=descriptors):
+            case RequestReceived(msgid=msgid, method=method, descriptors=descriptors):
                 try:
                     work = self._handler.start(self, event)
                 except HonedError as error:
@@ -314,7 +277,7 @@ class Connection:
                     return
                 task = self._tasks[msgid] = self._loop.create_task(work)
                 task.add_done_callback(partial(self._finished, msgid, method, descriptors))
-            case Told(method="Cancel", params=params):
+            case NotificationReceived(method="Cancel", params=params):
                 self.cancel(params.get("msgid"))
             case _:
                 raise PeerFault(
@@ -338,16 +301,16 @@ class Connection:
         if task.cancelled():
             self._wire.refuse(msgid, Cancelled("the request was cancelled"))
         elif failure is not None:
-            self._wire.refuse(msgid, _as_error(method, failure))
+            self._wire.refuse(msgid, as_error(method, failure))
         else:
             self._wire.answer(msgid, strict.to_plain(result), attached)
         self._write()
-        if self._wire.buffered or not self._reading:
+        if self._wire.buffered or not self._socket.reading:
             self._ask()
 
     def _write(self) -> None:
         try:
-            progress = transport.send(self._socket, self._wire)
+            progress = transport.send(self._socket.socket, self._wire)
         except OSError:
             self.close()
             return
@@ -358,15 +321,13 @@ class Connection:
         unsent = self._wire.unsent_bytes
         if progress or not unsent:
             self._write_timer.stop()
+        self._socket.write(bool(unsent))
         if unsent:
-            self._loop.add_writer(self._socket, self._writable)
             self._write_timer.start()
-        else:
-            self._loop.remove_writer(self._socket)
-            if self._ending:
-                self._shut_down()
-            elif self._half_closed:
-                self._loop.call_soon(self._close_if_answered)
+        elif self._ending:
+            self._shut_down()
+        elif self._half_closed:
+            self._loop.call_soon(self._close_if_answered)
         self._account()
 
     def _writable(self) -> None:
@@ -408,41 +369,21 @@ class Connection:
     def _shut_down(self) -> None:
         """All is sent: the client sees the end, and what it still sends is dropped."""
         try:
-            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.shut_down()
         except OSError:
             self.close()
-            return
-        self._set_reading(True)
 
 
-class _Timer:
-    """One call later, that can be taken back."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, callback: Callable[[], None]) -> None:
-        self._loop = loop
-        self.seconds = seconds
-        self._callback = callback
-        self._handle: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """Call back after the seconds, unless it is running already."""
-        if self._handle is None:
-            self._handle = self._loop.call_later(self.seconds, self._fire)
-
-    def stop(self) -> None:
-        """Do not call back."""
-        if self._handle is not None:
-            self._handle.cancel()
-            self._handle = None
-
-    def _fire(self) -> None:
-        self._handle = None
-        self._callback()
-
-
-def _as_error(method: str, failure: BaseException) -> HonedError:
-    """What a client is told of a failure; a bug in one method must not end the service."""
-    if isinstance(failure, HonedError):
-        return failure
-    _log.error("%s failed", method[:80], exc_info=failure)
-    return Internal(f"the service failed in {method[:80]} ({failure!r:.200}); its log says more")
+def _peer(limits: Limits) -> Peer:
+    """The service's end of the protocol; what a client sends is kept in bounds."""
+    return Peer(
+        serves=True,
+        receiving=FrameLimits(
+            max_bytes=limits.max_message_bytes,
+            max_depth=MAX_MESSAGE_DEPTH,
+            max_values=MAX_MESSAGE_VALUES,
+            max_text=MAX_TEXT_BYTES,
+        ),
+        sending=FrameLimits(max_bytes=limits.max_answer_bytes + _ENVELOPE),
+        large=APART,
+    )

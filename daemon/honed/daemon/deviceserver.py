@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any
 
-from honed.protocol import strict
+from honed.protocol.device import DeviceIdentity, DevicePeaks
+from honed.protocol.service import QueueStatus, WorkerStatus
 
 from .limits import Limits
 from .loading import Loader
@@ -17,6 +17,7 @@ from .serving.registry import Registry
 from .serving.states import Engine, Phase
 from .store import Store
 from .supervisor import Life, Supervisor
+from .workercalls import DropRegion
 
 
 class DeviceServer:
@@ -45,7 +46,7 @@ class DeviceServer:
 
     @property
     def state(self) -> str:
-        """Of its worker; "resting" for a stand-in that is not needed."""
+        """The state of its worker; "resting" for a stand-in that is not needed."""
         resting = self.engine.phase in (Phase.RESTING, Phase.STOPPING)
         return Phase.RESTING.value if resting else self.supervisor.state
 
@@ -74,30 +75,32 @@ class DeviceServer:
     def drop_region(self, number: int) -> None:
         """Nobody holds a region any more: have the worker unmap it."""
         if self.supervisor.forget(number):
-            self.with_worker(asyncio.ensure_future(self.loader.tell("Drop", {"region": number})))
+            self.with_worker(asyncio.ensure_future(self.loader.tell(DropRegion(region=number))))
 
-    def worker(self) -> dict[str, Any]:
+    @property
+    def identity(self) -> DeviceIdentity | None:
+        """None before the device was seen."""
+        profile = self.supervisor.profile
+        return profile.identity if profile else None
+
+    @property
+    def peaks(self) -> DevicePeaks | None:
+        """The device's, as measured; None where they are not known."""
+        profile = self.supervisor.profile
+        return profile.peaks if profile else None
+
+    def worker(self) -> WorkerStatus:
         """Its process, as ServerStatus shows it."""
-        return {
-            "state": self.state,
-            "pid": self.supervisor.pid,
-            "restarts": max(0, self.supervisor.starts - 1),
-            "reason": self.supervisor.reason,
-        }
+        return WorkerStatus(
+            state=self.state,
+            pid=self.supervisor.pid,
+            restarts=max(0, self.supervisor.starts - 1),
+            reason=self.supervisor.reason,
+        )
 
-    def identity(self) -> dict[str, Any] | None:
-        """Of the device; None before it was seen."""
-        profile = self.supervisor.profile
-        return strict.to_plain(profile.identity) if profile else None
-
-    def peaks(self) -> dict[str, Any] | None:
-        """Of the device, as measured; None where they are not known."""
-        profile = self.supervisor.profile
-        return strict.to_plain(profile.peaks) if profile and profile.peaks else None
-
-    def queue(self) -> dict[str, int]:
+    def queue(self) -> QueueStatus:
         """Requests that wait and run."""
-        return {"waiting": len(self.engine.queue), "running": int(self.engine.running is not None)}
+        return QueueStatus(waiting=len(self.engine.queue), running=int(self.engine.running is not None))
 
     def _ready(self) -> WorkerReady:
         profile = self.supervisor.profile

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic
 
 from honed.protocol.errors import (
     DeadlineExceeded,
@@ -23,20 +23,20 @@ from .serving.actions import Run
 from .serving.events import Broken, Event, Served, Unfit
 from .serving.states import ServedModel
 from .supervisor import WorkerLost
+from .workercalls import R, WorkerCall
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class PendingRequest(Generic[R]):
     """What a request has workers do, and what came of it so far.
 
-    `params` are for the key the model has when it runs; each of the `runs` is a turn of its own.
+    `call` is for the key the model has when it runs; each of the `runs` is a turn of its own.
     """
 
-    method: str
-    params: Callable[[str], dict[str, Any]]
+    call: Callable[[str], WorkerCall[R]]
     regions: list[HeldRegion]
     runs: int = 1
-    answers: list[dict[str, Any]] = field(default_factory=list)
+    answers: list[R] = field(default_factory=list)
     started: float = 0.0
     model: ServedModel | None = None  # that ran it last
     version: int = 0  # of that
@@ -58,11 +58,11 @@ class Dispatcher:
     def __init__(self, limits: Limits, servers: Mapping[str, DeviceServer]) -> None:
         self._limits = limits
         self._servers = servers
-        self._work: dict[int, Work] = {}
+        self._work: dict[int, PendingRequest[Any]] = {}
         self._numbers = itertools.count(1)
 
     @contextmanager
-    def taken(self, work: Work) -> Iterator[int]:
+    def taken(self, work: PendingRequest[Any]) -> Iterator[int]:
         """While somebody waits for a request; gives its number."""
         number = next(self._numbers)
         self._work[number] = work
@@ -112,7 +112,7 @@ class Dispatcher:
         while self._work:
             await asyncio.sleep(0)
 
-    async def _run(self, action: Run, work: Work) -> Event:
+    async def _run(self, action: Run, work: PendingRequest[Any]) -> Event:
         engine = action.engine
         try:
             work.answers.append(await self._on_worker(action, work))
@@ -124,14 +124,14 @@ class Dispatcher:
             self._release(work)
         return Served(engine, more=len(work.answers) < work.runs)
 
-    async def _on_worker(self, action: Run, work: Work) -> dict[str, Any]:
+    async def _on_worker(self, action: Run, work: PendingRequest[R]) -> R:
         supervisor, seconds = self._servers[action.engine].supervisor, self._limits.run_seconds
         work.started = time.monotonic()
         work.model, work.version = action.model, action.model.manifest.history.current.number
         for region in work.regions:
             await supervisor.map(region, seconds)
-        return await supervisor.call(work.method, work.params(action.model.key), seconds=seconds)
+        return await supervisor.call(work.call(action.model.key), seconds=seconds)
 
-    def _release(self, work: Work) -> None:
+    def _release(self, work: PendingRequest[Any]) -> None:
         for region in work.regions:
             self.release(region)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from honed.protocol.service import Spans
+
 ERROR = 0.01
 LOWEST, HIGHEST = 1e-7, 1e6  # seconds; what lies outside counts as these
 _GROWTH = (1 + ERROR) / (1 - ERROR)
@@ -60,16 +62,16 @@ class Histogram:
         """How many it takes; never more than MAX_BUCKETS."""
         return len(self._buckets)
 
-    def plain(self) -> dict[str, float | int | None]:
-        """Count, sum and quantiles, in seconds."""
-        return {
-            "count": self.count,
-            "sum": self.sum,
-            "p50": self.quantile(0.50),
-            "p95": self.quantile(0.95),
-            "p99": self.quantile(0.99),
-            "max": self.largest if self.count else None,
-        }
+    def spans(self) -> Spans:
+        """As Metrics shows them."""
+        return Spans(
+            count=self.count,
+            sum=self.sum,
+            p50=self.quantile(0.50),
+            p95=self.quantile(0.95),
+            p99=self.quantile(0.99),
+            max=self.largest if self.count else None,
+        )
 
 
 class Recent:

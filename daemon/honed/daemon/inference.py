@@ -5,24 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
 from honed.protocol.params import Data, InferParams, InputTensor, RegionPlace
-from honed.protocol.results import TensorMetadata
+from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
 from honed.runtime.dtypes import dtype
 from honed.runtime.model import Tensor
 
 from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
+from .workercalls import GivenInput, RegionSlice, RunModel, WantedOutput
 
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RegionRange:
     """Bytes of a region."""
 
     region: HeldRegion
@@ -31,7 +30,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class InferencePlan:
     """A checked request: what the worker is to be given and to give back."""
 
     model: str
@@ -40,8 +39,8 @@ class Plan:
     priority: int
     finite: bool
     keep: bool  # the worker may keep the inputs, to compare a successor on
-    inputs: tuple[tuple[Tensor, Place | None], ...]
-    outputs: tuple[tuple[Tensor, Place | None], ...]
+    inputs: tuple[tuple[Tensor, RegionRange | None], ...]
+    outputs: tuple[tuple[Tensor, RegionRange | None], ...]
     raw: tuple[Data, ...]
 
     @property
@@ -50,34 +49,38 @@ class Plan:
         places = [place for _, place in (*self.inputs, *self.outputs) if place]
         return list({place.region.number: place.region for place in places}.values())
 
-    @property
-    def inline_bytes(self) -> int:
-        """Bytes of tensor data inside the request."""
-        return sum(map(len, self.raw))
+    def for_worker(self, key: str) -> RunModel:
+        """What to ask of the worker that knows the model by `key`."""
+        return RunModel(
+            key=key,
+            inputs=tuple(
+                GivenInput(name=t.name, dtype=t.dtype, shape=t.shape, place=_slice(place))
+                for t, place in self.inputs
+            ),
+            outputs=tuple(WantedOutput(name=t.name, place=_slice(place)) for t, place in self.outputs),
+            raw=self.raw,
+            finite=self.finite,
+            keep=self.keep,
+        )
 
-    def for_worker(self, key: str) -> dict[str, Any]:
-        """Parameters of the worker's Infer: inputs are [name, dtype, shape, place], outputs [name, place]."""
-        return {
-            "key": key,
-            "inputs": [[t.name, t.dtype, list(t.shape), _triple(place)] for t, place in self.inputs],
-            "outputs": [[t.name, _triple(place)] for t, place in self.outputs],
-            "raw": list(self.raw),
-            "finite": self.finite,
-            "keep": self.keep,
-        }
-
-    def result(self, raw: list[Data], queue_us: int, compute_us: int) -> dict[str, Any]:
+    def result(self, raw: tuple[Data, ...], queue_us: int, compute_us: int) -> Inferred:
         """The result of ModelInfer for the worker's outputs."""
-        return {
-            "model_name": self.model,
-            "model_version": VERSION,
-            "id": self.id,
-            "parameters": {"queue_us": queue_us, "compute_us": compute_us},
-            "outputs": [
-                {**strict.to_plain(describe(t)), "parameters": _place_map(place)} for t, place in self.outputs
-            ],
-            "raw_output_contents": raw,
-        }
+        return Inferred(
+            model_name=self.model,
+            model_version=VERSION,
+            id=self.id,
+            parameters=InferTimes(queue_us=queue_us, compute_us=compute_us),
+            outputs=tuple(
+                InferredOutput(
+                    name=t.name,
+                    datatype=dtype(t.dtype).datatype,
+                    shape=t.shape,
+                    parameters=_place_map(place),
+                )
+                for t, place in self.outputs
+            ),
+            raw_output_contents=raw,
+        )
 
 
 def describe(tensor: Tensor) -> TensorMetadata:
@@ -93,7 +96,7 @@ def check(
     *,
     max_bytes: int,
     keep: bool,
-) -> Plan:
+) -> InferencePlan:
     """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
 
     ResourceExhausted where the answer would hold more than `max_bytes`. With `keep` the worker may keep the
@@ -112,7 +115,7 @@ def check(
         raise ResourceExhausted(
             f"the outputs have {answer} bytes and an answer may hold {max_bytes}; place them in shared memory"
         )
-    return Plan(
+    return InferencePlan(
         model=params.model_name,
         id=params.id or "",
         timeout=timeout / 1e6,
@@ -127,7 +130,7 @@ def check(
 
 def _inputs(
     params: InferParams, tensors: Sequence[Tensor], regions: RegionTable
-) -> tuple[tuple[Tensor, Place | None], ...]:
+) -> tuple[tuple[Tensor, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     given = [_named(known, entry.name, "input") for entry in params.inputs]
     _check_once([tensor.name for tensor in given], "input")
@@ -152,7 +155,7 @@ def _inputs(
 
 def _outputs(
     params: InferParams, tensors: Sequence[Tensor], regions: RegionTable
-) -> tuple[tuple[Tensor, Place | None], ...]:
+) -> tuple[tuple[Tensor, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)
     known = {tensor.name: tensor for tensor in tensors}
@@ -204,7 +207,7 @@ def nbytes(tensor: Tensor) -> int:
     return dtype(tensor.dtype).itemsize * math.prod(tensor.shape)
 
 
-def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable) -> Place | None:
+def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
     region = regions.get(parameters.shared_memory_region)
@@ -215,14 +218,16 @@ def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable)
         )
     offset = parameters.shared_memory_offset or 0
     region.check_range(offset, size)
-    return Place(region, offset, size)
+    return RegionRange(region, offset, size)
 
 
-def _triple(place: Place | None) -> list[int] | None:
-    return [place.region.number, place.offset, place.nbytes] if place else None
+def _slice(place: RegionRange | None) -> RegionSlice | None:
+    if place is None:
+        return None
+    return RegionSlice(region=place.region.number, offset=place.offset, nbytes=place.nbytes)
 
 
-def _place_map(place: Place | None) -> dict[str, Any]:
+def _place_map(place: RegionRange | None) -> dict[str, str | int]:
     if place is None:
         return {}
     return {

@@ -24,19 +24,20 @@ from honed.protocol.results import ModelAdded
 from honed.runtime import modelfile
 
 from .blocking import cleared_in_thread, in_thread, to_its_end
+from .build import RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged
 from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
-from .making import RECEIVED, Job, Made, Maker, Notify, Staged
 from .pool import Pool
+from .received import StoredFile, receive
 from .serving.events import Added, Removed
 from .serving.registry import Registry
 from .serving.states import ServedModel
-from .store import Manifest, Store, StoredFile, begin, new_version, receive
-from .versions import History, succeed
+from .store import Manifest, Store, begin, new_version
+from .versions import VersionHistory, succeed
 
 PRECISIONS = ("auto", "fp32", "fp16")
 MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
@@ -64,8 +65,8 @@ class Jobs:
         self._pool = pool
         self._commits = commits
         self._latencies = latencies
-        self._maker = Maker(limits, pool, inspector, records)
-        self.active: dict[str, Job] = {}
+        self._builder = ModelBuilder(limits, pool, inspector, records)
+        self.active: dict[str, AddJob] = {}
 
     async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> ModelAdded:
         """Serve a model under a new name; the result of RepositoryModelLoad.
@@ -125,7 +126,7 @@ class Jobs:
         self._latencies.forget(name)
 
     @contextmanager
-    def job(self, name: str, replace: bool, notify: Notify) -> Iterator[Job]:
+    def job(self, name: str, replace: bool, notify: Notify) -> Iterator[AddJob]:
         """One change to a model at a time; raises AlreadyExists or ResourceExhausted."""
         self._check_idle(name)
         if self._registry.find(name) is not None and not replace:
@@ -138,7 +139,7 @@ class Jobs:
             )
         if len(self._registry.all()) + len(self.active) >= self._limits.max_models:
             raise ResourceExhausted(f"the store holds its {self._limits.max_models} models; remove one first")
-        job = self.active[name] = Job(name=name, notify=notify)
+        job = self.active[name] = AddJob(name=name, notify=notify)
         try:
             yield job
         finally:
@@ -213,18 +214,18 @@ class Jobs:
         return [self._pool.home(name, replaced.manifest.device if replaced else "")]
 
     async def _make(
-        self, job: Job, staged: Staged, servers: Sequence[DeviceServer], restored: Manifest | None = None
-    ) -> Made:
+        self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], restored: Manifest | None = None
+    ) -> Built:
         """From staged files to a served model."""
         async with AsyncExitStack() as held:
-            made = await self._maker.make(job, staged, servers, held)
+            made = await self._builder.build(job, staged, servers, held)
             manifest = _manifest(job.name, made, staged, self._registry.find(job.name), restored)
             await to_its_end(self._commit(manifest, made, [(made.file, made.path), *staged.sources]))
         job.report("load", 1.0)
         _log.info("serving model %s (%s) on %s", job.name, made.file.sha256[:12], made.server.shown)
         return made
 
-    async def _commit(self, manifest: Manifest, made: Made, staged: list[tuple[StoredFile, Path]]) -> None:
+    async def _commit(self, manifest: Manifest, made: Built, staged: list[tuple[StoredFile, Path]]) -> None:
         async with self._commits.turn:
             await self._commits.commit(manifest, staged)
             replaced = self._registry.find(manifest.name)
@@ -273,9 +274,9 @@ def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
 
 
 def _manifest(
-    name: str, made: Made, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
+    name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
 ) -> Manifest:
-    """Of a model just made; `restored` is the one whose file was found damaged."""
+    """The manifest of a model just built; `restored` is the one whose file was found damaged."""
     now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
     before = restored or (replaced.manifest if replaced is not None else None)
     if staged.device is not None:
@@ -301,8 +302,10 @@ def _manifest(
     return manifest
 
 
-def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None) -> History:
-    """Of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
+def _history(
+    file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
+) -> VersionHistory:
+    """The history of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
     if replaced is None:
         return begin(file, schedules=schedules, why=why, now=now)
     before = replaced.manifest.history

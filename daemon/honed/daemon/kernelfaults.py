@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from honed.protocol.faults import KernelFault, KernelLog
 
 if TYPE_CHECKING:
     from honed.runtime.kernellog import FaultStory, Reader, Record
 
 
-def kernel_log() -> dict[str, Any]:
+def kernel_log() -> KernelLog:
     """What the kernel log says since the machine started; or why it cannot be read."""
     from honed.protocol.errors import PermissionDenied, Unavailable
     from honed.runtime.kernellog import open_reader
@@ -17,21 +19,21 @@ def kernel_log() -> dict[str, Any]:
     try:
         reader = open_reader(from_start=True)
     except (PermissionDenied, Unavailable) as error:
-        return {"readable": False, "reason": str(error), "faults": []}
+        return KernelLog(readable=False, reason=str(error), faults=())
     try:
-        return {"readable": True, "reason": "", "faults": list(stories(reader))}
+        return KernelLog(readable=True, reason="", faults=tuple(stories(reader)))
     finally:
         reader.close()
 
 
-def stories(reader: Reader) -> Iterator[dict[str, Any]]:
+def stories(reader: Reader) -> Iterator[KernelFault]:
     """Every fault in the log, oldest first."""
     from honed.runtime.kernellog import group, seen
 
     found = [(record, fault) for record in _all(reader) if (fault := seen(record)) is not None]
     started = {fault.monotonic_s: record.realtime_s for record, fault in found}
     for story in group(fault for _, fault in found):
-        yield plain(story, started[story.first_s])
+        yield listed(story, started[story.first_s])
 
 
 def _all(reader: Reader) -> Iterator[Record]:
@@ -39,17 +41,17 @@ def _all(reader: Reader) -> Iterator[Record]:
         yield from records
 
 
-def plain(story: FaultStory, time: float) -> dict[str, Any]:
+def listed(story: FaultStory, time: float) -> KernelFault:
     """A fault as `hone faults` lists it; `time` in seconds since 1970."""
     cause = story.cause
-    return {
-        "time": time,
-        "driver": str(story.driver),
-        "device": story.device,
-        "severity": str(story.severity),
-        "code": cause.code,
-        "meaning": cause.meaning or cause.name or cause.kind,
-        "process": story.tgid if story.tgid is not None else story.tid,
-        "command": next((fault.comm for fault in story.faults if fault.comm), None),
-        "records": [fault.text for fault in story.faults],
-    }
+    return KernelFault(
+        time=time,
+        driver=str(story.driver),
+        device=story.device,
+        severity=str(story.severity),
+        code=cause.code,
+        meaning=cause.meaning or cause.name or cause.kind,
+        process=story.tgid if story.tgid is not None else story.tid,
+        command=next((fault.comm for fault in story.faults if fault.comm), None),
+        records=tuple(fault.text for fault in story.faults),
+    )

@@ -12,15 +12,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
 
 from honed.protocol.errors import HonedError
+from honed.protocol.service import FaultFigures
 from honed.runtime.kernellog import DatedFault, FaultStory, Reader, Record, Severity, group, open_reader, seen
 from honed.runtime.kernellog.story import LONGEST_S, RESET_QUIET_S
 
+from .attribution import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, whose
 from .blocking import in_thread
-from .culprits import OTHER, SERVICE, UNKNOWN, WHOSE, Ours, whose
-from .kernelfaults import plain
+from .kernelfaults import listed
 
 _log = logging.getLogger(__name__)
 
@@ -37,10 +37,10 @@ class KernelWatch:
         self._reason = "it was not opened yet"
         self._since = time.time()
 
-    def plain(self) -> dict[str, Any]:
+    def figures(self) -> FaultFigures:
         """The part `gpu_faults` of Metrics: faults since the service started, by whose they were."""
         counts = {whose: self._counts[whose] for whose in (SERVICE, OTHER, UNKNOWN)}
-        return {"watched": not self._reason, "reason": self._reason, "counts": counts}
+        return FaultFigures(watched=not self._reason, reason=self._reason, counts=counts)
 
     async def run(self) -> None:
         """Until cancelled, or the log cannot be read."""
@@ -87,17 +87,17 @@ class KernelWatch:
 
     def _tell(self, story: FaultStory, workers: frozenset[int]) -> None:
         # Only records written since it was opened are read, so all are of this service's time.
-        fault = plain(story, self._since)
+        fault = listed(story, self._since)
         found = whose(fault, Ours(workers=workers, since=self._since), ())
         self._counts[found] += 1
         _log.error(
             "a fault of GPU %s (%s: %s), of %s%s; the kernel log says: %s",
-            fault["device"] or "",
-            fault["driver"],
-            fault["meaning"],
+            fault.device or "",
+            fault.driver,
+            fault.meaning,
             WHOSE[found],
-            f", process {fault['process']}" if fault["process"] is not None else "",
-            "; ".join(" ".join(record.split()) for record in fault["records"])[:500],
+            f", process {fault.process}" if fault.process is not None else "",
+            "; ".join(" ".join(record.split()) for record in fault.records)[:500],
         )
 
 

@@ -12,10 +12,10 @@ import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
+from honed.protocol.versions import LatencyPoint
 from honed.runtime.files import put_aside, read_regular, replacing
 
 from .blocking import in_thread
@@ -29,36 +29,26 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """`time` in seconds since 1970, of the span's first inference; `us` is the median of `count` of them."""
-
-    time: float
-    version: int
-    count: int
-    us: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Curves:
     """As they are kept, by model."""
 
-    models: dict[str, tuple[Point, ...]]
+    models: dict[str, tuple[LatencyPoint, ...]]
 
 
 @dataclass(slots=True)
 class _Series:
-    points: list[Point] = field(default_factory=list)
+    points: list[LatencyPoint] = field(default_factory=list)
     began: float = 0.0
     version: int = 0
     count: int = 0
     samples: list[float] = field(default_factory=list)
 
-    def all(self) -> tuple[Point, ...]:
+    def all(self) -> tuple[LatencyPoint, ...]:
         """Those of the spans that have ended, and of the one that is open."""
         if not self.count:
             return tuple(self.points)
         us = median(self.samples)
-        return (*self.points, Point(time=self.began, version=self.version, count=self.count, us=us))
+        return (*self.points, LatencyPoint(time=self.began, version=self.version, count=self.count, us=us))
 
     def close(self) -> None:
         """End the span that is open."""
@@ -87,10 +77,10 @@ class Latencies:
         if len(series.samples) < _SAMPLES:
             series.samples.append(seconds * 1e6)
 
-    def of(self, model: str) -> list[dict[str, Any]]:
+    def of(self, model: str) -> tuple[LatencyPoint, ...]:
         """The points of a model, oldest first, with the span that is open."""
         series = self._series.get(model)
-        return [strict.to_plain(point) for point in series.all()] if series is not None else []
+        return series.all() if series is not None else ()
 
     def forget(self, model: str) -> None:
         """The model was removed."""
@@ -102,13 +92,13 @@ class Latencies:
         return Curves(models={name: series.all() for name, series in self._series.items()})
 
 
-def thinned(points: list[Point]) -> list[Point]:
+def thinned(points: list[LatencyPoint]) -> list[LatencyPoint]:
     """At most POINTS: in the older half, neighbours of one version merge; the oldest go where none are."""
     if len(points) <= POINTS:
         return points
     half = len(points) // 2
-    older: list[Point] = []
-    waiting: Point | None = None  # for a neighbour
+    older: list[LatencyPoint] = []
+    waiting: LatencyPoint | None = None  # for a neighbour
     for point in points[:half]:
         if waiting is not None and waiting.version == point.version:
             older.append(_merged(waiting, point))
@@ -122,10 +112,10 @@ def thinned(points: list[Point]) -> list[Point]:
     return [*older, *points[half:]][-POINTS:]
 
 
-def _merged(one: Point, other: Point) -> Point:
+def _merged(one: LatencyPoint, other: LatencyPoint) -> LatencyPoint:
     count = one.count + other.count
     us = (one.us * one.count + other.us * other.count) / count
-    return Point(time=one.time, version=other.version, count=count, us=us)
+    return LatencyPoint(time=one.time, version=other.version, count=count, us=us)
 
 
 class Keeper:

@@ -14,7 +14,7 @@ from honed.protocol.errors import InvalidArgument
 from .releases import ReleaseTimes
 
 
-class Phase(enum.Enum):
+class LeasePhase(enum.Enum):
     """What the lease is doing; the values are the protocol's."""
 
     FREE = "free"
@@ -67,7 +67,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Counts:
+class LeaseCounts:
     """Since the service started; `seconds` of leases that have ended."""
 
     granted: int = 0
@@ -81,20 +81,20 @@ class Lease:
 
     def __init__(self) -> None:
         self.held: Held | None = None
-        self.counts = Counts()
+        self.counts = LeaseCounts()
         self.releases = ReleaseTimes()
         self._waiting: dict[int, float] = {}  # their bounds, in the order of asking
         self._idle = False
         self._why = "the machine's signals were not read yet"
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> LeasePhase:
         """What the lease is doing."""
         if self.held is None:
-            return Phase.FREE
+            return LeasePhase.FREE
         if self.held.revoked is None:
-            return Phase.GRANTED
-        return Phase.OVERDUE if self.held.overdue else Phase.REVOKING
+            return LeasePhase.GRANTED
+        return LeasePhase.OVERDUE if self.held.overdue else LeasePhase.REVOKING
 
     @property
     def waiting(self) -> tuple[int, ...]:

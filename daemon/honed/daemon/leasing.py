@@ -7,9 +7,8 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
@@ -31,9 +30,9 @@ from .idle.activity import Activity
 from .idle.decision import MAX_GAP, Decision, decide
 from .idle.judge import Context, judge
 from .idle.own import Own
-from .idle.readings import Reading, Sample
+from .idle.readings import Sample
 from .idle.settings import IdleSettings
-from .idle.signals import Machine, Signals
+from .idle.signals import MachineSignals, Signals
 from .lease import Action, Grant, Lease, Overdue, Revoke
 
 LOOK_SECONDS = 1.0  # between two looks at the machine while a tuner has the lease or waits for it
@@ -61,7 +60,7 @@ class Leasing:
         self._patience = patience
         self._lease = Lease()
         self._activity = Activity(time.monotonic())
-        self._machine = Machine(samples=(), own=Own())
+        self._machine = MachineSignals(samples=(), own=Own())
         self._decision: Decision | None = None
         self._tuners: dict[int, Connection] = {}  # that asked, by their connection's number
         self._wake = asyncio.Event()
@@ -153,12 +152,7 @@ class Leasing:
         return IdleStatus(
             idle=decision.idle,
             why=decision.why,
-            readings=tuple(
-                SignalReading(
-                    signal=each.signal, value=each.value, unit=each.unit, verdict=each.verdict, text=each.text
-                )
-                for each in readings
-            ),
+            readings=readings,
             models=self._activity.since(now),
         )
 
@@ -187,22 +181,17 @@ class Leasing:
             ),
         )
 
-    def metrics(self) -> Mapping[str, Any]:
+    def metrics(self) -> LeaseFigures:
         """The part `lease` of Metrics."""
         status = self.lease()
-        release = status.release
-        figures = LeaseFigures(
+        return LeaseFigures(
             held=self._lease.held is not None,
             seconds=status.seconds,
             grants=status.granted,
             revoked=status.revoked,
             overdue=status.overdue,
-            release=ReleaseFigures(
-                count=release.count, sum_seconds=release.sum_seconds, buckets=release.buckets
-            ),
+            release=strict.like(ReleaseFigures, status.release),
         )
-        plain: dict[str, Any] = strict.to_plain(figures)
-        return plain
 
     def _holder(self, now: float) -> LeaseHeld | None:
         held = self._lease.held
@@ -219,7 +208,7 @@ class Leasing:
             why=held.why,
         )
 
-    def _decided(self, now: float) -> tuple[tuple[Reading, ...], Decision]:
+    def _decided(self, now: float) -> tuple[tuple[SignalReading, ...], Decision]:
         state = self._worker_state()
         worker = Sample(
             signal="worker", value=float(state != "ready"), unit="", text=f"the serving worker is {state}"

@@ -9,18 +9,19 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError
+from honed.protocol.results import ProfiledRow
+from honed.protocol.service import TimeSpent
 from honed.runtime.files import put_aside, read_regular, replacing
 
 from .blocking import in_thread
+from .decayedusage import DecayedUsage, away, decay, shares
 from .settings import setting
-from .spent import Spent, away, decay, shares
 
 FORMAT = 1
 _DAY = 86_400.0
@@ -66,7 +67,7 @@ class _Saved:
 
 @dataclass(slots=True)
 class _Model:
-    spent: Spent = field(default_factory=Spent)
+    usage: DecayedUsage = field(default_factory=DecayedUsage)
     shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
     profiled: str = ""  # the SHA-256 of the compiled file that had that profile
 
@@ -91,14 +92,14 @@ class Ledger:
     def ran(self, model: str, seconds: float) -> None:
         """A request kept the device busy for so long."""
         known = self._models.setdefault(model, _Model())
-        known.spent.add(seconds, self._clock(), self.settings.half_life)
+        known.usage.add(seconds, self._clock(), self.settings.half_life)
         self._changed = True
 
-    def profiled(self, model: str, sha256: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """A profile tells how the time of a version divides among its tasks (rows as in ModelProfile)."""
+    def profiled(self, model: str, sha256: str, rows: Iterable[ProfiledRow]) -> None:
+        """A profile tells how the time of a version divides among its tasks ."""
         times: dict[str, float] = {}
         for row in rows:
-            times[row["task"]] = times.get(row["task"], 0.0) + row["us"]
+            times[row.task] = times.get(row.task, 0.0) + row.us
         known = self._models.setdefault(model, _Model())
         known.shares, known.profiled = shares(times), sha256
         self._changed = True
@@ -116,21 +117,21 @@ class Ledger:
         """From now on these settings hold; what was spent keeps its present value."""
         now = self._clock()
         for model in self._models.values():
-            model.spent.settle(now, self.settings.half_life)
+            model.usage.settle(now, self.settings.half_life)
         self.settings = settings
 
-    def plain(self) -> dict[str, dict[str, Any]]:
-        """By model: `seconds` that count now, and `tasks`, the seconds of each of its tuning tasks.
+    def usage(self) -> dict[str, TimeSpent]:
+        """The usage of each model: `seconds` that count now, and `tasks`, those of each of its tuning tasks.
 
         Time outside of tasks (copies, host calls) is in no task; no tasks where no profile was made.
         `profiled` is the SHA-256 of the compiled file that was, or "".
         """
         now, half_life = self._clock(), self.settings.half_life
-        told: dict[str, dict[str, Any]] = {}
+        told: dict[str, TimeSpent] = {}
         for name, model in sorted(self._models.items()):
-            seconds = model.spent.value(now, half_life)
+            seconds = model.usage.value(now, half_life)
             tasks = {task: seconds * share for task, share in model.shares.items() if task}
-            told[name] = {"seconds": seconds, "tasks": tasks, "profiled": model.profiled}
+            told[name] = TimeSpent(seconds=seconds, tasks=tasks, profiled=model.profiled)
         return told
 
     async def keep(self) -> None:
@@ -153,7 +154,7 @@ class Ledger:
         now, half_life = self._clock(), self.settings.half_life
         models = {
             name: _SavedModel(
-                seconds=model.spent.value(now, half_life),
+                seconds=model.usage.value(now, half_life),
                 shares=dict(model.shares),
                 profiled=model.profiled,
             )
@@ -190,8 +191,8 @@ class Ledger:
         self._saved_wall = saved.saved
         now = self._clock()
         for name, model in saved.models.items():
-            spent = Spent(model.seconds * left, now)
-            self._models[name] = _Model(spent, dict(model.shares), model.profiled or "")
+            usage = DecayedUsage(model.seconds * left, now)
+            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "")
 
 
 def _check(saved: _Saved) -> None:

@@ -70,7 +70,7 @@ class Limits:
 
     @property
     def max_answer_bytes(self) -> int:
-        """Of one answer."""
+        """The most bytes of one answer."""
         return 2 * self.max_message_bytes
 
     def memory_mib(self, *, devices: int, tuner_mib: int) -> int:

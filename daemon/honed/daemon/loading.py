@@ -8,24 +8,35 @@ import logging
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from honed.protocol.errors import HonedError, ModelRefused
+from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 
-from .building import Builder, BuilderLost, Progress
+from .buildprocess import BuilderLost, BuildProcess, Progress
 from .limits import Limits
-from .proven import Proven
+from .proofcache import ProofCache
 from .serving import actions, events
 from .serving.events import Proof
 from .serving.states import Engine
 from .store import Store
 from .supervisor import Supervisor, WorkerLost
-from .versions import Duel
+from .versions import ComparisonResult
+from .workercalls import (
+    BuildModel,
+    CheckedProbe,
+    CheckProbe,
+    ComparedTurn,
+    CompareTurn,
+    UnloadModel,
+    WorkerCall,
+)
 
 # After each run that is not a request's, requests have the device to themselves for so many times as long.
 _PAUSE_RUNS, _LONGEST_PAUSE_SECONDS = 10, 2.0
 JUDGE_ROUNDS = 7  # runs of each of two versions side by side
 _log = logging.getLogger(__name__)
+_Ran = TypeVar("_Ran", CheckedProbe, ComparedTurn)
 
 
 class Loader:
@@ -35,32 +46,32 @@ class Loader:
         self, engine: Engine, limits: Limits, supervisor: Supervisor, store: Store, cache_dir: Path
     ) -> None:
         """`cache_dir` remembers which files were proven."""
-        self.builder = Builder(limits, cache_dir, supervisor)
+        self.builder = BuildProcess(limits, cache_dir, supervisor)
         self._engine = engine
         self._cache_dir = cache_dir
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
-        self._dueling = asyncio.Lock()  # the worker knows one pair at a time
+        self._comparing = asyncio.Lock()  # the worker knows one pair at a time
 
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
     ) -> Proof:
         """Have a compiled file built and proven in a process of its own, and then loaded by the worker.
 
-        A file that the device has proven before is not built apart again. Inferences go on meanwhile, and
-        wait for one probe at most. `hurried` and `progress` as in `Builder.prove`. Raises ModelRefused where
-        an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost where
-        the worker, or the process that builds, died of it.
+        A file that the device has proven before is not built in it again. Inferences go on meanwhile, and
+        wait for one probe at most. `hurried` and `progress` as in `BuildProcess.prove`. Raises ModelRefused
+        where an answer is wrong, DeviceError where the device cannot build or hold the model, and WorkerLost
+        where the worker, or the process that builds, died of it.
         """
-        await self._prove_apart(key, path, hurried=hurried, progress=progress)
+        await self._prove_in_subprocess(key, path, hurried=hurried, progress=progress)
         return dataclasses.replace(await self._load(key, path, give_way=True), left=())
 
     async def restore(self, action: actions.Load) -> events.Event:
         """Have the worker load a model of the store; what came of it."""
         key, path = action.model.key, str(self._store.object(action.model.manifest.compiled))
         try:
-            proven_now = await self._prove_apart(key, path)
+            proven_now = await self._prove_in_subprocess(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
         except WorkerLost as error:
             return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
@@ -89,23 +100,23 @@ class Loader:
         try:
             # It is there already, unless the worker was started anew.
             await self.load(before.key, str(self._store.object(before.manifest.compiled)))
-            duel = await self.duel(before.key, model.key, JUDGE_ROUNDS)
+            compared = await self.compare(before.key, model.key, JUDGE_ROUNDS)
         except WorkerLost as error:
             return events.JudgingBroken(model.number, str(error))
         except HonedError as error:
             _log.warning("model %s: its new version is not compared again: %s", model.name, error)
             return events.Judged(model.number, "")
-        return events.Judged(model.number, duel.objection(serving=True))
+        return events.Judged(model.number, compared.objection(serving=True))
 
-    async def _prove_apart(
+    async def _prove_in_subprocess(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
     ) -> bool:
         """False where that was not needed."""
-        proven = self._proven()
-        if proven.knows(key):
+        proofs = self._proofs()
+        if proofs.knows(key):
             return False
         await self.builder.prove(key, path, hurried=hurried, progress=progress)
-        proven.note(key)
+        proofs.note(key)
         return True
 
     async def _load(self, key: str, path: str, *, give_way: bool) -> Proof:
@@ -115,72 +126,69 @@ class Loader:
         """
         worker = self._supervisor.starts
         await self._supervisor.open()
-        built = await self._supervisor.call(
-            "Load", {"key": key, "path": path}, seconds=self._limits.load_seconds
-        )
-        outputs: list[dict[str, Any]] = []
-        probes = tuple(range(built["probes"]))
-        enough = 1 if self._proven().knows(key) else len(probes)
+        build = BuildModel(key=key, path=path)
+        built = await self._supervisor.call(build, seconds=self._limits.load_seconds)
+        outputs: tuple[ComparedOutput, ...] = ()
+        probes = tuple(range(built.probes))
+        enough = 1 if self._proofs().knows(key) else len(probes)
         try:
             for probe in probes[:enough]:
                 outputs = await self._check(key, probe, give_way=give_way)
         except ModelRefused:
             self._forget(key)
-            await self.tell("Unload", {"key": key})
+            await self.tell(UnloadModel(key=key))
             raise
         left = probes[enough:]
         if not left:
-            self._proven().note(key)
-        checked = {"device": built["device"], "outputs": outputs}
+            self._proofs().note(key)
+        checked = ModelChecked(device=built.device, outputs=outputs)
         return Proof(engine=self._engine.name, worker=worker, checked=checked, left=left)
 
-    async def _check(self, key: str, probe: int, *, give_way: bool) -> list[dict[str, Any]]:
+    async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
         """The worst of every output so far; raises ModelRefused where an answer is wrong."""
-        answer = await self._careful("Check", {"key": key, "probe": probe}, give_way=give_way)
-        outputs: list[dict[str, Any]] = answer["outputs"]
-        return outputs
+        return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
 
-    def _proven(self) -> Proven:
+    def _proofs(self) -> ProofCache:
         assert self._supervisor.profile is not None
-        return Proven(self._cache_dir, self._supervisor.profile.identity)
+        return ProofCache(self._cache_dir, self._supervisor.profile.identity)
 
     def _forget(self, key: str) -> None:
         try:
-            self._proven().forget(key)
+            self._proofs().forget(key)
         except OSError as error:
             _log.error("that a model is to be proven anew cannot be remembered: %s", error)
 
-    async def duel(self, old: str, new: str, rounds: int) -> Duel:
+    async def compare(self, old: str, new: str, rounds: int) -> ComparisonResult:
         """Two loaded files side by side, at least `rounds` runs each; inferences wait for one run at most.
 
         Stops at the first wrong answer. Raises WorkerLost where the worker died of it.
         """
         taken: tuple[list[int], list[int]] = ([], [])
         wrong, turn = "", 0
-        async with self._dueling:
+        async with self._comparing:
             while turn < 2 * rounds and not wrong:
-                answer = await self._careful("Duel", {"old": old, "new": new, "turn": turn})
-                taken[turn % 2].append(answer["ns"])
-                wrong = answer["wrong"]
-                rounds = max(rounds, answer["sets"])
+                ran = await self._careful(CompareTurn(old=old, new=new, turn=turn))
+                taken[turn % 2].append(ran.ns)
+                wrong = ran.wrong
+                rounds = max(rounds, ran.sets)
                 turn += 1
-        return Duel(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+        return ComparisonResult(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
 
     async def median_us(self, key: str, rounds: int) -> float:
-        """Of one run of a loaded file, in microseconds; raises as `duel`."""
-        duel = await self.duel(key, key, rounds)
-        return statistics.median((*duel.old, *duel.new)) / 1000
+        """The median of a run of a loaded file, in microseconds; raises as `compare`."""
+        compared = await self.compare(key, key, rounds)
+        return statistics.median((*compared.old, *compared.new)) / 1000
 
-    async def _careful(self, method: str, params: dict[str, Any], *, give_way: bool = True) -> dict[str, Any]:
+    async def _careful(self, call: WorkerCall[_Ran], *, give_way: bool = True) -> _Ran:
         """A call that runs a model; a device that failed in it is not used again.
 
         With `give_way` requests may run before the next.
         """
         begun = time.monotonic()
-        answer = await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
-        if "spoilt" in answer:
-            self._supervisor.kill(f"the device failed: {answer['spoilt']}")
-            raise WorkerLost(answer["spoilt"])
+        answer = await self._supervisor.call(call, seconds=self._limits.run_seconds)
+        if answer.spoilt:
+            self._supervisor.kill(f"the device failed: {answer.spoilt}")
+            raise WorkerLost(answer.spoilt)
         if give_way:
             await self._give_way(time.monotonic() - begun)
         return answer
@@ -191,11 +199,11 @@ class Loader:
         while self._engine.idle_seconds(now := time.monotonic()) < taken and (left := end - now) > 0:
             await asyncio.sleep(min(taken, left))
 
-    async def tell(self, method: str, params: dict[str, Any]) -> None:
+    async def tell(self, call: WorkerCall[Empty]) -> None:
         """A call whose answer changes nothing; a worker that is gone has forgotten anyway."""
         try:
-            await self._supervisor.call(method, params, seconds=self._limits.run_seconds)
+            await self._supervisor.call(call, seconds=self._limits.run_seconds)
         except WorkerLost:
             pass
         except HonedError as error:
-            _log.warning("the worker refused %s: %s", method, error)
+            _log.warning("the worker refused %s: %s", call.method, error)

@@ -1,16 +1,25 @@
-"""What the service knows of itself, as one document of plain data: the method Metrics (docs/metrics.md)."""
+"""What the service knows of itself, as one document: the method Metrics (docs/metrics.md)."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
-from honed.protocol.strict import to_plain
+from honed.protocol.service import (
+    DeviceFigures,
+    FaultFigures,
+    LeaseFigures,
+    MetricsText,
+    ModelFigures,
+    QueueFigures,
+    TimeSpent,
+    WorkerFigures,
+)
 
 from . import openmetrics
 from .blocking import in_thread
@@ -28,7 +37,7 @@ DEVICE_TIME = "wall time of inferences in the worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class MetricsCollector:
     """Gathers the figures. `lease` and `gpu_faults` give theirs since the service started."""
 
     version: str
@@ -38,11 +47,11 @@ class Metrics:
     ledger: Ledger
     tuner: TunerChild
     connections: Callable[[], int]
-    lease: Callable[[], Mapping[str, Any]]
-    gpu_faults: Callable[[], Mapping[str, Any]]
+    lease: Callable[[], LeaseFigures]
+    gpu_faults: Callable[[], FaultFigures]
     root: Path = Path("/")  # of the file system that has the sensors
 
-    async def answer(self, form: str | None) -> dict[str, Any]:
+    async def answer(self, form: str | None) -> service.Metrics | MetricsText:
         """The result of Metrics; raises InvalidArgument for forms there are not."""
         if form not in (None, "", "openmetrics"):
             raise InvalidArgument(
@@ -51,73 +60,78 @@ class Metrics:
         document = await self.document()
         if not form:
             return document
-        return {"content_type": openmetrics.CONTENT_TYPE, "text": openmetrics.text(document)}
+        return MetricsText(content_type=openmetrics.CONTENT_TYPE, text=openmetrics.text(document))
 
-    async def document(self) -> dict[str, Any]:
+    async def document(self) -> service.Metrics:
         """Every figure; spans in seconds, temperatures in degrees Celsius."""
         tuning = self.tuner.figures
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
-        spent, waiting = self.ledger.plain(), self.pool.waiting()
-        return {
-            "version": self.version,
-            "pid": os.getpid(),
-            "time": time.time(),
-            "uptime_seconds": uptime,
-            "device": default.identity(),
-            "device_time": DEVICE_TIME,
-            "worker": _worker(default),
-            "devices": [
-                {"name": each.name, "shown": each.shown, "worker": _worker(each), "queue": _queue(each)}
+        usage, waiting = self.ledger.usage(), self.pool.waiting()
+        return service.Metrics(
+            version=self.version,
+            pid=os.getpid(),
+            time=time.time(),
+            uptime_seconds=uptime,
+            device=default.identity,
+            device_time=DEVICE_TIME,
+            worker=_worker(default),
+            devices=tuple(
+                DeviceFigures(
+                    name=each.name,
+                    shown=each.shown,
+                    worker=_worker(each),
+                    queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
+                )
                 for each in self.pool.servers.values()
-            ],
-            "queue": {
-                **self.pool.queue(),
-                "longest": max(each.engine.queue.longest for each in self.pool.servers.values()),
-            },
-            "connections": self.connections(),
-            "whole": self.registry.whole.plain(now, uptime),
-            "models": [
-                _model(entry, now, uptime)
-                | {"device": self.pool.of(entry).shown}
-                | {"waiting": waiting[entry.name], "spent": spent.get(entry.name, _NOTHING_SPENT)}
+            ),
+            queue=strict.like(
+                QueueFigures,
+                self.pool.queue(),
+                longest=max(each.engine.queue.longest for each in self.pool.servers.values()),
+            ),
+            connections=self.connections(),
+            whole=self.registry.whole.figures(now, uptime),
+            models=tuple(
+                self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
                 for entry in self.registry.all()
-            ],
-            "tuning": None if tuning is None else to_plain(tuning),
-            "temperatures": sensors,
-            "lease": dict(self.lease()),
-            "gpu_faults": dict(self.gpu_faults()),
-        }
+            ),
+            tuning=tuning,
+            temperatures=sensors,
+            lease=self.lease(),
+            gpu_faults=self.gpu_faults(),
+        )
+
+    def _model(
+        self, entry: ServedModel, now: float, uptime: float, waiting: int, usage: TimeSpent
+    ) -> ModelFigures:
+        history, figures = entry.manifest.history, entry.statistics.figures(now, uptime)
+        return strict.like(
+            ModelFigures,
+            figures,
+            name=entry.name,
+            version=history.current.number,
+            quarantined_versions=sum(bool(version.quarantine) for version in history.versions),
+            sha256=entry.key,
+            state=entry.state.value,
+            ready=entry.state is State.READY,
+            away=entry.away,
+            device=self.pool.of(entry).shown,
+            waiting=waiting,
+            spent=usage,
+        )
 
 
-_NOTHING_SPENT: Mapping[str, Any] = {"seconds": 0.0, "tasks": {}, "profiled": ""}
+_UNUSED = TimeSpent(seconds=0.0, tasks={}, profiled="")
 
 
-def _worker(server: DeviceServer) -> dict[str, Any]:
+def _worker(server: DeviceServer) -> WorkerFigures:
     supervisor = server.supervisor
-    return {
-        "state": server.state,
-        "reason": supervisor.reason,
-        "starts": supervisor.starts,
-        "ends": dict(sorted(supervisor.ends.items())),
-        "last_ends": list(supervisor.last_ends),
-    }
-
-
-def _queue(server: DeviceServer) -> dict[str, int]:
-    return {**server.queue(), "longest": server.engine.queue.longest}
-
-
-def _model(entry: ServedModel, now: float, uptime: float) -> dict[str, Any]:
-    history = entry.manifest.history
-    return {
-        "name": entry.name,
-        "version": history.current.number,
-        "quarantined_versions": sum(bool(version.quarantine) for version in history.versions),
-        "sha256": entry.key,
-        "state": entry.state.value,
-        "ready": entry.state is State.READY,
-        "away": entry.away,
-        **entry.statistics.plain(now, uptime),
-    }
+    return WorkerFigures(
+        state=server.state,
+        reason=supervisor.reason,
+        starts=supervisor.starts,
+        ends=dict(sorted(supervisor.ends.items())),
+        last_ends=tuple(supervisor.last_ends),
+    )

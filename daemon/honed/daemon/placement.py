@@ -30,7 +30,7 @@ class Placement:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of every device, as configured, the default first; "" is the best there is."""
+        """The name of every device, as configured, the default first; "" is the best there is."""
         return tuple(self._names.values())
 
     def find(self, device: str) -> str | None:

@@ -31,11 +31,6 @@ class Places:
     config: Path
 
     @property
-    def config_dir(self) -> Path:
-        """The folder of drop-ins beside the configuration file."""
-        return drop_in_dir(self.config)
-
-    @property
     def records(self) -> Path:
         """What tuning has learned."""
         return records_in(self.state_dir)

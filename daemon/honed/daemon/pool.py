@@ -12,26 +12,29 @@ from contextlib import contextmanager
 from typing import Any
 
 from honed.protocol.errors import HonedError, Unavailable
+from honed.protocol.results import Inferred, ModelPlacement, ModelProfile
+from honed.protocol.service import DeviceStatus, QueueStatus
 
 from .commits import Commits
 from .config import Service
 from .deviceserver import DeviceServer
-from .dispatch import Dispatcher, Work
-from .inference import Plan
+from .dispatch import Dispatcher, PendingRequest
+from .inference import InferencePlan
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
 from .placement import Placement
 from .profiles import merged
 from .regions import HeldRegion
-from .requests import Client, Ticket
+from .requests import ClientId, Ticket
 from .serving import actions, events
 from .serving.machine import Machine
 from .serving.registry import Registry
 from .serving.states import Engine, ServedModel
 from .servinglog import write
-from .statistics import Served
+from .statistics import ServedInference
 from .store import Store
+from .workercalls import ProfileModel, R, UnloadModel
 
 PROFILE_SECONDS = 600.0
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
@@ -70,7 +73,7 @@ class Pool:
 
     @property
     def default(self) -> DeviceServer:
-        """Of models that are not placed elsewhere."""
+        """The one for models that are not placed elsewhere."""
         return self.servers[self.placement.default]
 
     # The machine, and what it wants done
@@ -113,7 +116,7 @@ class Pool:
             case actions.Prove():
                 server.with_worker(self._begin(self._follow(server.loader.prove(action))))
             case actions.Unload(_, key):
-                server.with_worker(self._begin(server.loader.tell("Unload", {"key": key})))
+                server.with_worker(self._begin(server.loader.tell(UnloadModel(key=key))))
             case actions.Kill(_, reason):
                 server.supervisor.kill(reason)
 
@@ -195,39 +198,39 @@ class Pool:
 
     # Requests
 
-    async def infer(self, client: Client, model: ServedModel, plan: Plan) -> dict[str, Any]:
+    async def infer(self, client: ClientId, model: ServedModel, plan: InferencePlan) -> Inferred:
         """The result of ModelInfer; raises what went wrong."""
         arrived = time.monotonic()
-        work = Work(method="Infer", params=plan.for_worker, regions=plan.regions)
+        work = PendingRequest(call=plan.for_worker, regions=plan.regions)
         [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
         now, queued = time.monotonic(), work.started - arrived
-        served = Served(
+        served = ServedInference(
             queued=queued,
             whole=now - arrived,
-            input_ns=answer["input_ns"],
-            infer_ns=answer["infer_ns"],
-            output_ns=answer["output_ns"],
+            input_ns=answer.input_ns,
+            infer_ns=answer.infer_ns,
+            output_ns=answer.output_ns,
             launches=model.compiled.launches if model.compiled else 0,
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
         if model.at_home:  # another device's times say nothing about the version
-            self._latencies.note(model.name, work.version, answer["infer_ns"] * 1e-9, time.time())
-        return plan.result(answer["raw"], round(queued * 1e6), round(answer["infer_ns"] / 1000))
+            self._latencies.note(model.name, work.version, answer.infer_ns * 1e-9, time.time())
+        return plan.result(answer.raw, round(queued * 1e6), round(answer.infer_ns / 1000))
 
     async def profile(
-        self, client: Client, model: ServedModel, runs: int, *, timeline: bool
-    ) -> dict[str, Any]:
+        self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool
+    ) -> ModelProfile:
         """The result of ModelProfile; raises what went wrong. Other requests run between its runs."""
 
-        def params(key: str) -> dict[str, Any]:
-            return {"key": key, "timeline": timeline}
+        def call(key: str) -> ProfileModel:
+            return ProfileModel(key=key, name=model.name, timeline=timeline)
 
-        work = Work(method="Profile", params=params, regions=[], runs=runs)
-        return {"name": model.name, **merged(await self._ask(client, model, 2, PROFILE_SECONDS, work))}
+        work = PendingRequest(call=call, regions=[], runs=runs)
+        return merged(await self._ask(client, model, 2, PROFILE_SECONDS, work))
 
     async def _ask(
-        self, client: Client, model: ServedModel, priority: int, timeout: float, work: Work
-    ) -> list[dict[str, Any]]:
+        self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
+    ) -> list[R]:
         """The answers of the worker."""
         now = time.monotonic()
         with self._dispatcher.taken(work) as number:
@@ -250,7 +253,7 @@ class Pool:
         """Let go of a region; with its last holder gone the workers unmap it."""
         self._dispatcher.release(region)
 
-    def forget_client(self, client: Client) -> None:
+    def forget_client(self, client: ClientId) -> None:
         """A connection is gone; its requests are cancelled."""
         self.handle(events.ClientGone(client))
 
@@ -303,12 +306,12 @@ class Pool:
         states = {server.state for server in self.servers.values()}
         return "ready" in states and "starting" not in states
 
-    def queue(self) -> dict[str, int]:
+    def queue(self) -> QueueStatus:
         """Requests of all devices that wait and run."""
-        total: Counter[str] = Counter()
-        for server in self.servers.values():
-            total.update(server.queue())
-        return {"waiting": total["waiting"], "running": total["running"]}
+        queues = [server.queue() for server in self.servers.values()]
+        return QueueStatus(
+            waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)
+        )
 
     def waiting(self) -> Counter[str]:
         """Requests that wait, by model."""
@@ -320,38 +323,38 @@ class Pool:
     def workers(self) -> frozenset[int]:
         """Processes that serve, and the last ones that did."""
         supervisors = [server.supervisor for server in self.servers.values()]
-        ended = {end["pid"] for supervisor in supervisors for end in supervisor.last_ends}
+        ended = {end.pid for supervisor in supervisors for end in supervisor.last_ends}
         building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}
         return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
 
-    def plain(self) -> list[dict[str, Any]]:
+    def devices(self) -> tuple[DeviceStatus, ...]:
         """The part `devices` of ServerStatus."""
-        return [
-            {
-                "name": server.name,
-                "default": server is self.default,
-                "stand_in": server.engine.stand_in,
-                "spec": server.supervisor.spec,
-                "device": server.identity(),
-                "peaks": server.peaks(),
-                "worker": server.worker(),
-                "queue": server.queue(),
-                "models": [model.name for model in self._models.of(server.name)],
-                "away": [
+        return tuple(
+            DeviceStatus(
+                name=server.name,
+                default=server is self.default,
+                stand_in=server.engine.stand_in,
+                spec=server.supervisor.spec,
+                device=server.identity,
+                peaks=server.peaks,
+                worker=server.worker(),
+                queue=server.queue(),
+                models=tuple(model.name for model in self._models.of(server.name)),
+                away=tuple(
                     model.name
                     for model in self._models.all()
                     if model.home == server.name and not model.at_home
-                ],
-            }
+                ),
+            )
             for server in self.servers.values()
-        ]
+        )
 
-    def placed(self, model: ServedModel) -> dict[str, Any]:
+    def placed(self, model: ServedModel) -> ModelPlacement:
         """The part `placement` of ModelShow."""
         manifest = model.manifest
-        return {
-            "device": self.servers[model.home].shown,
-            "served_by": self.of(model).shown,
-            "why": self.placement.home(model.name, manifest.device, manifest.placed).why,
-            "away": model.away,
-        }
+        return ModelPlacement(
+            device=self.servers[model.home].shown,
+            served_by=self.of(model).shown,
+            why=self.placement.home(model.name, manifest.device, manifest.placed).why,
+            away=model.away,
+        )

@@ -1,23 +1,24 @@
-"""Profiles a loaded model: one timed inference, as a plain map for the socket."""
+"""Profiles a loaded model: one timed inference."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.results import ModelProfile
 from honed.runtime.dtypes import dtype
 from honed.runtime.executor import Executor
-from honed.runtime.profilefile import to_dict
 
 _MOST_SPANS = 8192  # of a timeline, which then fits a message
 
 
-def profile(executor: Executor, *, timeline: bool) -> dict[str, Any]:
-    """The result of ModelProfile for one run, without the model's name (docs/protocol.md).
+def profile(executor: Executor, name: str, *, timeline: bool) -> ModelProfile:
+    """The result of ModelProfile for one run of the model called `name`.
 
     Raises InvalidArgument where a timeline is asked for that is too long.
     """
@@ -27,17 +28,17 @@ def profile(executor: Executor, *, timeline: bool) -> dict[str, Any]:
             "profile the model without one"
         )
     found = executor.profile(_inputs(executor))
-    plain = to_dict(executor.device.profile)
-    return {
-        "runs": 1,
-        "launches": found.launches,
-        "whole_us": found.whole_us,
-        "sum_us": found.sum_us,
-        "device": plain["identity"],
-        "peaks": {"fp16_gflops": None, "busy": None, **plain["peaks"]} if "peaks" in plain else None,
-        "rows": [asdict(row) for row in found.kernels],
-        **({"timeline": [list(astuple(span)) for span in found.spans]} if timeline else {}),
-    }
+    device = executor.device.profile
+    return strict.like(
+        ModelProfile,
+        found,
+        name=name,
+        runs=1,
+        device=device.identity,
+        peaks=device.peaks,
+        rows=found.kernels,
+        timeline=tuple(astuple(span) for span in found.spans) if timeline else None,
+    )
 
 
 def _inputs(executor: Executor) -> dict[str, NDArray[Any]]:

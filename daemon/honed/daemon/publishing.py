@@ -6,13 +6,16 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from honed.protocol import versions
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
+from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
 
 from .blocking import cleared_in_thread, in_thread
+from .build import load
 from .commits import Commits
 from .compiled import Compiled
 from .inspection import Inspector
@@ -20,63 +23,53 @@ from .jobs import Jobs, failure, same_but_schedules
 from .latencies import Latencies
 from .limits import Limits
 from .loading import JUDGE_ROUNDS
-from .making import load
 from .pool import Pool
+from .received import StoredFile, receive
 from .serving.events import Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .serving.registry import Registry
 from .serving.states import ServedModel
-from .store import Store, StoredFile, new_version, receive, version_file
+from .store import Store, new_version, version_file
 from .supervisor import WorkerLost
-from .versions import Version, check_new, go_back, settle, succeed
+from .versions import check_new, go_back, settle, succeed
 
 _log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False)
 class Publisher:
     """Changes which version of a model is served."""
 
-    def __init__(
-        self,
-        limits: Limits,
-        store: Store,
-        registry: Registry,
-        pool: Pool,
-        jobs: Jobs,
-        commits: Commits,
-        inspector: Inspector,
-        latencies: Latencies,
-    ) -> None:
-        self._limits = limits
-        self._store = store
-        self._registry = registry
-        self._pool = pool
-        self._jobs = jobs
-        self._commits = commits
-        self._inspector = inspector
-        self._latencies = latencies
+    limits: Limits
+    store: Store
+    registry: Registry
+    pool: Pool
+    jobs: Jobs
+    commits: Commits
+    inspector: Inspector
+    latencies: Latencies
 
-    def history(self, params: HistoryParams) -> dict[str, Any]:
+    def history(self, params: HistoryParams) -> ModelHistory:
         """The result of ModelHistory; raises NotFound."""
-        entry = self._registry.get(params.name)
+        entry = self.registry.get(params.name)
         history = entry.manifest.history
-        return {
-            "name": entry.name,
-            "version": history.current.number,
-            "pinned": history.pinned,
-            "on_trial": entry.trial is not None,
-            "versions": [dataclasses.asdict(version) for version in history.versions],
-            "stints": [dataclasses.asdict(stint) for stint in history.stints],
-            "latency": self._latencies.of(entry.name),
-        }
+        return ModelHistory(
+            name=entry.name,
+            version=history.current.number,
+            pinned=history.pinned,
+            on_trial=entry.trial is not None,
+            versions=history.versions,
+            stints=history.stints,
+            latency=self.latencies.of(entry.name),
+        )
 
-    async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> dict[str, Any]:
+    async def publish(self, params: PublishParams, descriptors: Sequence[int]) -> ModelPublished:
         """Serve a faster form of a model, if it is one; the result of ModelPublish.
 
         Raises AlreadyExists where another version came meanwhile, ModelRefused where it is another model or
         the device gives wrong answers with it. One that is slower or in quarantine is not an error.
         """
-        entry, before = self._registry.compiled(params.name)
-        self._pool.check_at_home(entry)
+        entry, before = self.registry.compiled(params.name)
+        self.pool.check_at_home(entry)
         if len(descriptors) != 1:
             raise InvalidArgument(f"{len(descriptors)} descriptors came; send one, of the compiled model")
         if entry.key != params.expected:
@@ -84,12 +77,12 @@ class Publisher:
                 f"{entry.name} was replaced since its successor was made; tune it again, "
                 "what was measured is kept"
             )
-        with self._jobs.job(entry.name, True, lambda _: None):
-            async with cleared_in_thread(self._store.staging()) as folder:
+        with self.jobs.job(entry.name, True, lambda _: None):
+            async with cleared_in_thread(self.store.staging()) as folder:
                 file, path = await in_thread(
-                    receive, descriptors[0], f"{entry.name}.honed", folder, self._limits.max_model_bytes
+                    receive, descriptors[0], f"{entry.name}.honed", folder, self.limits.max_model_bytes
                 )
-                model = await self._inspector.inspect(path)
+                model = await self.inspector.inspect(path)
                 if not same_but_schedules(model, entry) and entry.manifest.sources:
                     raise ModelRefused(
                         "it is not compiled from the source of the model served; add it instead"
@@ -100,90 +93,90 @@ class Publisher:
                     check_new(entry.manifest.history, schedules)
                     return await self._compared(entry, model, file, path, schedules, params.why)
                 except AlreadyExists as kept:
-                    return _kept(self._registry.find(entry.name) or entry, str(kept))
+                    return _kept(self.registry.find(entry.name) or entry, str(kept))
 
     async def _compared(
         self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, schedules: str, why: str
-    ) -> dict[str, Any]:
+    ) -> ModelPublished:
         """Load the successor beside the present version, and let the better one serve."""
-        history, server = entry.manifest.history, self._pool.of(entry)
+        history, server = entry.manifest.history, self.pool.of(entry)
         version = new_version(
             file, history.next_number, schedules=schedules, why=why, now=time.time(), settled=False
         )
-        with self._pool.keeping(server, file.sha256):
+        with self.pool.keeping(server, file.sha256):
             try:
                 proof = await server.loader.load(file.sha256, str(path), hurried=False)
-                duel = await server.loader.duel(entry.key, file.sha256, JUDGE_ROUNDS)
+                compared = await server.loader.compare(entry.key, file.sha256, JUDGE_ROUNDS)
             except WorkerLost as error:
                 return await self._turned_away(entry, version, f"the worker ended when it ran it: {error}")
             except ModelRefused as error:
                 return await self._turned_away(entry, version, failure(error))
             version = dataclasses.replace(
-                version, old_us=duel.old_us, new_us=duel.new_us if duel.new else None
+                version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
             )
-            objection = duel.objection(serving=False)
+            objection = compared.objection(serving=False)
             if objection:
-                return await self._turned_away(entry, version, objection if duel.wrong else "", objection)
-            async with self._commits.turn:
+                return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
+            async with self.commits.turn:
                 self._check_served(entry)
                 history = succeed(entry.manifest.history, version, time.time(), keep=True)
                 manifest = dataclasses.replace(entry.manifest, compiled=file, history=history)
-                await self._commits.commit(manifest, [(file, path)])
+                await self.commits.commit(manifest, [(file, path)])
                 ready = SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
-                self._pool.handle(ready)
-                await self._commits.sweep()
-        ratio = duel.old_us / duel.new_us
+                self.pool.handle(ready)
+                await self.commits.sweep()
+        ratio = compared.old_us / compared.new_us
         _log.info("model %s: version %d is served, %.2f times as fast", entry.name, version.number, ratio)
-        return {
-            "published": True,
-            "version": version.number,
-            "sentence": f"version {version.number} is served, {ratio:.2f} times as fast",
-            "old_us": duel.old_us,
-            "new_us": duel.new_us,
-        }
+        return ModelPublished(
+            published=True,
+            version=version.number,
+            sentence=f"version {version.number} is served, {ratio:.2f} times as fast",
+            old_us=compared.old_us,
+            new_us=compared.new_us,
+        )
 
     def _check_served(self, entry: ServedModel) -> None:
         """It may have been rolled back meanwhile, which is then stored, and must not be undone."""
-        if not self._registry.serves(entry):
+        if not self.registry.serves(entry):
             raise AlreadyExists("the version it was compared with is not served any more; publish it again")
 
     async def _turned_away(
-        self, entry: ServedModel, version: Version, quarantine: str, reason: str = ""
-    ) -> dict[str, Any]:
+        self, entry: ServedModel, version: ModelVersion, quarantine: str, reason: str = ""
+    ) -> ModelPublished:
         """Remember a successor that is not taken, its file aside."""
         reason = reason or quarantine
         _log.warning("model %s: a successor is not served: %s", entry.name, reason)
         if quarantine:
             listed = dataclasses.replace(version, kept=False, quarantine=quarantine)
-            self._pool.handle(TurnedAway(entry.number, listed))
-            await self._commits.rewrite(entry)
-        return _kept(entry, reason) | {"old_us": version.old_us, "new_us": version.new_us}
+            self.pool.handle(TurnedAway(entry.number, listed))
+            await self.commits.rewrite(entry)
+        return _kept(entry, reason, version.old_us, version.new_us)
 
-    async def rollback(self, params: RollbackParams) -> dict[str, Any]:
+    async def rollback(self, params: RollbackParams) -> RolledBack:
         """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
-        entry = self._registry.get(params.name)
+        entry = self.registry.get(params.name)
         target = self._target(entry, params.version)
         story = f"set aside by hand for version {target.number}"
         await self._serve_again(entry, target, story, quarantine=story, pinned=None)
-        return {"version": target.number}
+        return RolledBack(version=target.number)
 
-    async def pin(self, params: PinParams) -> dict[str, Any]:
+    async def pin(self, params: PinParams) -> versions.VersionPinned:
         """Serve a version and let no other take its place, or (version 0) allow that again."""
-        entry = self._registry.get(params.name)
+        entry = self.registry.get(params.name)
         history = entry.manifest.history
         if params.version == 0 or params.version in (None, history.current.number):
-            with self._jobs.job(entry.name, True, lambda _: None):
-                self._pool.handle(Pinned(entry.number, params.version != 0))
-                await self._commits.rewrite(entry)
-            return {"version": history.current.number, "pinned": params.version != 0}
+            with self.jobs.job(entry.name, True, lambda _: None):
+                self.pool.handle(Pinned(entry.number, params.version != 0))
+                await self.commits.rewrite(entry)
+            return versions.VersionPinned(version=history.current.number, pinned=params.version != 0)
         target = self._target(entry, params.version)
         await self._serve_again(
             entry, target, f"version {target.number} was pinned", quarantine="", pinned=True
         )
-        return {"version": target.number, "pinned": True}
+        return versions.VersionPinned(version=target.number, pinned=True)
 
-    def _target(self, entry: ServedModel, number: int | None) -> Version:
-        self._pool.check_at_home(entry)
+    def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
+        self.pool.check_at_home(entry)
         history = entry.manifest.history
         if number is None:
             earlier = history.earlier()
@@ -200,21 +193,21 @@ class Publisher:
         return version
 
     async def _serve_again(
-        self, entry: ServedModel, target: Version, reason: str, *, quarantine: str, pinned: bool | None
+        self, entry: ServedModel, target: ModelVersion, reason: str, *, quarantine: str, pinned: bool | None
     ) -> None:
         """Load an earlier version and put it in place, by hand."""
-        file, server = version_file(entry.manifest, target), self._pool.of(entry)
-        with self._jobs.job(entry.name, True, lambda _: None), self._pool.keeping(server, file.sha256):
-            path = self._store.object(file)
-            model = await self._inspector.inspect(path)
-            proof = await load(server, file.sha256, path, self._limits)
+        file, server = version_file(entry.manifest, target), self.pool.of(entry)
+        with self.jobs.job(entry.name, True, lambda _: None), self.pool.keeping(server, file.sha256):
+            path = self.store.object(file)
+            model = await self.inspector.inspect(path)
+            proof = await load(server, file.sha256, path, self.limits)
             history = go_back(entry.manifest.history, target.number, reason, quarantine, time.time())
             if pinned is not None:
                 history = dataclasses.replace(history, pinned=pinned)
             manifest = dataclasses.replace(entry.manifest, compiled=file, history=settle(history))
-            async with self._commits.turn:
-                await self._commits.commit(manifest)
-                self._pool.handle(VersionChosen(manifest=manifest, compiled=model, proof=proof))
+            async with self.commits.turn:
+                await self.commits.commit(manifest)
+                self.pool.handle(VersionChosen(manifest=manifest, compiled=model, proof=proof))
         _log.info("model %s: version %d is served again: %s", entry.name, target.number, reason)
 
 
@@ -227,7 +220,9 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
             raise ModelRefused(f"its {what} are not those of the model served; add it under another name")
 
 
-def _kept(entry: ServedModel, reason: str) -> dict[str, Any]:
+def _kept(
+    entry: ServedModel, reason: str, old_us: float | None = None, new_us: float | None = None
+) -> ModelPublished:
     number = entry.manifest.history.current.number
     sentence = f"version {number} is served as before: {reason}"
-    return {"published": False, "version": number, "sentence": sentence, "old_us": None, "new_us": None}
+    return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)

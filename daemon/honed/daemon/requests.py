@@ -17,7 +17,7 @@ PRIORITIES = (1, 2, 3)  # first to last
 ATTEMPTS = 2  # runs of one request: once, and once more after its worker failed
 
 
-class Client(NamedTuple):
+class ClientId(NamedTuple):
     """A connection, and the user at its other end."""
 
     user: int
@@ -29,7 +29,7 @@ class Ticket:
     """A request that wants to run."""
 
     number: int
-    client: Client
+    client: ClientId
     model: str
     priority: int
     arrived: float
@@ -48,7 +48,7 @@ class Queue:
         self.limit = limit
         self.longest = 0  # tickets that ever waited at once
         self._waiting: dict[int, Ticket] = {}
-        self._served: dict[Client, int] = {}  # when it last had its turn
+        self._served: dict[ClientId, int] = {}  # when it last had its turn
         self._served_users: dict[int, int] = {}
         self._turns = 0
 
@@ -70,8 +70,8 @@ class Queue:
         self.longest = max(self.longest, len(self._waiting))
         return victim
 
-    def _victim(self, client: Client) -> Ticket | None:
-        """Of the user with most tickets the last one; else of the same user's connection with most."""
+    def _victim(self, client: ClientId) -> Ticket | None:
+        """The last ticket of the user with most; else of the same user's connection with most."""
         users = Counter(t.client.user for t in self._waiting.values())
         user = max(users, key=lambda u: (users[u], u), default=client.user)
         if users[user] < users[client.user] + 2:
@@ -133,7 +133,7 @@ class Queue:
         """How many tickets wait for each model."""
         return Counter(ticket.model for ticket in self._waiting.values())
 
-    def forget_client(self, client: Client) -> None:
+    def forget_client(self, client: ClientId) -> None:
         """Drop what is remembered of a client that went away; its tickets must be cancelled."""
         self._served.pop(client, None)
 

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from honed.protocol.errors import AlreadyExists, HonedError, PermissionDenied, ResourceExhausted, error_to_map
-from honed.protocol.peer import Asked
+from honed.protocol.peer import RequestReceived
 from honed.protocol.wire import Notification, encode
 
-from .api import Api, Call
+from .api import Api, ApiCall
 from .connection import Connection
 from .limits import Limits
 from .peers import Credentials, identify
 from .pool import Pool
-from .turns import Turns
+from .roundrobin import RoundRobin
 from .usage import Usage
 
 _BACKLOG = 128
@@ -75,7 +75,7 @@ class Server:
         self._connections: dict[int, Connection] = {}
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(self._loop)
+        self._turns = RoundRobin(self._loop)
         self._accepting = False
         self.api: Api | None = None
 
@@ -122,10 +122,10 @@ class Server:
         while not done() and self._loop.time() < end:
             await asyncio.sleep(0.01)
 
-    def start(self, connection: Connection, asked: Asked) -> Coroutine[Any, Any, Any]:
+    def start(self, connection: Connection, asked: RequestReceived) -> Coroutine[Any, Any, Any]:
         """The work for a request; raises HonedError for one that cannot be."""
         assert self.api is not None
-        call = Call(connection=connection, msgid=asked.msgid, descriptors=asked.descriptors)
+        call = ApiCall(connection=connection, msgid=asked.msgid, descriptors=asked.descriptors)
         return self.api.answer(call, asked.method, asked.params)
 
     def overfull(self) -> None:

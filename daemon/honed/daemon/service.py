@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from honed.protocol.errors import HonedError
-from honed.protocol.service import Places
+from honed.protocol.service import ServicePlaces
 from honed.runtime.version import own_version
 
 from . import api, lock, server
@@ -31,7 +31,7 @@ from .kernelwatch import KernelWatch
 from .latencies import Keeper
 from .leasing import Leasing
 from .ledger import Ledger
-from .metrics import Metrics
+from .metrics import MetricsCollector
 from .notify import Systemd
 from .peers import current_policy
 from .places import records_in
@@ -171,7 +171,7 @@ async def _run(
     tuner = TunerChild(config.tuner, places.socket)
     reloader = Reloader(config, read, systemd, changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
-    metrics = Metrics(
+    metrics = MetricsCollector(
         version=own_version(),
         started=started,
         registry=registry,
@@ -180,13 +180,13 @@ async def _run(
         tuner=tuner,
         connections=lambda: clients.connections,
         lease=leasing.metrics,
-        gpu_faults=watch.plain,
+        gpu_faults=watch.figures,
     )
     publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies)
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),
-        places=Places(
+        places=ServicePlaces(
             socket=str(places.socket), state_dir=str(places.state_dir), cache_dir=str(places.cache_dir)
         ),
         registry=registry,

@@ -10,7 +10,6 @@ from types import MappingProxyType
 from typing import Any, Final, Literal
 
 Effect = Literal["at once", "new connections", "restart"]
-EFFECTS: Final = typing.get_args(Effect)
 RESTART: Final = MappingProxyType({"effect": "restart"})  # metadata of a field
 
 

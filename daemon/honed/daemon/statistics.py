@@ -7,12 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
 
+from honed.protocol import strict
 from honed.protocol.errors import HonedError
 from honed.protocol.methods import VERSION
 from honed.protocol.results import InferenceStatistics, ServedRequests, Tallied
+from honed.protocol.service import Figures, RecentFigures
 
 from .histogram import Histogram, Recent
 
@@ -29,13 +30,9 @@ class Tally:
         self.count += 1
         self.ns += ns
 
-    def told(self) -> Tallied:
-        """As ModelStatistics shows it."""
-        return Tallied(count=self.count, ns=self.ns)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedInference:
     """One inference: seconds it waited and took from arrival to answer; nanoseconds in the worker."""
 
     queued: float
@@ -86,7 +83,7 @@ class Statistics:
             self._failed("INTERNAL", time.monotonic_ns() - begun)
             raise
 
-    def served(self, inference: Served, now: float, wall_ms: int) -> None:
+    def served(self, inference: ServedInference, now: float, wall_ms: int) -> None:
         """An inference was answered, at `now` of a monotonic clock."""
         for each in self._self_and_whole():
             each.last_inference = wall_ms
@@ -114,33 +111,28 @@ class Statistics:
             inference_count=self.success.count,
             execution_count=self.success.count,
             inference_stats=InferenceStatistics(
-                success=self.success.told(),
-                fail=self.fail.told(),
-                queue=self.queue.told(),
-                compute_input=self.compute_input.told(),
-                compute_infer=self.compute_infer.told(),
-                compute_output=self.compute_output.told(),
+                **{f.name: strict.like(Tallied, getattr(self, f.name)) for f in fields(InferenceStatistics)}
             ),
         )
 
-    def plain(self, now: float, uptime: float) -> dict[str, Any]:
+    def figures(self, now: float, uptime: float) -> Figures:
         """As Metrics shows it; times in seconds."""
         recent, covered = self.recent.whole(now), min(self.recent.covered(now), uptime)
-        return {
-            "requests": self.requests,
-            "served": self.success.count,
-            "failures": dict(sorted(self.failures.items())),
-            "retries": self.retries,
-            "kernel_executions": self.kernels,
-            "device_seconds": self.compute_infer.ns / 1e9,
-            "latency": self.latency.plain(),
-            "queue_time": self.queued.plain(),
-            "recent": {
-                "seconds": covered,
-                "per_second": recent.count / covered if covered > 0 else 0.0,
-                "latency": recent.plain(),
-            },
-        }
+        return Figures(
+            requests=self.requests,
+            served=self.success.count,
+            failures=dict(sorted(self.failures.items())),
+            retries=self.retries,
+            kernel_executions=self.kernels,
+            device_seconds=self.compute_infer.ns / 1e9,
+            latency=self.latency.spans(),
+            queue_time=self.queued.spans(),
+            recent=RecentFigures(
+                seconds=covered,
+                per_second=recent.count / covered if covered > 0 else 0.0,
+                latency=recent.spans(),
+            ),
+        )
 
     def _arrived(self) -> None:
         for each in self._self_and_whole():

@@ -18,48 +18,34 @@ import json
 import logging
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import (
-    HonedError,
     InvalidArgument,
-    PermissionDenied,
-    ResourceExhausted,
     Unavailable,
 )
 from honed.protocol.methods import NAME
+from honed.protocol.versions import ModelVersion
 from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
 
-from .versions import History, Version, first
+from .received import StoredFile, explained
+from .versions import VersionHistory, first
 
 FORMAT = 2  # of manifests; 1 are those that do not say theirs
-_CHUNK = 4 << 20  # bytes copied at once
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
-_BAD_NAME = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.EILSEQ}
 _MAX_MANIFEST = 16 << 20  # bytes
 _log = logging.getLogger(__name__)
 
 
 class NewerFormat(InvalidArgument):
     """A manifest was written by a newer honed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """A file as it was given: `name` is the client's, the bytes are object `sha256`."""
-
-    name: str
-    sha256: str
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +58,7 @@ class Manifest:
     name: str
     added: float  # seconds since 1970
     compiled: StoredFile
-    history: History
+    history: VersionHistory
     sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
     shapes: dict[str, tuple[int, ...]]
     precision: str
@@ -97,7 +83,7 @@ class Store:
         ResourceExhausted where the folder cannot be used, and NewerFormat, having changed nothing, where a
         newer honed wrote to it.
         """
-        with _explained(self._objects.parent):
+        with explained(self._objects.parent):
             for folder in (self._staging, self._damaged):
                 if os.path.lexists(folder) and not folder.is_dir():
                     put_aside(folder)
@@ -139,7 +125,7 @@ class Store:
     @contextmanager
     def staging(self) -> Iterator[Path]:
         """A fresh folder for work in progress; it is gone afterwards."""
-        with _explained(self._staging):
+        with explained(self._staging):
             folder = Path(tempfile.mkdtemp(dir=self._staging))
         try:
             yield folder
@@ -152,7 +138,7 @@ class Store:
         The files must be synced. Replaces a model of the same name. Raises ResourceExhausted where the
         disk is full; the models are then as before, and `sweep` clears away what was moved.
         """
-        with _explained(self._objects):
+        with explained(self._objects):
             for file, path in staged:
                 if self.object(file).is_dir():
                     self._put_aside(self.object(file))
@@ -163,7 +149,7 @@ class Store:
 
     def remove(self, name: str, remaining: Iterable[Manifest]) -> None:
         """Forget the model `name`, and delete the objects that none of the `remaining` models uses."""
-        with _explained(self._models):
+        with explained(self._models):
             with suppress(FileNotFoundError):
                 self._manifest(name).unlink()
             sync_folder(self._models)
@@ -171,7 +157,7 @@ class Store:
 
     def sweep(self, models: Iterable[Manifest]) -> None:
         """Delete the objects that none of the `models`, which must be all there are, uses."""
-        with _explained(self._objects):
+        with explained(self._objects):
             self._collect(models)
 
     def set_aside(self, manifest: Manifest) -> None:
@@ -249,79 +235,9 @@ class Store:
                 self._discard(path)
 
 
-def version_file(manifest: Manifest, version: Version) -> StoredFile:
+def version_file(manifest: Manifest, version: ModelVersion) -> StoredFile:
     """The file of one of the model's versions."""
     return StoredFile(name=f"{manifest.name}.honed", sha256=version.sha256, nbytes=version.nbytes)
-
-
-def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[StoredFile, Path]:
-    """Copy a client's file into `folder` under its own relative name, synced.
-
-    `limit` in bytes. Raises InvalidArgument for what is no readable regular file, or a name that leads
-    out of the folder; ResourceExhausted where it is too large or the disk is full.
-    """
-    path = folder / _relative(name)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        raise InvalidArgument(f"{name} is not a regular file; send the model as a file or memfd")
-    if status.st_size > limit:
-        raise _too_large(name, limit)
-    with _explained(path), _make(path, name) as target:
-        sha256, nbytes = _copy(descriptor, target.fileno(), name, limit)
-        os.fsync(target.fileno())
-    return StoredFile(name=name, sha256=sha256, nbytes=nbytes), path
-
-
-def _make(path: Path, name: str) -> BinaryIO:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("xb")
-    except OSError as error:
-        if error.errno not in _BAD_NAME:
-            raise
-        raise InvalidArgument(
-            f"{name[:80]!r} cannot name a file beside the others ({error.strerror}); rename it"
-        ) from error
-
-
-def describe(path: Path, name: str) -> StoredFile:
-    """The stored form of a file of our own making; it is synced."""
-    with _explained(path), path.open("rb") as file:
-        os.fsync(file.fileno())
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return StoredFile(name=name, sha256=digest, nbytes=os.fstat(file.fileno()).st_size)
-
-
-def _relative(name: str) -> PurePosixPath:
-    path = PurePosixPath(name)
-    if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 1024:
-        raise InvalidArgument(f"{name[:80]!r} is not a relative file name without '..'; rename the file")
-    return path
-
-
-def _too_large(name: str, limit: int) -> ResourceExhausted:
-    return ResourceExhausted(
-        f"{name} is larger than the {limit} bytes allowed; raise max_model_bytes in the configuration"
-    )
-
-
-def _copy(source: int, target: int, name: str, limit: int) -> tuple[str, int]:
-    """Copy with pread, because the file's position belongs to the client too."""
-    digest, done = hashlib.sha256(), 0
-    while True:
-        try:
-            chunk = os.pread(source, _CHUNK, done)
-        except OSError as error:
-            raise InvalidArgument(f"{name} cannot be read ({error.strerror}); open it for reading") from error
-        if not chunk:
-            return digest.hexdigest(), done
-        done += len(chunk)
-        if done > limit:
-            raise _too_large(name, limit)  # it grew meanwhile
-        digest.update(chunk)
-        view = memoryview(chunk)
-        while view:
-            view = view[os.write(target, view) :]
 
 
 def _dumps(manifest: Manifest) -> bytes:
@@ -366,7 +282,7 @@ def _migrate(plain: dict[str, Any]) -> None:
     plain["history"] = strict.to_plain(begin(file, schedules="", why="added", now=now))
 
 
-def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> History:
+def begin(file: StoredFile, *, schedules: str, why: str, now: float) -> VersionHistory:
     """The history of a model that is new with this compiled file."""
     return first(new_version(file, 1, schedules=schedules, why=why, now=now, settled=True), now)
 
@@ -381,9 +297,9 @@ def new_version(
     settled: bool,
     old_us: float | None = None,
     new_us: float | None = None,
-) -> Version:
-    """A version whose file is about to be stored; see `versions.Version`."""
-    return Version(
+) -> ModelVersion:
+    """A version whose file is about to be stored."""
+    return ModelVersion(
         number=number,
         sha256=file.sha256,
         nbytes=file.nbytes,
@@ -396,20 +312,3 @@ def new_version(
         kept=True,
         quarantine="",
     )
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    """Operating-system errors as sentences."""
-    try:
-        yield
-    except HonedError:
-        raise
-    except OSError as error:
-        if error.errno in _NO_ROOM:
-            raise ResourceExhausted(
-                f"there is no room left at {path}; free some disk space and try again"
-            ) from error
-        raise PermissionDenied(
-            f"{error.filename or path} cannot be used ({error.strerror}); check who owns the state folder"
-        ) from error

@@ -10,23 +10,24 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import Any
 
 from honed.machine.aiochildren import Child
 from honed.machine.children import kill_group
 from honed.protocol.errors import HonedError, Unavailable
+from honed.protocol.service import WorkerEnd
 from honed.runtime.aiolink import AsyncLink
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.profilefile import from_dict
+from honed.runtime.profilefile import check
 
+from . import workercalls
 from .limits import Limits
 from .regions import HeldRegion
 from .requests import Restarts
+from .workercalls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall
 from .workerprocess import spawn
 
 _REMEMBERED_ENDS = 10
 _QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
-_AT_WORK = frozenset({"Load", "Check", "Duel", "Infer", "Profile"})  # calls in which a model runs or is built
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +58,7 @@ class Supervisor:
         self._mapped: set[int] = set()  # regions the present worker knows
         self._kill_reason = self._kill_kind = ""
         self._turned = asyncio.Event()  # set at each change of state
-        self._calls: list[str] = []  # methods under way
+        self._calls = 0  # under way
         self._heard = 0.0  # when the worker last answered, in monotonic seconds
         self._lost_at_work = False  # the last worker ended while it ran or built a model
         self.expects_models = False
@@ -65,7 +66,7 @@ class Supervisor:
         self.reason = ""
         self.starts = 0
         self.ends: Counter[str] = Counter()  # of workers, by kind: hung, device, crashed, not started
-        self.last_ends: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED_ENDS)
+        self.last_ends: deque[WorkerEnd] = deque(maxlen=_REMEMBERED_ENDS)
         self.ended_from_outside = False  # the last worker was killed by somebody else, or for want of memory
         self.spec = ""
         self.profile: DeviceProfile | None = None
@@ -79,7 +80,7 @@ class Supervisor:
 
     @property
     def pid(self) -> int:
-        """Of the worker; 0 where there is none."""
+        """The worker's process; 0 where there is none."""
         return self._process.pid if self._process is not None else 0
 
     async def lives(self) -> AsyncGenerator[Life, None]:
@@ -137,9 +138,7 @@ class Supervisor:
                 async with asyncio.timeout(end - time.monotonic()):
                     await self._turned.wait()
 
-    async def call(
-        self, method: str, params: dict[str, Any], descriptors: Sequence[int] = (), *, seconds: float
-    ) -> dict[str, Any]:
+    async def call(self, call: WorkerCall[R], descriptors: Sequence[int] = (), *, seconds: float) -> R:
         """The worker's answer; raises its HonedError, or WorkerLost where it died or took too long.
 
         `seconds` count anew with each progress that it tells.
@@ -147,24 +146,24 @@ class Supervisor:
         link = self._link
         if link is None:
             raise WorkerLost(f"there is no worker ({self.reason or 'it is starting'}); try again")
-        self._calls.append(method)
+        self._calls += 1
         try:
             async with asyncio.timeout(seconds) as deadline:
                 loop = asyncio.get_running_loop()
-                result: dict[str, Any] = await link.call(
-                    method, params, descriptors, lambda _: deadline.reschedule(loop.time() + seconds)
+                result = await workercalls.ask(
+                    link, call, descriptors, lambda _: deadline.reschedule(loop.time() + seconds)
                 )
                 self._heard = time.monotonic()
                 return result
         except TimeoutError as error:
-            self._lost_at_work |= method in _AT_WORK
+            self._lost_at_work |= call.work
             self.kill(f"it did not finish within {seconds:g} s", kind="hung")
             raise self._lost() from error
         except WorkerLost:
-            self._lost_at_work |= method in _AT_WORK
+            self._lost_at_work |= call.work
             raise
         finally:
-            self._calls.remove(method)
+            self._calls -= 1
 
     def kill(self, reason: str, *, kind: str = "device") -> None:
         """End the worker at once; `run` starts another."""
@@ -182,7 +181,7 @@ class Supervisor:
         out what is.
         """
         try:
-            await self.call("Open", {}, seconds=self._limits.load_seconds)
+            await self.call(OpenDevice(), seconds=self._limits.load_seconds)
         except WorkerLost:
             raise
         except HonedError as error:
@@ -192,8 +191,8 @@ class Supervisor:
     async def map(self, region: HeldRegion, seconds: float) -> None:
         """Have the worker map a region, unless it has; raises as `call`."""
         if region.number not in self._mapped:
-            params = {"region": region.number, "offset": region.offset, "byte_size": region.byte_size}
-            await self.call("Map", params, [region.descriptor], seconds=seconds)
+            call = MapRegion(region=region.number, offset=region.offset, byte_size=region.byte_size)
+            await self.call(call, [region.descriptor], seconds=seconds)
             self._mapped.add(region.number)
 
     def forget(self, region: int) -> bool:
@@ -216,10 +215,11 @@ class Supervisor:
         self._process, self._link = process, link
         seconds = self._limits.load_seconds
         # Half of it for the peaks: a device that is too slow for them is served by all the same.
-        wanted = {"models": self.expects_models, "measure_seconds": seconds / 2}
-        hello = await self.call("Hello", wanted, seconds=seconds)
-        self.spec = self._device = str(hello["spec"])
-        self.profile = from_dict(hello["profile"])
+        find = FindDevice(models=self.expects_models, measure_seconds=seconds / 2)
+        found = await self.call(find, seconds=seconds)
+        check(found.profile)
+        self.spec = self._device = found.spec
+        self.profile = found.profile
         self._state, self.reason = "ready", ""
         self._turned.set()
         _log.info("worker %d is ready on %s", process.pid, self.spec)
@@ -242,11 +242,11 @@ class Supervisor:
             while True:
                 await asyncio.sleep(pause)
                 if not self._calls and time.monotonic() - self._heard >= pause:
-                    await self.call("Ping", {}, seconds=self._limits.run_seconds)
+                    await self.call(Ping(), seconds=self._limits.run_seconds)
 
     def _ended(self, kind: str, reason: str) -> None:
         self.ends[kind] += 1
-        self.last_ends.append({"time": time.time(), "pid": self.pid, "kind": kind, "reason": reason})
+        self.last_ends.append(WorkerEnd(time=time.time(), pid=self.pid, kind=kind, reason=reason))
         # What goes wrong in the same way again and again is told once.
         _log.log(logging.ERROR if reason != self.reason else logging.DEBUG, "the worker ended: %s", reason)
         self._state = "failed" if self._state == "failed" else "starting"

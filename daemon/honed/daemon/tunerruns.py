@@ -9,9 +9,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from honed.jobs import events
 from honed.jobs.commands import Export, Import, Job, ListFaults, ShowHistory, Tasks, Tune
@@ -28,17 +27,21 @@ from honed.protocol.errors import (
     ResourceExhausted,
 )
 from honed.protocol.params import PublishParams, TunerRunParams
+from honed.protocol.service import TunerMeasured, TunerRan
+from honed.protocol.strict import Map
+from honed.protocol.versions import ModelPublished
 
 from . import compiler
 from .blocking import cleared_in_thread, in_thread
-from .connection import WithDescriptors
 from .jobs import Jobs
 from .kernelfaults import kernel_log
 from .limits import RECORDS_COMMANDS, RECORDS_MIB, Limits
+from .outcomes import WithDescriptors
 from .pool import Pool
 from .publishing import Publisher
+from .received import receive
 from .serving.registry import Registry
-from .store import Store, receive
+from .store import Store
 from .tunerchild import TunerChild
 
 MEASURING = ("tasks", "tune")
@@ -52,7 +55,7 @@ _TAKES = {  # besides `command`
     "import": {"device"},
 }
 _NICENESS = 10
-Notify = Callable[[dict[str, Any]], None]
+Notify = Callable[[Map], None]
 
 
 @dataclass(slots=True)
@@ -73,40 +76,29 @@ class _Measuring:
             self.process.send_signal(signal.SIGINT)
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class TunerRuns:
-    """Runs `python -m honed.tuner` for clients: one that measures at a time, and a few on the records."""
+    """Runs `python -m honed.tuner` for clients: one that measures at a time, and a few on the records.
 
-    def __init__(
-        self,
-        *,
-        limits: Limits,
-        store: Store,
-        registry: Registry,
-        fleet: Pool,
-        jobs: Jobs,
-        publisher: Publisher,
-        tuner: TunerChild,
-        records: Path,
-        cache_dir: Path,
-        tuner_mib: int,
-    ) -> None:
-        """`tuner_mib` is the memory of each process of a search, 0 for no limit."""
-        self._limits = limits
-        self._tuner_mib = tuner_mib
-        self._store = store
-        self._registry = registry
-        self._fleet = fleet
-        self._jobs = jobs
-        self._publisher = publisher
-        self._tuner = tuner
-        self._records = records
-        self._cache_dir = cache_dir
-        self._measuring: dict[str, _Measuring] = {}  # by model; at most one
-        self._others = 0
+    `tuner_mib` is the memory of each process of a search, 0 for no limit.
+    """
+
+    limits: Limits
+    store: Store
+    registry: Registry
+    fleet: Pool
+    jobs: Jobs
+    publisher: Publisher
+    tuner: TunerChild
+    records: Path
+    cache_dir: Path
+    tuner_mib: int
+    _measuring: dict[str, _Measuring] = field(init=False, default_factory=dict)  # by model; at most one
+    _others: int = field(init=False, default=0)
 
     async def run(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
-    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
+    ) -> TunerRan | WithDescriptors[TunerRan]:
         """The result of TunerRun. Cancelling ends the child."""
         _check(params, descriptors)
         if params.command in MEASURING:
@@ -125,9 +117,9 @@ class TunerRuns:
             raise NotFound(f"{model[:80]!r} is not being tuned by hand; 'hone status' shows what is done")
         self._measuring[model].stop()
 
-    async def _measure(self, params: TunerRunParams, notify: Notify) -> dict[str, Any]:
-        entry, _ = self._registry.compiled(params.model or "")
-        self._fleet.check_at_home(entry)
+    async def _measure(self, params: TunerRunParams, notify: Notify) -> TunerMeasured:
+        entry, _ = self.registry.compiled(params.model or "")
+        self.fleet.check_at_home(entry)
         if not entry.manifest.sources:
             raise ModelRefused(
                 f"{entry.name} was added compiled, so there is no source to tune; "
@@ -137,37 +129,37 @@ class TunerRuns:
             raise AlreadyExists(f"{name} is being tuned by hand right now; wait for that to end")
         run = self._measuring[entry.name] = _Measuring()
         try:
-            async with cleared_in_thread(self._store.staging()) as folder:
-                staged = await in_thread(self._jobs.stage_again, entry.manifest, folder)
+            async with cleared_in_thread(self.store.staging()) as folder:
+                staged = await in_thread(self.jobs.stage_again, entry.manifest, folder)
                 tasks = Tasks(
                     file=staged.given,
                     name=entry.name,
                     shapes=staged.shapes,
                     precision=staged.precision,
-                    device=self._fleet.of(entry).supervisor.spec or None,
-                    current=self._store.object(entry.manifest.compiled),
-                    records=self._records,
-                    cache_dir=self._cache_dir,
+                    device=self.fleet.of(entry).supervisor.spec or None,
+                    current=self.store.object(entry.manifest.compiled),
+                    records=self.records,
+                    cache_dir=self.cache_dir,
                 )
                 if params.command == "tasks":
-                    await self._child(tasks, notify, self._limits.compile_seconds, run=run)
-                    return {"event": events.to_map(Done()), "published": None}
+                    await self._child(tasks, notify, self.limits.compile_seconds, run=run)
+                    return TunerMeasured(event=events.to_map(Done()))
                 output = folder / "tuned.honed"
                 tune = tasks.derived(Tune, output=output, trials=params.trials, seconds=params.seconds)
                 tuned = await self._child(tune, notify, None, run=run)
                 published = await self._published(entry.name, entry.key, tuned, output)
-                return {"event": events.to_map(tuned), "published": published}
+                return TunerMeasured(event=events.to_map(tuned), published=published)
         finally:
             del self._measuring[entry.name]
 
-    async def _published(self, name: str, served: str, tuned: Tuned, output: Path) -> dict[str, Any] | None:
+    async def _published(self, name: str, served: str, tuned: Tuned, output: Path) -> ModelPublished | None:
         """Serve the version that was tuned, if the serving worker finds it right and faster, too."""
         if tuned.output is None:
             return None
         descriptor = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
         try:
             why = f"hone tune: {tuned.trials} trials in {tuned.seconds:.0f} s"
-            return await self._publisher.publish(
+            return await self.publisher.publish(
                 PublishParams(name=name, expected=served, why=why), [descriptor]
             )
         finally:
@@ -175,9 +167,9 @@ class TunerRuns:
 
     async def _on_records(
         self, params: TunerRunParams, descriptors: Sequence[int], notify: Notify
-    ) -> dict[str, Any] | WithDescriptors[dict[str, Any]]:
-        records = self._records
-        async with cleared_in_thread(self._store.staging()) as folder:
+    ) -> TunerRan | WithDescriptors[TunerRan]:
+        records = self.records
+        async with cleared_in_thread(self.store.staging()) as folder:
             lines = folder / "records.jsonl"
             event: events.Result
             match params.command:
@@ -187,27 +179,27 @@ class TunerRuns:
                     log = await in_thread(kernel_log)
                     faults = ListFaults(records=records)
                     event = await self._child(faults, notify) if records.exists() else Faults(faults=())
-                    return {"event": events.to_map(event), "kernel_log": log}
+                    return TunerRan(event=events.to_map(event), kernel_log=log)
                 case "export":
                     export = Export(records=records, output=lines, best=bool(params.best))
-                    told = {"event": events.to_map(await self._child(export, notify))}
+                    told = TunerRan(event=events.to_map(await self._child(export, notify)))
                     return WithDescriptors(told, (os.open(lines, os.O_RDONLY | os.O_CLOEXEC),))
                 case _:
-                    limit = self._limits.max_model_bytes
+                    limit = self.limits.max_model_bytes
                     await in_thread(receive, descriptors[0], lines.name, folder, limit)
-                    device = params.device or self._fleet.default.supervisor.spec or None
+                    device = params.device or self.fleet.default.supervisor.spec or None
                     event = await self._child(Import(records=records, file=lines, device=device), notify)
-            return {"event": events.to_map(event)}
+            return TunerRan(event=events.to_map(event))
 
     async def _child(
         self, job: Job[R], notify: Notify, seconds: float | None = 600.0, *, run: _Measuring | None = None
     ) -> R:
         """Its result. Raises what it reports, ResourceExhausted where it takes too long, and Internal."""
-        memory_mib = RECORDS_MIB if run is None else self._tuner_mib
+        memory_mib = RECORDS_MIB if run is None else self.tuner_mib
 
         def heard(news: News) -> None:
             if isinstance(news, Totals):
-                self._tuner.keep(news.tuning)
+                self.tuner.keep(news.tuning)
                 return
             notify({"event": events.to_map(news)})
 

@@ -1,6 +1,7 @@
 """The versions of a model: what was served when, why each came and went, and what may come next.
 
-A version is a compiled file; a stint is a time in which it was served, so one that was gone back to has two.
+A version is a compiled file; a deployment is a time in which it was served, so one that was gone back to
+has two.
 No I/O and no clock: times are seconds since 1970 and passed in.
 """
 
@@ -10,9 +11,10 @@ import dataclasses
 from dataclasses import dataclass
 
 from honed.protocol.errors import AlreadyExists, NotFound
+from honed.protocol.versions import DeploymentSpan, ModelVersion
 
 KEPT = 3  # compiled files a model keeps: the one served, and two to go back to
-REMEMBERED = 100  # versions and stints that are listed
+REMEMBERED = 100  # versions and deployments that are listed
 # Side by side, a successor must be so much faster to be taken, and may be so much slower before it goes.
 GAIN, LOSS = 1.02, 1.05
 # A new version has served cleanly after so many requests, or after so long with at least one.
@@ -20,47 +22,15 @@ TRIAL_REQUESTS, TRIAL_SECONDS = 20, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
-    """One compiled file of the model.
-
-    `schedules` tells its kernels apart from those of other versions. `old_us` and `new_us` are lower
-    quartiles in microseconds of the version before and of this one, side by side in the serving worker when
-    this one came; None where they were not compared. `quarantine` says why it is not served again, or "".
-    """
-
-    number: int
-    sha256: str
-    nbytes: int
-    schedules: str
-    made: float
-    why: str
-    old_us: float | None
-    new_us: float | None
-    settled: bool  # it served cleanly, or was put there by hand
-    kept: bool  # its file is still there
-    quarantine: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stint:
-    """When a version was served; `until` is None for the one that is."""
-
-    number: int
-    since: float
-    until: float | None
-    end: str  # why it went
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class VersionHistory:
     """All that is remembered of a model's versions."""
 
-    versions: tuple[Version, ...]
-    stints: tuple[Stint, ...]
+    versions: tuple[ModelVersion, ...]
+    stints: tuple[DeploymentSpan, ...]  # the deployments, by the name they have in manifests
     pinned: bool
 
     @property
-    def current(self) -> Version:
+    def current(self) -> ModelVersion:
         """The one served."""
         return self.get(self.stints[-1].number)
 
@@ -69,16 +39,16 @@ class History:
         """For the version to come."""
         return max(v.number for v in self.versions) + 1
 
-    def get(self, number: int) -> Version:
+    def get(self, number: int) -> ModelVersion:
         """Raises NotFound."""
         for version in self.versions:
             if version.number == number:
                 return version
         raise NotFound(f"there is no version {number}; 'hone history' lists those there are")
 
-    def earlier(self) -> Version | None:
+    def earlier(self) -> ModelVersion | None:
         """The latest one before the current that can be gone back to."""
-        served = [stint.number for stint in self.stints]
+        served = [span.number for span in self.stints]
         fit = [
             v
             for v in self.versions
@@ -87,20 +57,20 @@ class History:
         return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
 
 
-def first(version: Version, now: float) -> History:
-    """Of a model that is new."""
-    stint = Stint(number=version.number, since=now, until=None, end="")
-    return History(versions=(version,), stints=(stint,), pinned=False)
+def first(version: ModelVersion, now: float) -> VersionHistory:
+    """The history of a model that is new."""
+    span = DeploymentSpan(number=version.number, since=now, until=None, end="")
+    return VersionHistory(versions=(version,), stints=(span,), pinned=False)
 
 
-def succeed(history: History, version: Version, now: float, *, keep: bool) -> History:
+def succeed(history: VersionHistory, version: ModelVersion, now: float, *, keep: bool) -> VersionHistory:
     """`version` is served from now on; with `keep` earlier files stay to be gone back to."""
     earlier = tuple(v if keep else dataclasses.replace(v, kept=False) for v in history.versions)
     changed = dataclasses.replace(history, versions=(*earlier, version), pinned=history.pinned and keep)
     return _pruned(_serve(changed, version.number, f"version {version.number} followed", now))
 
 
-def go_back(history: History, number: int, reason: str, quarantine: str, now: float) -> History:
+def go_back(history: VersionHistory, number: int, reason: str, quarantine: str, now: float) -> VersionHistory:
     """Version `number` is served again; the current one ends for `reason`, quarantined if that says why."""
     left = history.current.number
     versions = tuple(
@@ -110,7 +80,7 @@ def go_back(history: History, number: int, reason: str, quarantine: str, now: fl
     return _pruned(_serve(dataclasses.replace(history, versions=versions), number, reason, now))
 
 
-def settle(history: History) -> History:
+def settle(history: VersionHistory) -> VersionHistory:
     """The current version has served cleanly."""
     number = history.current.number
     versions = tuple(
@@ -119,7 +89,7 @@ def settle(history: History) -> History:
     return dataclasses.replace(history, versions=versions)
 
 
-def check_new(history: History, schedules: str) -> None:
+def check_new(history: VersionHistory, schedules: str) -> None:
     """Raise AlreadyExists where a model with these schedules must not be published."""
     if history.pinned:
         raise AlreadyExists(
@@ -136,7 +106,7 @@ def check_new(history: History, schedules: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Duel:
+class ComparisonResult:
     """Two versions side by side: nanoseconds of each run, and what the new one answered wrong, or ""."""
 
     old: tuple[int, ...]
@@ -174,26 +144,26 @@ def trial_over(served: int, seconds: float) -> bool:
     return served >= TRIAL_REQUESTS or (served > 0 and seconds >= TRIAL_SECONDS)
 
 
-def _serve(history: History, number: int, reason: str, now: float) -> History:
+def _serve(history: VersionHistory, number: int, reason: str, now: float) -> VersionHistory:
     *earlier, last = history.stints
-    stints = (
+    spans = (
         *earlier,
         dataclasses.replace(last, until=now, end=reason),
-        Stint(number=number, since=now, until=None, end=""),
+        DeploymentSpan(number=number, since=now, until=None, end=""),
     )
-    return dataclasses.replace(history, stints=stints)
+    return dataclasses.replace(history, stints=spans)
 
 
-def _pruned(history: History) -> History:
+def _pruned(history: VersionHistory) -> VersionHistory:
     """Let go of the files beyond KEPT, and of what is too old to be listed."""
     wanted = [history.current.number]
-    for stint in reversed(history.stints):
-        version = history.get(stint.number)
+    for span in reversed(history.stints):
+        version = history.get(span.number)
         if version.kept and not version.quarantine and version.number not in wanted:
             wanted.append(version.number)
     keep = set(wanted[:KEPT])
-    stints = history.stints[-REMEMBERED:]
-    listed = {stint.number for stint in stints} | keep
+    spans = history.stints[-REMEMBERED:]
+    listed = {span.number for span in spans} | keep
     quarantined = [v.number for v in history.versions if v.quarantine][-REMEMBERED:]
     return dataclasses.replace(
         history,
@@ -202,5 +172,5 @@ def _pruned(history: History) -> History:
             for v in history.versions
             if v.number in listed or v.number in quarantined
         ),
-        stints=stints,
+        stints=spans,
     )

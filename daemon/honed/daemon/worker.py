@@ -19,7 +19,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import (
     DeviceError,
@@ -37,24 +38,52 @@ from honed.protocol.errors import (
     ModelRefused,
     NotFound,
 )
-from honed.protocol.peer import Asked, Peer
+from honed.protocol.params import Data
+from honed.protocol.peer import Peer, RequestReceived
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.protocol.wire import FrameLimits
 from honed.runtime import peaks, transport
 from honed.runtime.devices import Device, select
 from honed.runtime.dtypes import dtype
 from honed.runtime.executor import Executor, load
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.profilefile import to_dict
 from honed.runtime.proof import Difference, check_probe
 from honed.runtime.regions import map_descriptor
 from honed.runtime.surveying import survey
 
-from .duel import Recorder, Turns
+from .comparison import Comparison, Recorder
 from .profiling import profile
+from .workercalls import (
+    BuildModel,
+    BuiltModel,
+    CheckedProbe,
+    CheckProbe,
+    ComparedTurn,
+    CompareTurn,
+    DropRegion,
+    FindDevice,
+    FoundDevice,
+    GivenInput,
+    MapRegion,
+    ModelRan,
+    OpenDevice,
+    Ping,
+    ProfileModel,
+    RegionSlice,
+    RunModel,
+    UnloadModel,
+    WorkerCall,
+)
 
 Array = NDArray[Any]
 _FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
 _log = logging.getLogger(__name__)
+_Method = tuple[type[WorkerCall[Any]], Callable[["Worker", Any], object]]
+
+
+def _by_name(handlers: Mapping[type[WorkerCall[Any]], Callable[[Worker, Any], object]]) -> dict[str, _Method]:
+    """What answers each call, by the name that travels."""
+    return {call.method: (call, handler) for call, handler in handlers.items()}
 
 
 class Worker:
@@ -69,12 +98,12 @@ class Worker:
         self._models: dict[str, Executor] = {}
         self._checked: dict[str, dict[int, tuple[Difference, ...]]] = {}  # by key and probe
         self._recorder = Recorder()
-        self._turns: Turns | None = None
+        self._comparison: Comparison | None = None
         self._regions: dict[int, Array] = {}
         self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
         self._descriptors: list[int] = []  # of the request being answered
         self._sending = threading.Lock()
-        self._loads: queue.SimpleQueue[Asked] = queue.SimpleQueue()
+        self._loads: queue.SimpleQueue[RequestReceived] = queue.SimpleQueue()
         self._loading = 0  # number of the request that loads now
         # Building kernels takes processor time from inferences; a thread has a niceness of its own in Linux.
         # Only this one has: one that runs Python would hold the interpreter's lock while it waits its turn.
@@ -86,9 +115,9 @@ class Worker:
         while transport.receive(self._socket, self._peer):
             while (event := self._peer.next_event()) is not None:
                 match event:
-                    case Asked(method=method) if method in self._LOADING:
+                    case RequestReceived(method=method) if method in self._LOADING:
                         self._loads.put(event)
-                    case Asked(method=method):
+                    case RequestReceived(method=method):
                         self._descriptors = event.descriptors
                         self._answer(event, self._METHODS[method])
                         close_all(self._descriptors)
@@ -105,11 +134,13 @@ class Worker:
         with self._saying() as peer:
             peer.notify("Progress", progress)
 
-    def _answer(self, request: Asked, method: Callable[..., dict[str, Any]]) -> None:
+    def _answer(self, request: RequestReceived, method: _Method) -> None:
         """Call a method and send what it returns or raises."""
+        kind, handler = method
         error: HonedError
         try:
-            result = method(self, **request.params)
+            call = strict.from_plain(kind, request.params, where=request.method)
+            result = strict.to_plain(handler(self, call))
         except HonedError as raised:
             error = raised
         except MemoryError:
@@ -131,65 +162,62 @@ class Worker:
             yield self._peer
             transport.send(self._socket, self._peer)
 
-    def _hello(self, models: bool, measure_seconds: float | None) -> dict[str, Any]:
-        """Find the device and its profile, with peaks where they are known or can be measured in that time.
-
-        Its driver takes memory, so that it stays out of this process until there are `models`. None: it is to
-        build only, and needs no peaks.
-        """
-        device = select(self._spec or None) if models else None
+    def _find(self, call: FindDevice) -> FoundDevice:
+        device = select(self._spec or None) if call.models else None
         if device is not None and peaks.known(device, self._cache_dir):
             self._spec, self._found = device.spec, peaks.measured(device, self._cache_dir)
-        elif device is not None and measure_seconds is None:
+        elif device is not None and call.measure_seconds is None:
             self._spec, self._found = device.spec, device.profile
         else:
-            found = survey(self._spec, self._cache_dir, seconds=measure_seconds)
+            found = survey(self._spec, self._cache_dir, seconds=call.measure_seconds)
             if found.no_peaks:
                 _log.warning("%s", found.no_peaks)
             self._spec, self._found = found.spec, found.profile
-        return {"spec": self._spec, "profile": to_dict(self._found)}
+        return FoundDevice(spec=self._spec, profile=self._found)
 
-    def _open(self) -> dict[str, Any]:
-        """Load the driver of the device that was found, unless it is loaded.
-
-        Raises a HonedError where another device or driver is there now; this process is then to be replaced.
-        """
+    def _open(self, call: OpenDevice) -> Empty:
+        """Raises a HonedError where another device or driver is there now: this process is to be replaced."""
         if self._device is None:
             device = select(self._spec)
             if self._found is None or device.profile.identity != self._found.identity:
                 raise DeviceError(f"the driver of {self._spec} has changed")
             self._device = replace(device, profile=self._found)
-        return {}
+        return Empty()
 
-    def _load(self, key: str, path: str) -> dict[str, Any]:
-        """Build a compiled file; it may serve once each of its `probes` was checked.
+    def _load(self, call: BuildModel) -> BuiltModel:
+        """It may serve once each of its probes was checked.
 
         A DeviceError means that this model cannot be built or held here.
         """
+        key = call.key
         if key not in self._models:
             if self._device is None:
                 raise Internal("the worker has no device yet; this is a fault of the service")
             self._models[key] = load(
-                path, self._device, cache_dir=self._cache_dir, builder=self._builder, progress=self._built
+                call.path,
+                self._device,
+                cache_dir=self._cache_dir,
+                builder=self._builder,
+                progress=self._built,
             )
             self._checked[key] = {}
         proof = self._models[key].model.proof
-        return {"device": self._device_spec(), "probes": len(proof.probes) if proof else 0}
+        return BuiltModel(device=self._device_spec(), probes=len(proof.probes) if proof else 0)
 
-    def _check(self, key: str, probe: int) -> dict[str, Any]:
-        """Compare a model's answers on this device with those its file knows to be right, for one probe.
+    def _check(self, call: CheckProbe) -> CheckedProbe:
+        """Raises ModelRefused where an answer is wrong.
 
-        Raises ModelRefused where they are wrong. Where the device fails while it runs, its state is unknown:
-        the result is then "spoilt", and this process must be replaced.
+        Where the device fails while it runs, its state is unknown: the result is then spoilt, and this
+        process must be replaced.
         """
-        executor, checked = self._executor(key), self._checked[key]
+        executor, checked, probe = self._executor(call.key), self._checked[call.key], call.probe
         if probe not in checked:
             proof = executor.model.proof
             assert proof is not None
             try:
                 checked[probe] = check_probe(executor, proof.probes[probe])
             except DeviceError as error:
-                return {"spoilt": str(error)}
+                return CheckedProbe(spoilt=str(error))
         wrong = tuple(str(d) for d in checked[probe] if not d.right)
         if wrong:
             raise ModelRefused(
@@ -197,89 +225,81 @@ class Worker:
                 "are known, so it is not served; compile it again on this device",
                 wrong,
             )
-        return {"outputs": _worst(d for found in checked.values() for d in found)}
+        return CheckedProbe(outputs=_worst(d for found in checked.values() for d in found))
 
-    def _duel(self, old: str, new: str, turn: int) -> dict[str, Any]:
-        """One turn of two models, see `duel.Turns`; turn 0 begins anew."""
-        if turn == 0:
-            self._turns = Turns(self._executor(old), self._executor(new), self._recorder.of(old, new))
-        if self._turns is None:
+    def _compare(self, call: CompareTurn) -> ComparedTurn:
+        """One turn of two models, see `comparison.Comparison`."""
+        if call.turn == 0:
+            pair = (self._executor(call.old), self._executor(call.new))
+            self._comparison = Comparison(*pair, self._recorder.of(call.old, call.new))
+        if self._comparison is None:
             raise NotFound("one of the two versions was unloaded while they were compared")
         try:
-            ns, wrong = self._turns.turn(turn)
+            ns, wrong = self._comparison.turn(call.turn)
         except DeviceError as error:
-            return {"spoilt": str(error)}
-        return {"ns": ns, "wrong": wrong, "sets": len(self._turns.sets)}
+            return ComparedTurn(spoilt=str(error))
+        return ComparedTurn(ns=ns, wrong=wrong, sets=len(self._comparison.sets))
 
     def _device_spec(self) -> str:
         return self._device.spec if self._device is not None else ""
 
-    def _unload(self, key: str) -> dict[str, Any]:
-        executor = self._models.pop(key, None)
-        self._checked.pop(key, None)
-        self._recorder.forget(key)
+    def _unload(self, call: UnloadModel) -> Empty:
+        executor = self._models.pop(call.key, None)
+        self._checked.pop(call.key, None)
+        self._recorder.forget(call.key)
         if executor is not None:
-            if self._turns is not None and executor in self._turns.pair:
-                self._turns = None
+            if self._comparison is not None and executor in self._comparison.pair:
+                self._comparison = None
             executor.close()
-        return {}
+        return Empty()
 
-    def _map(self, region: int, offset: int, byte_size: int) -> dict[str, Any]:
+    def _map(self, call: MapRegion) -> Empty:
         descriptor = self._descriptors.pop(0)
         try:
-            self._regions[region] = map_descriptor(descriptor, offset, byte_size)
+            self._regions[call.region] = map_descriptor(descriptor, call.offset, call.byte_size)
         except (OSError, ValueError, OverflowError) as error:
             raise InvalidArgument(
                 f"the shared memory cannot be mapped any more ({error}); register a region anew"
             ) from error
         finally:
             os.close(descriptor)
-        return {}
+        return Empty()
 
-    def _ping(self) -> dict[str, Any]:
-        """Tell that the serving thread is well."""
-        return {}
+    def _ping(self, call: Ping) -> Empty:
+        return Empty()
 
-    def _drop(self, region: int) -> dict[str, Any]:
-        self._regions.pop(region, None)
-        return {}
+    def _drop(self, call: DropRegion) -> Empty:
+        self._regions.pop(call.region, None)
+        return Empty()
 
-    def _infer(
-        self, key: str, inputs: list[Any], outputs: list[Any], raw: list[bytes], finite: bool, keep: bool
-    ) -> dict[str, Any]:
-        """Run once; see `inference.Plan.for_worker` for what the lists hold."""
+    def _infer(self, call: RunModel) -> ModelRan:
         start = time.monotonic_ns()
-        executor = self._executor(key)
-        contents = iter(raw)
-        given = {
-            name: self._tensor(name, kind, shape, place, contents) for name, kind, shape, place in inputs
-        }
-        if finite:
+        executor = self._executor(call.key)
+        contents = iter(call.raw)
+        given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
+        if call.finite:
             _check_finite(given)
         begun = time.monotonic_ns()
         computed = executor.run(given)
         ended = time.monotonic_ns()
-        if keep:
-            self._recorder.note(key, given)
+        if call.keep:
+            self._recorder.note(call.key, given)
         else:
-            self._recorder.forget(key)
+            self._recorder.forget(call.key)
         inline = []
-        for name, place in outputs:
-            data = computed[name].reshape(-1).view(np.uint8)
-            if place is None:
+        for output in call.outputs:
+            data = computed[output.name].reshape(-1).view(np.uint8)
+            if output.place is None:
                 inline.append(data.data)
             else:
-                self._place(place)[:] = data
+                self._place(output.place)[:] = data
         done = time.monotonic_ns()
-        return {
-            "raw": inline,
-            "input_ns": begun - start,
-            "infer_ns": ended - begun,
-            "output_ns": done - ended,
-        }
+        return ModelRan(
+            raw=tuple(inline), input_ns=begun - start, infer_ns=ended - begun, output_ns=done - ended
+        )
 
-    def _profile(self, key: str, timeline: bool) -> dict[str, Any]:
-        return profile(self._executor(key), timeline=timeline)
+    def _profile(self, call: ProfileModel) -> ModelProfile:
+        return profile(self._executor(call.key), call.name, timeline=call.timeline)
 
     def _executor(self, key: str) -> Executor:
         executor = self._models.get(key)
@@ -287,36 +307,35 @@ class Worker:
             raise NotFound("the model is not loaded in the worker; this is a fault of the service")
         return executor
 
-    def _tensor(
-        self, name: str, kind: str, shape: list[int], place: list[int] | None, contents: Any
-    ) -> Array:
-        data = next(contents) if place is None else self._place(place)
-        array = np.frombuffer(data, dtype(kind).numpy).reshape(shape)
-        if kind == "bool":
+    def _tensor(self, given: GivenInput, contents: Iterator[Data]) -> Array:
+        data = next(contents) if given.place is None else self._place(given.place)
+        array = np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
+        if given.dtype == "bool":
             values = array.view(np.uint8)
-            if place is not None:
+            if given.place is not None:
                 return np.not_equal(values, 0)  # the client can write any byte at any time
             if np.any(values > 1):
                 raise InvalidArgument(
-                    f"the data of input {name!r} must hold the bytes 0 and 1 only; it is BOOL"
+                    f"the data of input {given.name!r} must hold the bytes 0 and 1 only; it is BOOL"
                 )
         return array
 
-    def _place(self, place: list[int]) -> Array:
-        region, offset, nbytes = place
-        return self._regions[region][offset : offset + nbytes]
+    def _place(self, place: RegionSlice) -> Array:
+        return self._regions[place.region][place.offset : place.offset + place.nbytes]
 
-    _LOADING: dict[str, Callable[..., dict[str, Any]]] = {"Hello": _hello, "Open": _open, "Load": _load}
-    _METHODS: dict[str, Callable[..., dict[str, Any]]] = {
-        "Check": _check,
-        "Duel": _duel,
-        "Unload": _unload,
-        "Map": _map,
-        "Drop": _drop,
-        "Ping": _ping,
-        "Infer": _infer,
-        "Profile": _profile,
-    }
+    _LOADING = _by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
+    _METHODS = _by_name(
+        {
+            CheckProbe: _check,
+            CompareTurn: _compare,
+            UnloadModel: _unload,
+            MapRegion: _map,
+            DropRegion: _drop,
+            Ping: _ping,
+            RunModel: _infer,
+            ProfileModel: _profile,
+        }
+    )
 
 
 def _be_nice() -> None:
@@ -331,13 +350,13 @@ def _check_finite(inputs: dict[str, Array]) -> None:
             )
 
 
-def _worst(differences: Iterable[Difference]) -> list[dict[str, Any]]:
+def _worst(differences: Iterable[Difference]) -> tuple[ComparedOutput, ...]:
     """For each output the largest error over the probes."""
-    worst: dict[str, dict[str, Any]] = {}
+    worst: dict[str, Difference] = {}
     for d in differences:
-        if d.output not in worst or d.error > worst[d.output]["error"]:
-            worst[d.output] = {"name": d.output, "tolerance": d.tolerance, "error": d.error}
-    return list(worst.values())
+        if d.output not in worst or d.error > worst[d.output].error:
+            worst[d.output] = d
+    return tuple(ComparedOutput(name=d.output, tolerance=d.tolerance, error=d.error) for d in worst.values())
 
 
 def main(arguments: list[str]) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from honed.machine.children import python
+from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 
 from .events import Compiled, Done, Exported, Faults, History, Imported, R, Tuned, Written
@@ -55,8 +56,7 @@ class Job(Generic[R]):
 
     def derived(self, kind: type[J], **changes: Any) -> J:
         """A job of another kind on the same, with what else it takes."""
-        shared = {f.name: getattr(self, f.name) for f in fields(kind) if hasattr(self, f.name)}
-        return kind(**shared | changes)
+        return strict.like(kind, self, **changes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

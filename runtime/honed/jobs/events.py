@@ -43,7 +43,7 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TaskRow:
     """What is known of a task. `filtered` candidates were refused before they ran, `failures` after."""
 
     task: str
@@ -72,15 +72,15 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class TaskTable:
     """The tasks of a model, the costliest first."""
 
-    tasks: tuple[Row, ...]
+    tasks: tuple[TaskRow, ...]
     model: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TasksFound(Table):
+class TasksFound(TaskTable):
     """The search begins: every default schedule was timed."""
 
 
@@ -111,7 +111,7 @@ class Ranking:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round(Table):
+class Round(TaskTable):
     """A batch of a task's candidates was measured; `way` is how it came to be."""
 
     round: int
@@ -171,7 +171,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
+class ProofReport:
     """How the answers of a compiled model were judged; errors and tolerances by output.
 
     `device` is None where they were not: then that is done where the model is added.
@@ -197,11 +197,11 @@ class Compiled:
     kernels: int
     launches: int
     seconds: float
-    proof: Proof
+    proof: ProofReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned(Table):
+class Tuned(TaskTable):
     """A search ended. `output` is the tuned file, None where nothing faster was found; counts are of tasks.
 
     `before_us` and `after_us` are what an inference takes, measured side by side; None where it was not.
@@ -256,7 +256,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class TunedVersion:
     """A version that tuning made, and what it measured of it."""
 
     version: int
@@ -271,7 +271,7 @@ class History:
     """What tuning has made of a model."""
 
     points: tuple[Point, ...]
-    versions: tuple[Version, ...]
+    versions: tuple[TunedVersion, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

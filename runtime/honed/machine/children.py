@@ -147,7 +147,7 @@ def last_line(log: IO[bytes]) -> str:
     return lines[-1][:_MAX_SAID] if lines else ""
 
 
-class Running:
+class RunningChild:
     """A child that was started, with its standard output to be read."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
@@ -184,11 +184,11 @@ def started(
     *,
     seconds: float | None = None,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[Running]:
+) -> Iterator[RunningChild]:
     """Start a program; it is killed at the end, and after `seconds`."""
     with tempfile.TemporaryFile() as log:
         process = start(program, bounds, stdout=subprocess.PIPE, stderr=log, environment=environment)
-        child = Running(process, log)
+        child = RunningChild(process, log)
         timer = threading.Timer(threading.TIMEOUT_MAX if seconds is None else seconds, child.kill, [seconds])
         timer.daemon = True
         timer.start()

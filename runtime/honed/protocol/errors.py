@@ -6,8 +6,9 @@ Open Inference Protocol uses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
+
+from .strict import Map
 
 
 class HonedError(Exception):
@@ -106,9 +107,9 @@ class DeviceError(HonedError):
     code = "UNAVAILABLE"
 
 
-def error_to_map(error: HonedError) -> dict[str, Any]:
+def error_to_map(error: HonedError) -> Map:
     """The error as it travels."""
-    plain: dict[str, Any] = {"code": error.code, "message": str(error), "type": type(error).__name__}
+    plain: Map = {"code": error.code, "message": str(error), "type": type(error).__name__}
     if isinstance(error, ModelRefused) and error.reasons:
         plain["reasons"] = list(error.reasons)
     if isinstance(error, MissingFiles):
@@ -116,7 +117,7 @@ def error_to_map(error: HonedError) -> dict[str, Any]:
     return plain
 
 
-def error_from_map(plain: Mapping[str, Any]) -> HonedError:
+def error_from_map(plain: Map) -> HonedError:
     """The exception an error map stands for; never raises, whatever the map holds."""
     message = str(plain.get("message", "the service gave an error without a message; see its log"))
     kind = _ERROR_TYPES.get(str(plain.get("type")))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import enum
 import functools
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast, get_args, get_type_hints
 
 from . import strict
 from .errors import Internal, InvalidArgument, NotFound
+from .strict import Map
 
 if TYPE_CHECKING:
     from . import params, results, service, versions
@@ -54,7 +54,7 @@ class Method(Generic[P, R]):
         """What it gives."""
         return cast("type[R]", _types()[self.name][1])
 
-    def result_of(self, plain: Mapping[str, Any]) -> R:
+    def result_of(self, plain: Map) -> R:
         """The result as it travelled, which may have fields of later services.
 
         Raises Internal where it makes no sense.
@@ -93,27 +93,27 @@ MODEL_EXPORT: Method[params.ExportParams, results.ModelExported] = _method(
 MODEL_PUBLISH: Method[params.PublishParams, versions.ModelPublished] = _method("ModelPublish", Right.CHANGE)
 MODEL_HISTORY: Method[params.HistoryParams, versions.ModelHistory] = _method("ModelHistory", Right.INFER)
 MODEL_ROLLBACK: Method[params.RollbackParams, versions.RolledBack] = _method("ModelRollback", Right.CHANGE)
-MODEL_PIN: Method[params.PinParams, versions.Pinned] = _method("ModelPin", Right.CHANGE)
+MODEL_PIN: Method[params.PinParams, versions.VersionPinned] = _method("ModelPin", Right.CHANGE)
 MODEL_INFER: Method[params.InferParams, results.Inferred] = _method("ModelInfer", Right.INFER)
 LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _method("LeaseAsk", Right.CHANGE)
-LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Done] = _method("LeaseRelease", Right.CHANGE)
-TUNER_REPORT: Method[params.TunerReportParams, results.Done] = _method("TunerReport", Right.CHANGE)
+LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _method("LeaseRelease", Right.CHANGE)
+TUNER_REPORT: Method[params.TunerReportParams, results.Empty] = _method("TunerReport", Right.CHANGE)
 TUNER_RUN: Method[params.TunerRunParams, service.TunerRan] = _method("TunerRun", Right.CHANGE, gives=True)
-TUNER_STOP: Method[params.TunerStopParams, results.Done] = _method("TunerStop", Right.CHANGE)
-SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Done] = _method(
+TUNER_STOP: Method[params.TunerStopParams, results.Empty] = _method("TunerStop", Right.CHANGE)
+SHARED_MEMORY_REGISTER: Method[params.RegionParams, results.Empty] = _method(
     "SystemSharedMemoryRegister", Right.INFER
 )
 SHARED_MEMORY_STATUS: Method[params.RegionName, results.Regions] = _method(
     "SystemSharedMemoryStatus", Right.INFER
 )
-SHARED_MEMORY_UNREGISTER: Method[params.RegionName, results.Done] = _method(
+SHARED_MEMORY_UNREGISTER: Method[params.RegionName, results.Empty] = _method(
     "SystemSharedMemoryUnregister", Right.INFER
 )
-REPOSITORY_INDEX: Method[params.Nothing, results.Index] = _method("RepositoryIndex", Right.INFER)
+REPOSITORY_INDEX: Method[params.Nothing, results.ModelIndex] = _method("RepositoryIndex", Right.INFER)
 REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _method(
     "RepositoryModelLoad", Right.CHANGE
 )
-REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Done] = _method(
+REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _method(
     "RepositoryModelUnload", Right.CHANGE
 )
 
@@ -134,7 +134,7 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
     return {row.name: get_args(hints[name]) for name, row in rows.items()}
 
 
-def parse(kind: type[P], plain: Mapping[str, Any]) -> P:
+def parse(kind: type[P], plain: Map) -> P:
     """The parameters of a message as their dataclass; raises InvalidArgument for anything else."""
     try:
         return strict.from_plain(kind, plain, where="params", none_omitted=True)

@@ -222,10 +222,3 @@ class TunerStopParams:
     """Parameters of TunerStop."""
 
     model: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CancelParams:
-    """Parameters of the Cancel notification."""
-
-    msgid: int

@@ -15,6 +15,7 @@ from typing import Any, Final
 from .arrivals import Arrivals, close_all
 from .decoder import Decoder
 from .errors import HonedError, Internal, InvalidArgument, ResourceExhausted, error_from_map, error_to_map
+from .strict import Map
 from .wire import (
     MAX_MSGID,
     FrameLimits,
@@ -34,17 +35,17 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestReceived:
     """The peer wants a request answered; whoever takes it closes the descriptors."""
 
     msgid: int
     method: str
-    params: dict[str, Any]
+    params: Map
     descriptors: list[int]
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class ResponseReceived:
     """The answer to a call of this end; whoever takes it closes the descriptors."""
 
     msgid: int
@@ -54,14 +55,14 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NotificationReceived:
     """A notification."""
 
     method: str
-    params: dict[str, Any]
+    params: Map
 
 
-Event = Asked | Answered | Told
+Event = RequestReceived | ResponseReceived | NotificationReceived
 
 
 @dataclass(slots=True)
@@ -144,7 +145,7 @@ class Peer:
             except PeerFault:
                 close_all(descriptors)
                 raise
-            if isinstance(event, Told) or event is None:
+            if isinstance(event, NotificationReceived) or event is None:
                 close_all(descriptors)
             if event is not None:
                 return event
@@ -162,7 +163,7 @@ class Peer:
                         )
                     )
                 self._unanswered[msgid] = self._decoder.frame_bytes
-                return Asked(msgid, method, params, descriptors)
+                return RequestReceived(msgid, method, params, descriptors)
             case Response(msgid=msgid, error=error, result=result):
                 if msgid in self._given_up:
                     self._given_up.remove(msgid)
@@ -170,14 +171,14 @@ class Peer:
                 if msgid not in self._calls:
                     raise PeerFault(InvalidArgument(f"answer {msgid} is to no request; answer requests only"))
                 self._calls.remove(msgid)
-                return Answered(
+                return ResponseReceived(
                     msgid, error_from_map(error) if error is not None else None, result, descriptors
                 )
             case Notification(method=method, params=params):
-                return Told(method, params)
+                return NotificationReceived(method, params)
 
-    def call(self, method: str, params: dict[str, Any], descriptors: Sequence[int] = ()) -> int:
-        """Ask the peer; gives the number that `Answered` will have.
+    def call(self, method: str, params: Map, descriptors: Sequence[int] = ()) -> int:
+        """Ask the peer; gives the number that `ResponseReceived` will have.
 
         The descriptors stay the caller's, who keeps them open until the answer, or until `cancel`. Raises
         OwnFault and ResourceExhausted as `encode`.
@@ -214,7 +215,7 @@ class Peer:
         """A request is not answered any more, for the connection ends."""
         del self._unanswered[msgid]
 
-    def notify(self, method: str, params: dict[str, Any]) -> None:
+    def notify(self, method: str, params: Map) -> None:
         """Send a notification."""
         self._say(Notification(method=method, params=params), ())
 

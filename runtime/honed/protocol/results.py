@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from .device import DeviceIdentity, DevicePeaks
 from .params import Data
+from .strict import ABSENT
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Done:
+class Empty:
     """The result of methods that have none."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Live:
-    """Of ServerLive."""
+    """The result of ServerLive."""
 
     live: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Ready:
-    """Of ServerReady and ModelReady."""
+    """The result of ServerReady and ModelReady."""
 
     ready: bool
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ServerMetadata:
-    """Of the service; `limits` by name."""
+    """What the service is; `limits` by name."""
 
     name: str
     version: str
@@ -77,7 +79,7 @@ class InferredOutput:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Inferred:
-    """Of ModelInfer."""
+    """The result of ModelInfer."""
 
     model_name: str
     model_version: str
@@ -98,7 +100,7 @@ class RegionSpan:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Regions:
-    """Of SystemSharedMemoryStatus."""
+    """The result of SystemSharedMemoryStatus."""
 
     regions: tuple[RegionSpan, ...]
 
@@ -114,15 +116,15 @@ class IndexedModel:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Index:
-    """Of RepositoryIndex."""
+class ModelIndex:
+    """The result of RepositoryIndex."""
 
     models: tuple[IndexedModel, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelAdded:
-    """Of RepositoryModelLoad."""
+    """The result of RepositoryModelLoad."""
 
     model_name: str
     sha256: str
@@ -166,37 +168,12 @@ class ServedRequests:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelStatistics:
-    """Of ModelStatistics."""
+    """The result of ModelStatistics."""
 
     model_stats: tuple[ServedRequests, ...]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Device:
-    """What identifies a device."""
-
-    platform: str
-    vendor: str
-    name: str
-    driver_version: str
-    kernel_driver: str
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Peaks:
-    """What a device was measured to reach at most."""
-
-    fp32_gflops: float
-    fp16_gflops: float | None
-    bandwidth_gbs: float
-    launch_us: float
-    caches_gbs: tuple[tuple[int, float], ...] = ()
-    raised: tuple[str, ...] = ()
-    empty_us: float | None = None
-    busy: float | None = None
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSource:
     """The file a model was made from; `choice` as in format.md."""
 
@@ -208,7 +185,7 @@ class ModelSource:
     choice: Any
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedOutput:
     """The error allowed for an output, and the largest found."""
 
@@ -217,7 +194,7 @@ class ComparedOutput:
     error: float | None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelProof:
     """What the compiled form was compared with."""
 
@@ -227,7 +204,7 @@ class ModelProof:
     outputs: tuple[ComparedOutput, ...]
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelChecked:
     """The same comparison as the worker made it."""
 
@@ -245,7 +222,7 @@ class ModelPlacement:
     away: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownKernel:
     """A kernel of a model; `launches` in one inference."""
 
@@ -262,7 +239,7 @@ class ShownKernel:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelShown:
-    """Of ModelShow."""
+    """The result of ModelShow."""
 
     name: str
     state: str
@@ -275,7 +252,7 @@ class ModelShown:
     precision: str
     notes: tuple[str, ...]
     compiler: dict[str, str]
-    device: Device
+    device: DeviceIdentity
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
     proof: ModelProof | None
@@ -292,7 +269,7 @@ class ModelShown:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelExported:
-    """Of ModelExport, whose descriptors are those of `files`."""
+    """The result of ModelExport, whose descriptors are those of `files`."""
 
     files: tuple[str, ...]
     shapes: dict[str, tuple[int, ...]]
@@ -300,9 +277,14 @@ class ModelExported:
     sha256: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfiledRow:
-    """The time of a kernel, of all copies, or of a host function in one inference."""
+    """All launches of a kernel in one inference; all copies, and each host function, have a row of their own.
+
+    `kind` is kernel, copy or host. `share` is of the profile's `sum_us`. `peak_share` is the least time the
+    device's measured peaks allow (the larger of operations over peak arithmetic and bytes over peak
+    bandwidth) over the time taken; it and the rates are None where the work or the peaks are not known.
+    """
 
     name: str
     kind: str
@@ -318,14 +300,19 @@ class ProfiledRow:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelProfile:
-    """Of ModelProfile; a span of the timeline is name, host_us, host_end_us, device_us, device_end_us."""
+    """The result of ModelProfile.
+
+    A span of the timeline is name, host_us, host_end_us, device_us, device_end_us.
+    """
 
     name: str
     runs: int
     launches: int
     whole_us: float
     sum_us: float
-    device: Device
-    peaks: Peaks | None
+    device: DeviceIdentity
+    peaks: DevicePeaks | None
     rows: tuple[ProfiledRow, ...]
-    timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = None
+    timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = field(
+        default=None, metadata=ABSENT
+    )

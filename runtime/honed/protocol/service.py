@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from .results import Device, Peaks
+from .device import DeviceIdentity, DevicePeaks
+from .faults import KernelLog
+from .strict import ABSENT, Map
 from .tuning import TuningFigures
 from .versions import ModelPublished
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Places:
+class ServicePlaces:
     """Where the service keeps its things."""
 
     socket: str
@@ -45,8 +47,8 @@ class DeviceStatus:
     default: bool
     stand_in: bool
     spec: str
-    device: Device | None
-    peaks: Peaks | None
+    device: DeviceIdentity | None
+    peaks: DevicePeaks | None
     worker: WorkerStatus
     queue: QueueStatus
     models: tuple[str, ...]
@@ -63,9 +65,9 @@ class JobStatus:
     text: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalReading:
-    """A signal that idleness depends on; `verdict` is quiet, busy or absent."""
+    """A signal that idleness depends on; `verdict` is quiet, busy or absent, `text` for people."""
 
     signal: str
     value: float | None
@@ -141,16 +143,16 @@ class TunerStatus:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Status:
-    """Of ServerStatus; `models` counts them by state."""
+    """The result of ServerStatus; `models` counts them by state."""
 
     name: str
     version: str
     pid: int
     uptime_seconds: float
-    places: Places
-    device: Device | None
+    places: ServicePlaces
+    device: DeviceIdentity | None
     device_spec: str
-    peaks: Peaks | None
+    peaks: DevicePeaks | None
     worker: WorkerStatus
     devices: tuple[DeviceStatus, ...]
     models: dict[str, int]
@@ -165,7 +167,7 @@ class Status:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeaseAsked:
-    """Of LeaseAsk."""
+    """The result of LeaseAsk."""
 
     granted: bool
     lease: int
@@ -195,7 +197,7 @@ class SettingChange:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ConfigShown:
-    """Of ConfigShow."""
+    """The result of ConfigShow."""
 
     settings: tuple[ShownSetting, ...]
     files: tuple[str, ...]
@@ -205,7 +207,7 @@ class ConfigShown:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ConfigReloaded:
-    """Of ConfigReload."""
+    """The result of ConfigReload."""
 
     applied: tuple[SettingChange, ...]
     restart: tuple[SettingChange, ...]
@@ -214,14 +216,21 @@ class ConfigReloaded:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class TunerRan:
-    """Of TunerRun; `event` and `kernel_log` are what the tuner says."""
+    """The result of TunerRun; `event` is what the tuner says (`honed.jobs.events`)."""
 
-    event: dict[str, Any]
-    published: ModelPublished | None = None
-    kernel_log: dict[str, Any] | None = None
+    event: Map
+    published: ModelPublished | None = field(default=None, metadata=ABSENT)
+    kernel_log: KernelLog | None = field(default=None, metadata=ABSENT)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class TunerMeasured(TunerRan):
+    """The result of the commands that measure; `published` is None where nothing better was found."""
+
+    published: ModelPublished | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spans:
     """Spans of time in seconds; None without any."""
 
@@ -233,9 +242,9 @@ class Spans:
     max: float | None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecentFigures:
-    """Of the last minute."""
+    """Requests of the last minute."""
 
     seconds: float
     per_second: float
@@ -244,7 +253,7 @@ class RecentFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Figures:
-    """Of requests; `failures` by the error's code."""
+    """Requests so far; `failures` by the error's code."""
 
     requests: int
     served: int
@@ -257,9 +266,9 @@ class Figures:
     recent: RecentFigures
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSpent:
-    """By a model lately; `tasks` are the seconds of each tuning task, `profiled` the file they are of."""
+    """The time a model took lately; `tasks` are seconds of each tuning task, of the file `profiled`."""
 
     seconds: float
     tasks: dict[str, float]
@@ -268,7 +277,7 @@ class TimeSpent:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelFigures(Figures):
-    """Of requests for one model."""
+    """Requests for one model."""
 
     name: str
     version: int
@@ -282,7 +291,7 @@ class ModelFigures(Figures):
     spent: TimeSpent
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
     """How a worker ended; `time` in seconds since 1970."""
 
@@ -294,7 +303,7 @@ class WorkerEnd:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class WorkerFigures:
-    """Of a device's workers; `ends` by kind."""
+    """A device's workers; `ends` by kind."""
 
     state: str
     reason: str
@@ -314,7 +323,7 @@ class QueueFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class DeviceFigures:
-    """Of a device."""
+    """A device at work."""
 
     name: str
     shown: str
@@ -333,7 +342,7 @@ class ReleaseFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class LeaseFigures:
-    """Of the idle lease."""
+    """The idle lease since the service started."""
 
     held: bool
     seconds: float
@@ -343,7 +352,7 @@ class LeaseFigures:
     release: ReleaseFigures
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultFigures:
     """Faults of GPUs in the kernel log, by whose they were."""
 
@@ -353,14 +362,22 @@ class FaultFigures:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class MetricsText:
+    """The result of Metrics in the format openmetrics."""
+
+    content_type: str
+    text: str
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Metrics:
-    """Of Metrics, but for the format openmetrics."""
+    """The result of Metrics, but for the format openmetrics."""
 
     version: str
     pid: int
     time: float
     uptime_seconds: float
-    device: Device | None
+    device: DeviceIdentity | None
     device_time: str
     worker: WorkerFigures
     devices: tuple[DeviceFigures, ...]

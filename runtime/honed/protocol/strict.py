@@ -12,16 +12,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import operator
 import reprlib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 T = TypeVar("T")
 INTEGERS = range(-(2**63), 2**64)  # what msgpack can carry
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes, memoryview})
+Map = dict[str, Any]  # a dataclass as it travels
+ABSENT: Final = {"absent": True}  # metadata of a field that is left out of the map where it is None
 _Decoder = Callable[[Any], Any]
 
 
@@ -35,28 +38,36 @@ def to_plain(value: Any, *, omit_none: bool = False, omit_defaults: bool = False
     Fields that are None are left out with `omit_none`, for formats that have no such value (TOML), and those
     that are as they would be without it with `omit_defaults`, for readers who are older than the field.
     """
+    return _plain(value, omit_none, omit_defaults)
+
+
+def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
     kind = type(value)
     if kind in _SCALARS:
         return value
     if kind is tuple:
-        return [to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults) for item in value]
+        return [_plain(item, omit_none, omit_defaults) for item in value]
     if isinstance(value, dict):
-        return {
-            key: to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults)
-            for key, item in value.items()
-        }
-    if not dataclasses.is_dataclass(value):
+        return {key: _plain(item, omit_none, omit_defaults) for key, item in value.items()}
+    if not (layout := _LAYOUTS.get(kind)) and not (layout := _layout(kind)):
         return value
-    plain: dict[str, Any] = {}
-    for field in _fields(value.__class__):
-        item = getattr(value, field.name)
-        if (item is None and omit_none) or (omit_defaults and item == field.default):
+    fields, names, read, parts = layout
+    plain: Map = dict(zip(names, read(value)))  # noqa: B905 - both are of its fields
+    if omit_none or omit_defaults or fields:
+        for field in fields or _fields(value.__class__):
+            item = plain[field.name]
+            if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
+                del plain[field.name]
+    for name, flat, tagged in parts:
+        if (item := plain.get(name)) is None:
             continue
-        if not field.scalar:
-            tags = [type(each).__name__.lower() for each in item] if field.tagged else None
-            item = to_plain(item, omit_none=omit_none, omit_defaults=omit_defaults)
-            item = [{tag: each} for tag, each in zip(tags, item, strict=True)] if tags is not None else item
-        plain[field.name] = item
+        if flat:
+            plain[name] = list(item)
+        elif tagged:
+            items = _plain(item, omit_none, omit_defaults)
+            plain[name] = [{type(of).__name__.lower(): each} for of, each in zip(item, items, strict=True)]
+        else:
+            plain[name] = _plain(item, omit_none, omit_defaults)
     return plain
 
 
@@ -72,6 +83,13 @@ def from_plain(
         return typing.cast(T, decode(plain))
     except _Wrong as wrong:
         raise Mismatch(f"{wrong.before}{where}{wrong.path}{wrong.what}") from None
+
+
+def like(kind: type[T], source: object, /, **more: Any) -> T:
+    """A `kind` (a dataclass) with the values that `source` has under the same names, and `more`."""
+    fields = dataclasses.fields(typing.cast(Any, kind))
+    shared = {f.name: getattr(source, f.name) for f in fields if hasattr(source, f.name)}
+    return kind(**shared | more)
 
 
 class _Wrong(Exception):
@@ -103,7 +121,9 @@ class _Field:
     default: Any
     optional: bool  # it has a default
     scalar: bool
+    flat: bool  # a tuple of scalars
     tagged: bool  # a tuple whose items are of several dataclasses
+    absent: bool  # rather than None
 
 
 @functools.cache
@@ -117,10 +137,40 @@ def _fields(kind: type) -> tuple[_Field, ...]:
             default=field.default,
             optional=field.default is not missing or field.default_factory is not missing,
             scalar=_SCALARS.issuperset(_members(hints[field.name])),
+            flat=_flat(hints[field.name]),
             tagged=_tagged(hints[field.name]),
+            absent="absent" in field.metadata,
         )
         for field in dataclasses.fields(kind)
     )
+
+
+_Layout = tuple[
+    tuple[_Field, ...], tuple[str, ...], Callable[[Any], Iterable[Any]], tuple[tuple[str, bool, bool], ...]
+]
+_LAYOUTS: Final[dict[type, _Layout]] = {}  # of classes that were sent
+
+
+def _layout(kind: type) -> _Layout | None:
+    """All fields where one may be left out, their names, what reads them all, and which are no scalars.
+
+    None for what is no dataclass.
+    """
+    if not dataclasses.is_dataclass(kind):
+        return None
+    fields = _fields(kind)
+    names = tuple(field.name for field in fields)
+    several = len(names) > 1  # of one, `attrgetter` gives no tuple
+    read = operator.attrgetter(*names) if several else lambda value: [getattr(value, n) for n in names]
+    parts = tuple((f.name, f.flat, f.tagged) for f in fields if not f.scalar)
+    some_absent = fields if any(f.absent for f in fields) else ()
+    _LAYOUTS[kind] = layout = (some_absent, names, read, parts)
+    return layout
+
+
+def _flat(hint: Any) -> bool:
+    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return all(item is Ellipsis or _SCALARS.issuperset(_members(item)) for item in items) and bool(items)
 
 
 def _tagged(hint: Any) -> bool:
@@ -201,11 +251,14 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
+    missing = object()
+
     @functools.cache  # the types of a class may lead back to it
-    def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, bool, bool], ...]]:
+    def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, frozenset[type], bool, bool], ...]]:
         found = _fields(kind)
         return frozenset(f.name for f in found), tuple(
-            (f.name, _decoder(f.hint, rules), f.optional, type(None) in _members(f.hint)) for f in found
+            (f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
+            for f in found
         )
 
     def decode(plain: Any) -> Any:
@@ -215,19 +268,30 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
         if not (rules.unknown_ignored or names.issuperset(plain)):
             raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
         values: dict[str, object] = {}
-        for name, decoder, optional, may_be_none in each:
-            if name in plain:
-                try:
-                    values[name] = decoder(plain[name])
-                except _Wrong as wrong:
-                    raise wrong.inside(f".{name}") from None
-            elif not optional:
-                if not (rules.none_omitted and may_be_none):
-                    raise _Wrong(f" lacks the key {name!r}")
-                values[name] = None
-        return kind(**values)
+        name = ""
+        try:
+            for name, decoder, as_is, optional, may_be_none in each:
+                item = plain.get(name, missing)
+                if type(item) in as_is:
+                    values[name] = item
+                elif item is not missing:
+                    values[name] = decoder(item)
+                elif not optional:
+                    if not (rules.none_omitted and may_be_none):
+                        break
+                    values[name] = None
+            else:
+                return kind(**values)
+        except _Wrong as wrong:
+            raise wrong.inside(f".{name}") from None
+        raise _Wrong(f" lacks the key {name!r}")
 
     return decode
+
+
+def _as_is(field: _Field) -> frozenset[type]:
+    """Types of values that need no decoding; integers do, as not all can travel."""
+    return frozenset(_members(field.hint)) - {int} if field.scalar else frozenset()
 
 
 def _literal_decoder(allowed: tuple[Any, ...]) -> _Decoder:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelPublished:
-    """Of ModelPublish; times in microseconds of one inference."""
+    """The result of ModelPublish; times in microseconds of one inference."""
 
     published: bool
     version: int
@@ -16,9 +16,14 @@ class ModelPublished:
     new_us: float | None
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelVersion:
-    """One compiled file of a model."""
+    """One compiled file of a model.
+
+    `schedules` tells its kernels apart from those of other versions. `old_us` and `new_us` are lower
+    quartiles in microseconds of the version before and of this one, side by side in the serving worker when
+    this one came; None where they were not compared. `quarantine` says why it is not served again, or "".
+    """
 
     number: int
     sha256: str
@@ -28,14 +33,14 @@ class ModelVersion:
     why: str
     old_us: float | None
     new_us: float | None
-    settled: bool
-    kept: bool
+    settled: bool  # it served cleanly, or was put there by hand
+    kept: bool  # its file is still there
     quarantine: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
-class Deployment:
-    """When a version was served; `until` is None for the one that is."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentSpan:
+    """When a version was served; `until` is None for the one that is, and `end` says why it went."""
 
     number: int
     since: float
@@ -43,9 +48,12 @@ class Deployment:
     end: str
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyPoint:
-    """The median of `count` inferences of one span of time, in microseconds."""
+    """The median of `count` inferences of one span of time, in microseconds.
+
+    `time` is that of the first of them, in seconds since 1970.
+    """
 
     time: float
     version: int
@@ -55,27 +63,27 @@ class LatencyPoint:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelHistory:
-    """Of ModelHistory."""
+    """The result of ModelHistory."""
 
     name: str
     version: int
     pinned: bool
     on_trial: bool
     versions: tuple[ModelVersion, ...]
-    stints: tuple[Deployment, ...]
+    stints: tuple[DeploymentSpan, ...]
     latency: tuple[LatencyPoint, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class RolledBack:
-    """Of ModelRollback."""
+    """The result of ModelRollback."""
 
     version: int
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Pinned:
-    """Of ModelPin."""
+class VersionPinned:
+    """The result of ModelPin."""
 
     version: int
     pinned: bool

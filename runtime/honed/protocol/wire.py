@@ -12,6 +12,7 @@ from typing import Any, Final
 import msgpack
 
 from .errors import HonedError, ResourceExhausted
+from .strict import Map
 
 LARGE: Final = 1 << 20  # bytes of data that are sent from where they are
 APART: Final = 4096  # bytes of data that a service keeps out of the buffer it decodes
@@ -37,7 +38,7 @@ class Request:
 
     msgid: int
     method: str
-    params: dict[str, Any]
+    params: Map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +46,7 @@ class Response:
     """`[1, msgid, error, result]`; where `error` is not None it counts, else `result`."""
 
     msgid: int
-    error: dict[str, Any] | None
+    error: Map | None
     result: Any
 
 
@@ -54,7 +55,7 @@ class Notification:
     """`[2, method, [params]]`."""
 
     method: str
-    params: dict[str, Any]
+    params: Map
 
 
 Message = Request | Response | Notification

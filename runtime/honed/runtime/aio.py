@@ -13,7 +13,7 @@ from honed.protocol.errors import DeadlineExceeded, Unavailable
 
 from . import endpoint
 from .aiolink import AsyncLink
-from .operations import Answer, Ask, Operations, Steps, T, register, unregister
+from .operations import Ask, Operations, Reply, Steps, T, register, unregister
 from .regions import Region
 
 
@@ -77,7 +77,7 @@ class AsyncClient(Operations, performing=_performing):
     ) -> None:
         await self.close()
 
-    async def _exchange(self, ask: Ask) -> Answer:
+    async def _exchange(self, ask: Ask) -> Reply:
         """Make a call and wait for its answer, on the connection there is or a new one."""
         link = await self._connected()
         try:
@@ -103,5 +103,5 @@ class AsyncClient(Operations, performing=_performing):
             return link
 
 
-async def _perform(link: AsyncLink, ask: Ask) -> Answer:
+async def _perform(link: AsyncLink, ask: Ask) -> Reply:
     return ask.taken(await link.exchange(ask.method.name, ask.plain(), ask.descriptors, ask.progress))

@@ -9,7 +9,8 @@ from typing import Any
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, error_from_map
-from honed.protocol.peer import Answered, Event, Peer, Told
+from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
+from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault
 
 from . import endpoint, transport
@@ -31,7 +32,7 @@ class AsyncLink:
         self._socket = connected
         self._peer = peer
         self._lost = lost
-        self._waiting: dict[int, asyncio.Future[Answered]] = {}
+        self._waiting: dict[int, asyncio.Future[ResponseReceived]] = {}
         self._progress: dict[int, Progress] = {}
         self.broken: HonedError | None = None
         self._loop = asyncio.get_running_loop()
@@ -55,7 +56,7 @@ class AsyncLink:
     async def call(
         self,
         method: str,
-        params: dict[str, Any],
+        params: Map,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
     ) -> Any:
@@ -67,15 +68,15 @@ class AsyncLink:
     async def exchange(
         self,
         method: str,
-        params: dict[str, Any],
+        params: Map,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
-    ) -> Answered:
+    ) -> ResponseReceived:
         """As `call`, with the descriptors that came along, which are the caller's."""
         if self.broken is not None:
             raise self.broken
         msgid = self._peer.call(method, params, descriptors)
-        coming: asyncio.Future[Answered] = self._loop.create_future()
+        coming: asyncio.Future[ResponseReceived] = self._loop.create_future()
         self._waiting[msgid] = coming
         if progress is not None:
             self._progress[msgid] = progress
@@ -145,7 +146,7 @@ class AsyncLink:
 
     def _deliver(self, event: Event) -> None:
         match event:
-            case Answered(msgid=msgid, error=error, descriptors=descriptors):
+            case ResponseReceived(msgid=msgid, error=error, descriptors=descriptors):
                 coming = self._waiting.get(msgid)
                 if coming is None or coming.done():  # it is being cancelled
                     close_all(descriptors)
@@ -154,12 +155,12 @@ class AsyncLink:
                 else:
                     close_all(descriptors)
                     coming.set_exception(error)
-            case Told(method="Progress", params=params):
+            case NotificationReceived(method="Progress", params=params):
                 self._show_progress(params)
-            case Told(method="Error", params=params):
+            case NotificationReceived(method="Error", params=params):
                 raise PeerFault(error_from_map(params))
 
-    def _show_progress(self, params: dict[str, Any]) -> None:
+    def _show_progress(self, params: Map) -> None:
         msgid = params.get("msgid", -1)
         progress, coming = self._progress.get(msgid), self._waiting.get(msgid)
         if progress is None or coming is None or coming.done():

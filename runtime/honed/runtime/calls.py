@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
+from honed.protocol.strict import Map
 
 from . import calibration
 from .dtypes import dtype, from_datatype
@@ -75,7 +76,7 @@ def infer_call(
     return InferCall(params, into, frozenset(name for name, place in places.items() if place))
 
 
-def infer_result(call: InferCall, result: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
     """The output arrays of a ModelInfer's result.
 
     Raises Internal where it makes no sense, InvalidArgument where an array that the caller gave for an
@@ -89,7 +90,7 @@ def infer_result(call: InferCall, result: Mapping[str, Any]) -> dict[str, NDArra
     return {name: _delivered(call, name, array) for name, array in arrays.items()}
 
 
-def _output(call: InferCall, output: Mapping[str, Any], contents: Iterator[bytes]) -> NDArray[Any]:
+def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:
     """The output as it came; for one in shared memory an empty stand-in of its type and shape."""
     kind = from_datatype(output["datatype"]).numpy
     if output["name"] in call.shared:

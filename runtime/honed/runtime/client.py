@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import Any
 
 from honed.protocol.errors import Unavailable
-from honed.protocol.peer import Answered
+from honed.protocol.peer import ResponseReceived
 
 from .link import Link
-from .operations import Answer, Ask, Operations, Steps, T, register, unregister
+from .operations import Ask, Operations, Reply, Steps, T, register, unregister
 from .regions import Region
 
 
@@ -91,7 +91,7 @@ class Client(Operations, performing=_performing):
     ) -> None:
         self.close()
 
-    def _exchange(self, ask: Ask) -> Answer:
+    def _exchange(self, ask: Ask) -> Reply:
         """Make a call and wait for its answer, on the connection there is or a new one."""
         link = self._connected()
         try:
@@ -101,7 +101,7 @@ class Client(Operations, performing=_performing):
             self._drop(link)
             return self._perform(self._connected(), ask)
 
-    def _perform(self, link: Link, ask: Ask) -> Answer:
+    def _perform(self, link: Link, ask: Ask) -> Reply:
         limit = ask.limit(self.timeout)
         deadline = None if limit is None else time.monotonic() + limit
         try:
@@ -110,7 +110,7 @@ class Client(Operations, performing=_performing):
             raise _NotSent(str(error)) from error
         while True:
             news = link.wait(waiting, deadline)
-            if isinstance(news, Answered):
+            if isinstance(news, ResponseReceived):
                 return ask.taken(news)
             if ask.progress is not None:
                 try:

@@ -11,7 +11,7 @@ _LEAST = 10  # ticks between two readings that say anything; a tick is 10 ms
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class LoadReading:
     """Seconds since the machine started, of all CPUs together; `own` are this process's."""
 
     total: float
@@ -19,7 +19,7 @@ class Reading:
     own: float
 
 
-def read(stat: Path = Path("/proc/stat")) -> Reading | None:
+def read(stat: Path = Path("/proc/stat")) -> LoadReading | None:
     """The figures now; None where /proc does not have them."""
     try:
         return parse(stat.read_text(), time.process_time())
@@ -27,7 +27,7 @@ def read(stat: Path = Path("/proc/stat")) -> Reading | None:
         return None
 
 
-def parse(stat: str, own: float) -> Reading:
+def parse(stat: str, own: float) -> LoadReading:
     """A reading from the text of /proc/stat; raises ValueError where it has no line for all CPUs.
 
     Time that a hypervisor gave to others ("steal") counts as busy. Guests' time stands in "user" already.
@@ -38,10 +38,10 @@ def parse(stat: str, own: float) -> Reading:
     user, nice, system, idle, iowait, irq, softirq, steal = (int(field) for field in fields[:8])
     tick = 1 / os.sysconf("SC_CLK_TCK")
     busy = user + nice + system + irq + softirq + steal
-    return Reading(total=(busy + idle + iowait) * tick, busy=busy * tick, own=own)
+    return LoadReading(total=(busy + idle + iowait) * tick, busy=busy * tick, own=own)
 
 
-def others(before: Reading | None, after: Reading | None) -> float | None:
+def others(before: LoadReading | None, after: LoadReading | None) -> float | None:
     """The share, 0 to 1, of all CPUs that neither idled nor worked for this process; None if not known."""
     if before is None or after is None:
         return None

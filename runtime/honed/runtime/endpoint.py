@@ -6,14 +6,14 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
-from typing import Any
 
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
 from honed.protocol.peer import Peer
+from honed.protocol.strict import Map
 from honed.protocol.wire import FrameLimits
 
 SYSTEM_SOCKET = "/run/honed/honed.sock"
-Progress = Callable[[dict[str, Any]], None]
+Progress = Callable[[Map], None]
 _ANSWERS = FrameLimits(max_bytes=1 << 30)
 _REQUESTS = FrameLimits()
 

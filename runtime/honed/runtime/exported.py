@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import Internal
 from honed.protocol.methods import MODEL_EXPORT
+from honed.protocol.strict import Map
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class ExportedFiles:
     """Open files, read-only, whose positions nobody shares; close it, or use it as a context manager.
 
     sha256: of the compiled file.
@@ -56,7 +57,7 @@ class Exported:
         for file in (self.compiled, *self.sources.values()):
             file.close()
 
-    def __enter__(self) -> Exported:
+    def __enter__(self) -> ExportedFiles:
         return self
 
     def __exit__(
@@ -65,7 +66,7 @@ class Exported:
         self.close()
 
 
-def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
+def exported(result: Map, descriptors: Sequence[int]) -> ExportedFiles:
     """The result of ModelExport with its descriptors; for nonsense closes them and raises Internal."""
     try:
         told = MODEL_EXPORT.result_of(result)
@@ -78,7 +79,7 @@ def exported(result: Mapping[str, Any], descriptors: Sequence[int]) -> Exported:
         close_all(descriptors)
         raise
     compiled, *sources = (os.fdopen(descriptor, "rb") for descriptor in descriptors)
-    return Exported(
+    return ExportedFiles(
         compiled=compiled,
         sources=dict(zip(names[1:], sources, strict=True)),
         sha256=told.sha256,

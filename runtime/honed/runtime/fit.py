@@ -42,7 +42,7 @@ def check(model: CompiledModel, device: Device) -> None:
 
 
 def _most_bytes(model: CompiledModel) -> int:
-    """Of device memory: what the model keeps, and most while it is prepared, step by step."""
+    """Bytes of device memory: what the model keeps, and most while it is prepared, step by step."""
     kept = constants_of(model, model.steps)
     held = model.arena_bytes + model.prepared_bytes
     held += sum(b.nbytes for b in model.buffers if b.place in ("input", "output"))

@@ -16,11 +16,11 @@ import select
 import socket as sockets
 import time
 from types import TracebackType
-from typing import Any
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, Unavailable
-from honed.protocol.peer import Answered, Event, Peer, Told
+from honed.protocol.peer import Event, NotificationReceived, Peer, ResponseReceived
+from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault
 
 from . import endpoint, transport
@@ -48,7 +48,7 @@ class LeaseHolder:
         self.timeout = timeout
         self.why = "not asked yet"  # the lease is not held
         self._connected: tuple[sockets.socket, Peer] | None = None
-        self._answer: Answered | None = None  # to the call under way
+        self._answer: ResponseReceived | None = None  # to the call under way
         self._asked = False
         self._lease = 0  # the latest granted that is not released
         self._revoked = 0  # the latest revoked; may be known before the answer that granted it
@@ -116,7 +116,7 @@ class LeaseHolder:
         if answer.get("granted"):
             self._lease = int(answer["lease"])
 
-    def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+    def _call(self, method: str, params: Map) -> Map:
         """The result of a method; raises its error, and Unavailable where the connection is lost."""
         connected, peer = self._connect()
         deadline = time.monotonic() + self.timeout
@@ -166,12 +166,12 @@ class LeaseHolder:
 
     def _take(self, event: Event) -> None:
         match event:
-            case Answered():
+            case ResponseReceived():
                 close_all(event.descriptors)
                 self._answer = event  # there is one call at a time
-            case Told(method="LeaseGranted", params=params):
+            case NotificationReceived(method="LeaseGranted", params=params):
                 self._lease, self.why = int(params["lease"]), ""
-            case Told(method="LeaseRevoked", params=params):
+            case NotificationReceived(method="LeaseRevoked", params=params):
                 self._revoked, self.why = max(self._revoked, int(params["lease"])), str(params["why"])
             case _:
                 pass  # other news is not for a tuner

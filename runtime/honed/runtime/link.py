@@ -8,11 +8,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeadlineExceeded, HonedError, error_from_map
-from honed.protocol.peer import Answered, Event, Told
+from honed.protocol.peer import Event, NotificationReceived, ResponseReceived
+from honed.protocol.strict import Map
 from honed.protocol.wire import PeerFault
 
 from . import endpoint, transport
@@ -25,8 +25,8 @@ class Waiting:
 
     def __init__(self, msgid: int) -> None:
         self.msgid = msgid
-        self.news: deque[dict[str, Any]] = deque()  # progress not yet shown
-        self.answer: Answered | None = None  # whoever takes it closes its descriptors
+        self.news: deque[Map] = deque()  # progress not yet shown
+        self.answer: ResponseReceived | None = None  # whoever takes it closes its descriptors
         self.error: HonedError | None = None
 
     @property
@@ -55,7 +55,7 @@ class Link:
                 return self._broken is None
             return not _readable(self._socket, 0)  # nobody waits, so that news can only be the end
 
-    def send(self, method: str, params: dict[str, Any], descriptors: Sequence[int]) -> Waiting:
+    def send(self, method: str, params: Map, descriptors: Sequence[int]) -> Waiting:
         """Send a request; raises Unavailable where the service is gone: it has then not run."""
         with self._sending:
             with self._changed:
@@ -74,7 +74,7 @@ class Link:
                 raise
         return waiting
 
-    def wait(self, waiting: Waiting, deadline: float | None) -> dict[str, Any] | Answered:
+    def wait(self, waiting: Waiting, deadline: float | None) -> Map | ResponseReceived:
         """The next progress of the request, or its answer; raises its error.
 
         `deadline` is in time.monotonic's seconds. When it passes, or on Ctrl-C, the request is cancelled.
@@ -114,7 +114,7 @@ class Link:
         with self._sending:
             self._socket.close()
 
-    def _news(self, waiting: Waiting) -> dict[str, Any] | Answered:
+    def _news(self, waiting: Waiting) -> Map | ResponseReceived:
         if waiting.news:
             return waiting.news.popleft()
         self._waiting.pop(waiting.msgid, None)
@@ -156,15 +156,15 @@ class Link:
 
     def _deliver(self, event: Event) -> None:
         match event:
-            case Answered(msgid=msgid) if msgid in self._waiting:
+            case ResponseReceived(msgid=msgid) if msgid in self._waiting:
                 self._waiting[msgid].answer = event
-            case Answered(descriptors=descriptors):
+            case ResponseReceived(descriptors=descriptors):
                 close_all(descriptors)  # the link was closed meanwhile
-            case Told(method="Progress", params=params):
+            case NotificationReceived(method="Progress", params=params):
                 waiting = self._waiting.get(params.get("msgid", -1))
                 if waiting is not None:
                     waiting.news.append(params)
-            case Told(method="Error", params=params):
+            case NotificationReceived(method="Error", params=params):
                 raise PeerFault(error_from_map(params))
             case _:
                 pass  # news for others

@@ -39,13 +39,14 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.peer import Answered
+from honed.protocol.peer import ResponseReceived
+from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
 from . import calls, endpoint
 from .calls import Outputs
 from .endpoint import Progress
-from .exported import Exported, exported
+from .exported import ExportedFiles, exported
 from .regions import Region
 
 if TYPE_CHECKING:
@@ -60,10 +61,10 @@ _USUAL: Final = -1.0  # the client's own timeout
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Reply:
     """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
 
-    result: dict[str, Any]
+    result: Map
     descriptors: list[int]
 
 
@@ -81,12 +82,12 @@ class Ask:
         """Seconds until it is given up; `usual` are the client's."""
         return usual if self.timeout == _USUAL else self.timeout
 
-    def plain(self) -> dict[str, Any]:
+    def plain(self) -> Map:
         """The parameters as they travel."""
-        plain: dict[str, Any] = strict.to_plain(self.params, omit_defaults=True)
+        plain: Map = strict.to_plain(self.params, omit_defaults=True)
         return plain
 
-    def taken(self, answered: Answered) -> Answer:
+    def taken(self, answered: ResponseReceived) -> Reply:
         """The answer; raises InvalidArgument where it is none, and closes descriptors not asked for."""
         descriptors = answered.descriptors
         if not self.method.gives or not isinstance(answered.result, dict):
@@ -94,10 +95,10 @@ class Ask:
             descriptors = []
         if not isinstance(answered.result, dict):
             raise InvalidArgument("the service answered something that is no map; compare versions")
-        return Answer(answered.result, descriptors)
+        return Reply(answered.result, descriptors)
 
 
-Steps = Generator[Ask, Answer, T]
+Steps = Generator[Ask, Reply, T]
 
 
 class operation(Generic[P, R]):  # noqa: N801 - a decorator
@@ -138,9 +139,13 @@ class Operations:
                     setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
     @operation
-    def ask(self, method: Method[Any, T], params: Any, *, timeout: float | None = _USUAL) -> Steps[T]:
-        """The result of any method, typed; `timeout` in seconds, None: none. Raises Internal for nonsense."""
-        return method.result_of((yield Ask(method, params, timeout)).result)
+    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = _USUAL) -> Steps[T]:
+        """The result of any method, typed; None: the parameters that it has by default.
+
+        `timeout` in seconds, None: none. Raises Internal for nonsense.
+        """
+        given = method.params() if params is None else params
+        return method.result_of((yield Ask(method, given, timeout)).result)
 
     @operation
     def infer(
@@ -168,12 +173,12 @@ class Operations:
         return calls.infer_result(call, answer.result)
 
     @operation
-    def models(self) -> Steps[list[dict[str, Any]]]:
+    def models(self) -> Steps[list[Map]]:
         """All models: name, version, state and reason."""
         return list((yield Ask(methods.REPOSITORY_INDEX, Nothing())).result["models"])
 
     @operation
-    def metadata(self, model: str | None = None) -> Steps[dict[str, Any]]:
+    def metadata(self, model: str | None = None) -> Steps[Map]:
         """Inputs and outputs of `model`; without one, the service's name, version and limits."""
         if model is None:
             return (yield Ask(methods.SERVER_METADATA, Nothing())).result
@@ -192,18 +197,18 @@ class Operations:
         return bool((yield Ask(methods.MODEL_READY, ModelParams(name=model))).result["ready"])
 
     @operation
-    def status(self) -> Steps[dict[str, Any]]:
+    def status(self) -> Steps[Map]:
         """What the service is doing, on which device."""
         return (yield Ask(methods.SERVER_STATUS, Nothing())).result
 
     @operation
-    def statistics(self, model: str | None = None) -> Steps[list[dict[str, Any]]]:
+    def statistics(self, model: str | None = None) -> Steps[list[Map]]:
         """Counts and times of served requests, of `model` or of all."""
         answer = yield Ask(methods.MODEL_STATISTICS, ModelParams(name=model or ""))
         return list(answer.result["model_stats"])
 
     @operation
-    def metrics(self) -> Steps[dict[str, Any]]:
+    def metrics(self) -> Steps[Map]:
         """Every figure the service has of itself and its models (docs/metrics.md)."""
         return (yield Ask(methods.METRICS, MetricsParams())).result
 
@@ -213,22 +218,22 @@ class Operations:
         return str((yield Ask(methods.METRICS, MetricsParams(format="openmetrics"))).result["text"])
 
     @operation
-    def config(self) -> Steps[dict[str, Any]]:
+    def config(self) -> Steps[Map]:
         """The settings in force, and what the service's files say instead."""
         return (yield Ask(methods.CONFIG_SHOW, Nothing())).result
 
     @operation
-    def reload_config(self) -> Steps[dict[str, Any]]:
+    def reload_config(self) -> Steps[Map]:
         """Have the service read its files again; raises InvalidArgument where one is wrong."""
         return (yield Ask(methods.CONFIG_RELOAD, Nothing())).result
 
     @operation
-    def show(self, model: str) -> Steps[dict[str, Any]]:
+    def show(self, model: str) -> Steps[Map]:
         """Where `model` comes from, how it was proven right, and its kernels."""
         return (yield Ask(methods.MODEL_SHOW, ModelParams(name=model))).result
 
     @operation
-    def export(self, model: str) -> Steps[Exported]:
+    def export(self, model: str) -> Steps[ExportedFiles]:
         """The files of `model` as the service keeps them, open for reading: compiled, and its sources."""
         answer = yield Ask(methods.MODEL_EXPORT, ExportParams(name=model))
         return exported(answer.result, answer.descriptors)
@@ -236,7 +241,7 @@ class Operations:
     @operation
     def profile(
         self, model: str, runs: int = 5, *, timeline: bool = False, timeout: float | None = None
-    ) -> Steps[dict[str, Any]]:
+    ) -> Steps[Map]:
         """Time per kernel of `model`, mean of `runs` inferences; `timeout` in seconds, None: no limit.
 
         With `timeline`, when each command of the first of them was enqueued and computed, too.
@@ -258,7 +263,7 @@ class Operations:
         device: str | None = None,
         calibration: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> Steps[dict[str, Any]]:
+    ) -> Steps[Map]:
         """Add an ONNX or `.honed` file; returns when it is served. `name` defaults to the file's stem.
 
         External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
@@ -297,9 +302,7 @@ class Operations:
                 os.close(descriptor)
 
     @operation
-    def publish(
-        self, model: str, path: str | os.PathLike[str], *, expected: str, why: str
-    ) -> Steps[dict[str, Any]]:
+    def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
         """Serve a faster form of `model`, a `.honed` file, if the service finds it right and faster.
 
         `expected` is the SHA-256 of the compiled file served when it was made (`export` tells). The result
@@ -314,17 +317,17 @@ class Operations:
             os.close(descriptor)
 
     @operation
-    def history(self, model: str) -> Steps[dict[str, Any]]:
+    def history(self, model: str) -> Steps[Map]:
         """Versions of `model`: what was served when, and why each came and went."""
         return (yield Ask(methods.MODEL_HISTORY, HistoryParams(name=model))).result
 
     @operation
-    def rollback(self, model: str, version: int | None = None) -> Steps[dict[str, Any]]:
+    def rollback(self, model: str, version: int | None = None) -> Steps[Map]:
         """Serve an earlier version of `model` again, None: the one before; the one left stays out."""
         return (yield Ask(methods.MODEL_ROLLBACK, RollbackParams(name=model, version=version), None)).result
 
     @operation
-    def pin(self, model: str, version: int | None = None) -> Steps[dict[str, Any]]:
+    def pin(self, model: str, version: int | None = None) -> Steps[Map]:
         """Serve a version, None: the present one, and let no other take its place; 0 allows that again."""
         return (yield Ask(methods.MODEL_PIN, PinParams(name=model, version=version), None)).result
 
@@ -342,7 +345,7 @@ class Operations:
         *,
         descriptors: Sequence[int] = (),
         progress: Progress | None = None,
-    ) -> Steps[tuple[dict[str, Any], list[int]]]:
+    ) -> Steps[tuple[Map, list[int]]]:
         """Have the service tune, or work on its records (docs/protocol.md, TunerRun).
 
         Gives the result, and the open files that came with it, which are the caller's.

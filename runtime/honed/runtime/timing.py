@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from honed.protocol.errors import DeviceError
+from honed.protocol.results import ProfiledRow
 
 from . import bounds
 from .model import CompiledModel, Kernel
@@ -42,27 +43,6 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KernelTiming:
-    """All launches of one kernel in one inference; copies and host calls have rows of their own.
-
-    `share` is of the profile's `sum_us`. `peak_share` is the least time the device's measured peaks allow
-    (the larger of operations over peak arithmetic and bytes over peak bandwidth) over the time taken; it
-    and the rates are None where the work or the peaks are not known.
-    """
-
-    name: str
-    kind: Literal["kernel", "copy", "host"]
-    task: str
-    schedule: str
-    count: int
-    us: float
-    share: float
-    gflops: float | None
-    gbs: float | None
-    peak_share: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
     """A command or a host call in time, in microseconds since the inference began.
 
@@ -85,7 +65,7 @@ class InferenceProfile:
     What `whole_us` has above `sum_us` are gaps between launches and the host's work at both ends.
     """
 
-    kernels: tuple[KernelTiming, ...]
+    kernels: tuple[ProfiledRow, ...]
     launches: int
     sum_us: float
     whole_us: float
@@ -140,7 +120,7 @@ def summarise(
 
 
 def _name(command: Enqueued, model: CompiledModel) -> str:
-    """Of a command's row."""
+    """The name of a command's row."""
     return "(copy)" if command.kernel is None else model.kernels[command.kernel].name
 
 
@@ -182,11 +162,11 @@ def roofline_seconds(kernel: Kernel, peaks: DevicePeaks) -> float:
     return bounds.least_seconds(peaks, kernel.flops, kernel.bytes, half=half)
 
 
-def _timing(name: str, row: _Row, total: float, peaks: DevicePeaks | None) -> KernelTiming:
+def _timing(name: str, row: _Row, total: float, peaks: DevicePeaks | None) -> ProfiledRow:
     kernel, taken = row.kernel, row.seconds
     known = kernel is not None and taken > 0
     least = roofline_seconds(kernel, peaks) * row.count if kernel and peaks and known else 0.0
-    return KernelTiming(
+    return ProfiledRow(
         name=name,
         kind=row.kind,
         task=kernel.task if kernel else "",

@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def own_version() -> str:
-    """Of the installed package; "unknown" when run from a bare checkout."""
+    """The version of the installed package; "unknown" when run from a bare checkout."""
     try:
         return version("honed")
     except PackageNotFoundError:

@@ -90,7 +90,7 @@ def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
         kernels=len({launch.kernel for launch in launches}),
         launches=len(launches),
         seconds=round(time.monotonic() - began, 2),
-        proof=events.Proof(
+        proof=events.ProofReport(
             reference=proof.reference,
             probes=len(proof.probes),
             device=proof.device,

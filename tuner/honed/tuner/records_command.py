@@ -85,9 +85,9 @@ def _points(progress: Sequence[ProgressRecord]) -> list[events.Point]:
     return points
 
 
-def _version(version: VersionRecord, points: Sequence[events.Point]) -> events.Version:
+def _version(version: VersionRecord, points: Sequence[events.Point]) -> events.TunedVersion:
     before = [point.trials for point in points if point.time <= version.created_s]
-    return events.Version(
+    return events.TunedVersion(
         version=version.version,
         why=version.why,
         us=None if version.latency_s is None else version.latency_s * 1e6,

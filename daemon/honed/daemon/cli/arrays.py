@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
+from honed.protocol.results import TensorMetadata
 from honed.runtime.dtypes import from_datatype
 from honed.runtime.files import replacing
 
@@ -18,7 +20,18 @@ from .output import shape_text
 from .parser import UsageError
 
 Array = NDArray[Any]
-Tensors = Sequence[Mapping[str, Any]]  # as in ModelMetadata: name, datatype, shape
+Tensors = Sequence[TensorMetadata]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySummary:
+    """The least and the largest finite value, None where there is none, and how many are not finite."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    min: float | None
+    max: float | None
+    not_finite: int
 
 
 def collect(
@@ -28,7 +41,7 @@ def collect(
 
     Raises UsageError for unknown and missing names, and what `load` raises.
     """
-    wanted = {tensor["name"]: tensor for tensor in inputs}
+    wanted = {tensor.name: tensor for tensor in inputs}
     for name in files:
         if name not in wanted:
             raise UsageError(f"{model} has no input {name!r}; its inputs are {described(inputs)}")
@@ -47,15 +60,15 @@ def collect(
 
 def described(tensors: Tensors) -> str:
     """Names and types of tensors in one line."""
-    return ", ".join(f"{t['name']} ({_type(t)})" for t in tensors) or "none"
+    return ", ".join(f"{t.name} ({_type(t)})" for t in tensors) or "none"
 
 
-def load(file: Path, tensor: Mapping[str, Any]) -> Array:
+def load(file: Path, tensor: TensorMetadata) -> Array:
     """The array of a .npy file, which must have the tensor's type and shape; never unpickles."""
     try:
         array = np.load(file, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError as error:
-        raise NotFound(f"there is no file {file} for input {tensor['name']}; check the path") from error
+        raise NotFound(f"there is no file {file} for input {tensor.name}; check the path") from error
     except OSError as error:
         raise InvalidArgument(f"{file} cannot be read ({error.strerror}); check it") from error
     except (ValueError, EOFError) as error:
@@ -63,19 +76,19 @@ def load(file: Path, tensor: Mapping[str, Any]) -> Array:
     if not isinstance(array, np.ndarray):
         array.close()
         raise InvalidArgument(f"{file} holds several arrays (.npz); save each one with numpy.save")
-    expected = from_datatype(tensor["datatype"]).name
-    if array.dtype.name != expected or list(array.shape) != list(tensor["shape"]):
+    expected = from_datatype(tensor.datatype).name
+    if array.dtype.name != expected or list(array.shape) != list(tensor.shape):
         raise InvalidArgument(
-            f"{file} is {shape_text(array.dtype.name, array.shape)} and input {tensor['name']} is "
+            f"{file} is {shape_text(array.dtype.name, array.shape)} and input {tensor.name} is "
             f"{_type(tensor)}; convert it with astype and reshape"
         )
     return array
 
 
-def generated(tensor: Mapping[str, Any], generator: np.random.Generator) -> Array:
+def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
     """Made-up values: normal for floats, 0 or 1 for the rest, which as indices are seldom out of range."""
-    kind = from_datatype(tensor["datatype"]).numpy
-    shape = tuple(tensor["shape"])
+    kind = from_datatype(tensor.datatype).numpy
+    shape = tuple(tensor.shape)
     if kind.kind == "f":
         return generator.standard_normal(shape).astype(kind)
     return generator.integers(0, 2, shape).astype(kind)
@@ -107,18 +120,18 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def summary(array: Array) -> dict[str, Any]:
-    """Type, shape, least and largest finite value (None where there is none), how many are not finite."""
+def summary(array: Array) -> ArraySummary:
+    """What can be said of an array in a line."""
     finite = np.isfinite(array)
     values = array[finite]
-    return {
-        "dtype": array.dtype.name,
-        "shape": list(array.shape),
-        "min": values.min().item() if values.size else None,
-        "max": values.max().item() if values.size else None,
-        "not_finite": int(array.size - values.size),
-    }
+    return ArraySummary(
+        dtype=array.dtype.name,
+        shape=array.shape,
+        min=values.min().item() if values.size else None,
+        max=values.max().item() if values.size else None,
+        not_finite=int(array.size - values.size),
+    )
 
 
-def _type(tensor: Mapping[str, Any]) -> str:
-    return shape_text(from_datatype(tensor["datatype"]).name, tensor["shape"])
+def _type(tensor: TensorMetadata) -> str:
+    return shape_text(from_datatype(tensor.datatype).name, tensor.shape)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .infer import add_input_options
+from honed.protocol.methods import MODEL_STATISTICS
+
+from .infer import add_input_options, inputs
 from .output import Output, fields, line
-from .parser import add_command, count, unique
+from .parser import add_command, count
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from honed.protocol.results import InferenceStatistics, Tallied
     from honed.runtime.client import Client
 
 _WARM_UP = 3  # inferences before the clock starts: caches fill, the device clocks up
@@ -33,31 +37,39 @@ def register(commands: Any) -> None:
     bench.add_argument("-n", "--runs", metavar="N", type=count, default=50, help="inferences (default 50)")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Benched:
+    """What came of a run: times through the socket, and the means on the device and in the queue."""
+
+    model: str
+    runs: int
+    median_ms: float
+    mean_ms: float
+    std_ms: float
+    p95_ms: float
+    min_ms: float
+    max_ms: float
+    device_ms: float | None
+    queue_ms: float | None
+
+
 def _bench(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
-    from . import arrays
-
     with Client(arguments.socket) as client:
-        values = arrays.collect(
-            client.metadata(arguments.model)["inputs"],
-            unique("--input", arguments.input),
-            model=arguments.model,
-            random=True,
-            seed=arguments.seed,
-        )
+        values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
             client.infer(arguments.model, values)
         before = _spent(client, arguments.model)
         times = _timed(client, arguments.model, values, arguments.runs)
         after = _spent(client, arguments.model)
-    document = {
-        "model": arguments.model,
+    done = Benched(
+        model=arguments.model,
         **summary(times),
-        "device_ms": mean_between(before, after, "compute_infer"),
-        "queue_ms": mean_between(before, after, "queue"),
-    }
-    output.emit(document, lambda console: _print(console, document))
+        device_ms=mean_between(before.compute_infer, after.compute_infer),
+        queue_ms=mean_between(before.queue, after.queue),
+    )
+    output.emit(done, lambda console: _print(console, done))
     return 0
 
 
@@ -90,29 +102,31 @@ def summary(times: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def mean_between(before: Mapping[str, Any], after: Mapping[str, Any], what: str) -> float | None:
-    """Mean of a statistic over the requests between two readings, in ms; None where there were none.
+def mean_between(before: Tallied, after: Tallied) -> float | None:
+    """Mean time between two readings, in ms; None where nothing was counted.
 
     Requests of other clients count too.
     """
-    count = after[what]["count"] - before[what]["count"]
-    return (after[what]["ns"] - before[what]["ns"]) / count / 1e6 if count > 0 else None
+    count = after.count - before.count
+    return (after.ns - before.ns) / count / 1e6 if count > 0 else None
 
 
-def _spent(client: Client, model: str) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = client.statistics(model)[0]["inference_stats"]
-    return found
+def _spent(client: Client, model: str) -> InferenceStatistics:
+    from honed.protocol.params import ModelParams
+
+    return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
 
 
-def _print(console: Console, document: Mapping[str, Any]) -> None:
-    line(console, f"{document['model']}, {document['runs']} inferences through the socket, in milliseconds:")
-    names = {"median_ms": "median", "mean_ms": "mean", "std_ms": "std", "p95_ms": "95 % within"}
-    names |= {
-        "min_ms": "fastest",
-        "max_ms": "slowest",
-        "device_ms": "on the device",
-        "queue_ms": "in the queue",
+def _print(console: Console, done: Benched) -> None:
+    line(console, f"{done.model}, {done.runs} inferences through the socket, in milliseconds:")
+    figures = {
+        "median": done.median_ms,
+        "mean": done.mean_ms,
+        "std": done.std_ms,
+        "95 % within": done.p95_ms,
+        "fastest": done.min_ms,
+        "slowest": done.max_ms,
+        "on the device": done.device_ms,
+        "in the queue": done.queue_ms,
     }
-    console.print(
-        fields((name, f"{document[key]:9.3f}") for key, name in names.items() if document[key] is not None)
-    )
+    console.print(fields((name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from honed.jobs.commands import Tune
     from honed.jobs.events import Tuned
 
-    from .tuneview import Run
+    from .tuneview import TuningRun
 
 BENCHES = ("mali-g610",)  # as the compiler has them
 _RECORDS = "predicted.sqlite"  # apart from what was measured
@@ -80,7 +80,7 @@ def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
     )
 
 
-def document(done: Tuned, run: Run) -> dict[str, Any]:
+def document(done: Tuned, run: TuningRun) -> dict[str, Any]:
     """What --json says of a run."""
     from honed.daemon.places import places
 

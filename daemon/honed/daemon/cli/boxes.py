@@ -15,7 +15,7 @@ Kind = Literal["input", "part", "copy", "output"]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BoxLine:
     """A step in a box; `us` is None where its time is not known, and `prepared` where it runs once."""
 
     text: str
@@ -31,7 +31,7 @@ class Box:
     kind: Kind
     title: str
     group: str  # what is equal for parts of one layer of the model, by the names of their operators
-    steps: tuple[Line, ...]
+    steps: tuple[BoxLine, ...]
     notes: tuple[str, ...]  # results, views, prepared constants
     passes: tuple[str, ...]
     detail: str
@@ -43,14 +43,14 @@ class Box:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawing:
+class GraphLayout:
     """Boxes in an order in which they can be computed, and who reads what whom writes."""
 
     boxes: tuple[Box, ...]
     edges: tuple[tuple[int, int], ...]
 
 
-def draw(model: CompiledModel, times: Mapping[str, float]) -> Drawing:
+def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
     """The boxes of a model; `times` are the microseconds of one launch, by the names of kernels."""
     readers = _readers(model)
     boxes = [_port("input", t.name, model.buffers[t.buffer]) for t in model.inputs]
@@ -67,7 +67,7 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> Drawing:
     for t in model.outputs:
         edges.append((writer[t.buffer], len(boxes)))
         boxes.append(_port("output", t.name, model.buffers[t.buffer]))
-    return Drawing(tuple(boxes), tuple(dict.fromkeys(edges)))
+    return GraphLayout(tuple(boxes), tuple(dict.fromkeys(edges)))
 
 
 def _parts(model: CompiledModel) -> Iterator[Part]:
@@ -117,7 +117,7 @@ def _described(operator: Operator) -> str:
     return f"{operator.op} {operator.name}{passes}"
 
 
-def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepared: bool) -> Line:
+def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepared: bool) -> BoxLine:
     if isinstance(step, Launch):
         kernel = model.kernels[step.kernel]
         grid, block = ("x".join(map(str, sizes)) for sizes in (kernel.grid, kernel.block))
@@ -125,11 +125,11 @@ def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepa
             f"kernel {kernel.name}\ntask {kernel.task}, schedule {kernel.schedule}\n"
             f"{grid} groups of {block}; {kernel.flops} operations, {kernel.bytes} bytes"
         )
-        return Line(kernel.name, None if prepared else times.get(kernel.name), prepared, detail)
+        return BoxLine(kernel.name, None if prepared else times.get(kernel.name), prepared, detail)
     if isinstance(step, HostCall):
-        return Line(f"{step.function} on the host", None, prepared, f"host function {step.function}")
+        return BoxLine(f"{step.function} on the host", None, prepared, f"host function {step.function}")
     size = model.buffers[step.source].nbytes
-    return Line(f"copy of {size} bytes", None, prepared, f"copy of buffer {step.source} to {step.target}")
+    return BoxLine(f"copy of {size} bytes", None, prepared, f"copy of buffer {step.source} to {step.target}")
 
 
 def _notes(model: CompiledModel, part: Part, readers: Mapping[int, set[int]]) -> Iterator[str]:

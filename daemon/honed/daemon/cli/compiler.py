@@ -12,7 +12,7 @@ from honed.jobs.commands import Job
 from honed.jobs.events import News, NoEvent, R
 from honed.jobs.listening import Died, Listener
 from honed.machine import children
-from honed.machine.children import Bounds, Running
+from honed.machine.children import Bounds, RunningChild
 from honed.protocol.errors import (
     DeadlineExceeded,
     HonedError,
@@ -27,10 +27,10 @@ class CompilerDied(HonedError):
     """The child ended without a last word, or said something that makes no sense."""
 
 
-class Child(Generic[R]):
+class CompilerChild(Generic[R]):
     """A running job."""
 
-    def __init__(self, job: Job[R], running: Running) -> None:
+    def __init__(self, job: Job[R], running: RunningChild) -> None:
         self._listener = Listener(job)
         self._running = running
 
@@ -71,7 +71,7 @@ def _reason(died: Died) -> HonedError:
 
 
 @contextmanager
-def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Iterator[Child[R]]:
+def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Iterator[CompilerChild[R]]:
     """Starts a job; it is killed at the end, and when `seconds` are over.
 
     Raises NotFound without the compiler.
@@ -80,7 +80,7 @@ def started(job: Job[R], limits: Limits, *, seconds: float | None = None) -> Ite
         raise NotFound("the compiler is not installed; install honed-tuner (apt install honed-tuner)")
     bounds = Bounds(memory_mib=limits.compile_memory_mib)
     with children.started(job.program(), bounds, seconds=seconds) as running:
-        yield Child(job, running)
+        yield CompilerChild(job, running)
 
 
 def run(job: Job[R], title: str, limits: Limits) -> R:

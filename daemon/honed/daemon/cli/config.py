@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from honed.protocol import strict
+from honed.protocol.methods import CONFIG_RELOAD, CONFIG_SHOW
 
 from .output import Output, line, table
 from .parser import add_command
@@ -74,7 +75,6 @@ def _check(file: Path, output: Output) -> int:
 
 
 def _reload(socket: str | None, output: Output) -> int:
-    from honed.protocol.methods import CONFIG_RELOAD
     from honed.protocol.params import Nothing
     from honed.runtime.client import Client
 
@@ -87,7 +87,6 @@ def _reload(socket: str | None, output: Output) -> int:
 def _in_force(socket: str | None) -> tuple[bool, ConfigShown]:
     """Whether a service runs, and what ConfigShow gives, or would."""
     from honed.protocol.errors import Unavailable
-    from honed.protocol.methods import CONFIG_SHOW
     from honed.protocol.params import Nothing
     from honed.runtime.client import Client
 

@@ -10,11 +10,12 @@ from .output import table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from honed.protocol.results import Device, ModelPlacement
+    from honed.protocol.device import DeviceIdentity
+    from honed.protocol.results import ModelPlacement
     from honed.protocol.service import DeviceStatus, WorkerStatus
 
 
-def device_text(device: Device | None) -> str:
+def device_text(device: DeviceIdentity | None) -> str:
     """Who a device is."""
     if device is None:
         return "none yet"

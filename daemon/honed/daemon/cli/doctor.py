@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from honed.daemon.doctor.finding import Finding
     from honed.daemon.doctor.readings import Readings
+    from honed.protocol.service import Status
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -94,15 +95,15 @@ def _readings(arguments: argparse.Namespace) -> tuple[Readings, list[Finding]]:
     return readings, troubles
 
 
-def _folders(status: dict[str, Any], uid: int) -> list[tuple[str, Path]]:
+def _folders(status: Status | None, uid: int) -> list[tuple[str, Path]]:
     """The folders this user's service writes to; those of another user's service are not ours to judge."""
     from honed.daemon import places
 
     if status:
-        told = status["places"]
-        if uid not in (0, _owner(told["state_dir"])):
+        told = status.places
+        if uid not in (0, _owner(told.state_dir)):
             return []
-        return [("models", Path(told["state_dir"])), ("caches", Path(told["cache_dir"]))]
+        return [("models", Path(told.state_dir)), ("caches", Path(told.cache_dir))]
     usual = places.places(os.environ, uid)
     return [("models", usual.state_dir), ("caches", usual.cache_dir)]
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from honed.daemon.culprits import WHOSE, of_service, whose
+from honed.daemon.attribution import WHOSE, BlamedFault, blamed, of_service
 from honed.daemon.kernelfaults import kernel_log
 
 from .output import Output, line
@@ -17,6 +17,9 @@ from .recordsfile import add_state_dir_option, find_records
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.jobs.events import Quarantined
+    from honed.protocol.faults import KernelLog
 
 _REACH = {
     "out-of-memory": "GPU memory ran out",
@@ -46,44 +49,49 @@ def register(commands: Any) -> None:
 
 def _faults(arguments: argparse.Namespace, output: Output) -> int:
     from honed.jobs.events import Faults
-    from honed.protocol.strict import to_plain
 
     where = find_records(arguments)
     quarantine, log = Faults(faults=()), None
     if where.by_service or where.path.exists():
         quarantine, log = read_faults(where)
-    found: list[dict[str, Any]] = to_plain(quarantine)["faults"]
-    service, log = of_service(arguments.socket), log or kernel_log()
-    log["faults"] = [{**fault, "whose": whose(fault, service, found)} for fault in log["faults"]]
-    document = {"records": str(where.path), "quarantined": found, "kernel_log": log}
-    output.emit(document, lambda console: _print(console, document))
+    log, found = log or kernel_log(), quarantine.faults
+    faults = blamed(log, of_service(arguments.socket), found)
+    document = {
+        "records": str(where.path),
+        "quarantined": found,
+        "kernel_log": {"readable": log.readable, "reason": log.reason, "faults": faults},
+    }
+
+    def show(console: Console) -> None:
+        _print_quarantine(console, found)
+        console.print()
+        _print_log(console, log, faults)
+
+    output.emit(document, show)
     return 0
 
 
-def _print(console: Console, document: Mapping[str, Any]) -> None:
-    _print_quarantine(console, document["quarantined"])
-    console.print()
-    log = document["kernel_log"]
-    if not log["readable"]:
-        line(console, f"{log['reason'][:1].upper()}{log['reason'][1:]}.")
-    elif not log["faults"]:
+def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) -> None:
+    if not log.readable:
+        line(console, f"{log.reason[:1].upper()}{log.reason[1:]}.")
+    elif not faults:
         line(console, "The kernel log holds no fault of a GPU since the machine started.")
     else:
-        many = len(log["faults"])
+        many = len(faults)
         line(
             console, f"The kernel log holds {many} fault{'s' if many > 1 else ''} since the machine started:"
         )
-    for fault in log["faults"]:
+    for fault in faults:
         console.print()
-        by = f", process {fault['process']}" if fault["process"] is not None else ""
-        by += f" ({fault['command']})" if fault["command"] else ""
-        line(console, f"{_date(fault['time'])}  {fault['meaning']}: {_REACH[fault['severity']]}", "bold")
-        line(console, f"  {fault['driver']} {fault['device'] or ''}{by}: {WHOSE[fault['whose']]}")
-        for record in fault["records"]:
+        by = f", process {fault.process}" if fault.process is not None else ""
+        by += f" ({fault.command})" if fault.command else ""
+        line(console, f"{_date(fault.time)}  {fault.meaning}: {_REACH[fault.severity]}", "bold")
+        line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
+        for record in fault.records:
             _indented(console, record)
 
 
-def _print_quarantine(console: Console, quarantined: Sequence[Mapping[str, Any]]) -> None:
+def _print_quarantine(console: Console, quarantined: Sequence[Quarantined]) -> None:
     if not quarantined:
         line(console, "No candidate is in quarantine.")
         return
@@ -91,12 +99,12 @@ def _print_quarantine(console: Console, quarantined: Sequence[Mapping[str, Any]]
     line(console, f"{many} candidate{'s are' if many > 1 else ' is'} in quarantine and not run again:")
     for each in quarantined:
         console.print()
-        name = each["name"] or each["task"]
-        line(console, f"{_date(each['time'])}  {name}: {each['outcome'] or 'no verdict'}", "bold")
-        line(console, f"  {each['reason']}")
-        line(console, f"  candidate {each['candidate']}, {each['device']}, driver {each['driver_version']}")
-        if each["story"] and each["story"] != each["reason"]:
-            _indented(console, each["story"])
+        name = each.name or each.task
+        line(console, f"{_date(each.time)}  {name}: {each.outcome or 'no verdict'}", "bold")
+        line(console, f"  {each.reason}")
+        line(console, f"  candidate {each.candidate}, {each.device}, driver {each.driver_version}")
+        if each.story and each.story != each.reason:
+            _indented(console, each.story)
 
 
 def _indented(console: Console, text: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from honed.protocol.errors import Unavailable
 from honed.runtime.files import replacing
@@ -18,7 +18,8 @@ from .parser import UsageError
 from .svg import page, picture
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from honed.protocol.results import ModelProfile
+    from honed.runtime.client import Client
 
 _RUNS = 5  # inferences that times are the mean of
 
@@ -44,17 +45,14 @@ def show_graph(socket: str | None, model: str, path: Path, output: Output) -> in
     text = drawn.svg if path.suffix == ".svg" else page(drawn, model)
     with replacing(path) as file:
         file.write(text.encode())
-    document = {"file": str(path), "boxes": len(drawing.boxes), "width": drawn.width, "height": drawn.height}
-    output.emit(document, lambda console: _print(console, document))
+    boxes = len(drawing.boxes)
+    document = {"file": str(path), "boxes": boxes, "width": drawn.width, "height": drawn.height}
+    said = f"{path} has the graph: {boxes} boxes, {drawn.width} x {drawn.height} pixels."
+    output.emit(document, lambda console: line(console, said))
     return 0
 
 
-def _print(console: Console, document: Mapping[str, Any]) -> None:
-    size = f"{document['width']} x {document['height']} pixels"
-    line(console, f"{document['file']} has the graph: {document['boxes']} boxes, {size}.")
-
-
-def _compiled(client: Any, model: str) -> CompiledModel:
+def _compiled(client: Client, model: str) -> CompiledModel:
     """What the compiled file says, which the service hands out to who may change models."""
     from honed.runtime import modelfile
 
@@ -63,22 +61,23 @@ def _compiled(client: Any, model: str) -> CompiledModel:
         return modelfile.read(path, verify=False).model
 
 
-def _profile(client: Any, model: str) -> dict[str, Any] | None:
+def _profile(client: Client, model: str) -> ModelProfile | None:
     """Where the model's time goes; None where it is not served."""
+    from honed.protocol.methods import MODEL_PROFILE
+
     try:
-        profile: dict[str, Any] = client.profile(model, _RUNS)
+        return MODEL_PROFILE.result_of(client.profile(model, _RUNS))
     except Unavailable:
         return None
-    return profile
 
 
-def _times(profile: Mapping[str, Any] | None) -> dict[str, float]:
+def _times(profile: ModelProfile | None) -> dict[str, float]:
     """Microseconds of one launch by the names of kernels."""
-    rows = profile["rows"] if profile else ()
-    return {row["name"]: row["us"] / row["count"] for row in rows if row["kind"] == "kernel"}
+    rows = profile.rows if profile else ()
+    return {row.name: row.us / row.count for row in rows if row.kind == "kernel"}
 
 
-def _facts(model: CompiledModel, profile: Mapping[str, Any] | None) -> Iterator[str]:
+def _facts(model: CompiledModel, profile: ModelProfile | None) -> Iterator[str]:
     launches = sum(isinstance(step, Launch) for step in model.steps)
     calls = sum(isinstance(step, HostCall) for step in model.steps)
     kernels = len({step.kernel for step in model.steps if isinstance(step, Launch)})
@@ -92,8 +91,8 @@ def _facts(model: CompiledModel, profile: Mapping[str, Any] | None) -> Iterator[
     )
     if profile:
         yield (
-            f"kernels take {profile['sum_us']:,.0f} us of {profile['whole_us']:,.0f} us for the whole, "
-            f"mean of {profile['runs']} inferences on {profile['device']['name']}"
+            f"kernels take {profile.sum_us:,.0f} us of {profile.whole_us:,.0f} us for the whole, "
+            f"mean of {profile.runs} inferences on {profile.device.name}"
         )
     else:
         yield "not profiled: the model is not served now"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import MODEL_HISTORY
 
 from .output import Output, line, table
 from .parser import add_command
@@ -19,6 +21,9 @@ from .versions import version_rows
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.jobs.events import History
+    from honed.protocol.versions import LatencyPoint, ModelHistory
 
     from .plot import Curve
 
@@ -59,91 +64,109 @@ def register(commands: Any) -> None:
 
 def _history(arguments: argparse.Namespace, output: Output) -> int:
     served = _of_service(arguments)
-    told = _of_records(arguments, served)
+    told, notes = _of_records(arguments, served)
     document = {
         "model": arguments.model,
-        "points": told["points"],
-        "measured": told["versions"],
+        "points": told.points,
+        "measured": told.versions,
         "served": served,
-        "notes": told["notes"],
+        "notes": notes,
         "png": None if arguments.png is None else str(arguments.png),
     }
-    curve = _served_curve(document) if arguments.served else _curve(document)
+    if arguments.served:
+        curve = _served_curve(arguments.model, served.latency if served else ())
+    else:
+        curve = _curve(arguments.model, told)
     if arguments.png is not None:
         _draw(arguments.png, curve, arguments.model)
-    output.emit(document, lambda console: _print(console, document, curve))
+
+    def show(console: Console) -> None:
+        if curve is not None:
+            _print_curve(console, curve)
+        for note in notes:
+            line(console, f"note: {note}")
+        if served:
+            headings = (">version", "since", "before -> now", "why it came", "why it went")
+            console.print(table(headings, list(version_rows(served))))
+        else:
+            _print_measured(console, arguments.model, told)
+        if arguments.png is not None:
+            line(console, f"The curve is drawn in {arguments.png}.")
+
+    output.emit(document, show)
     return 0
 
 
-def _of_service(arguments: argparse.Namespace) -> dict[str, Any] | None:
+def _of_service(arguments: argparse.Namespace) -> ModelHistory | None:
     """What the service remembers; None where a folder was named instead, or none answers or knows it."""
     from honed.protocol.errors import NotFound, Unavailable
+    from honed.protocol.params import HistoryParams
     from honed.runtime.client import Client
 
     if arguments.state_dir is not None:
         return None
     try:
         with Client(arguments.socket) as client:
-            return client.history(arguments.model)
+            return client.ask(MODEL_HISTORY, HistoryParams(name=arguments.model))
     except (NotFound, Unavailable):
         return None
 
 
-def _of_records(arguments: argparse.Namespace, served: Mapping[str, Any] | None) -> dict[str, Any]:
+def _of_records(
+    arguments: argparse.Namespace, served: ModelHistory | None
+) -> tuple[History, tuple[str, ...]]:
     """What tuning remembers. Where that cannot be had, and the service told of the model, a note says why."""
+    from honed.jobs.events import History
     from honed.protocol.errors import HonedError
-    from honed.protocol.strict import to_plain
 
     try:
-        told = read_history(find_records(arguments), arguments.model)
+        return read_history(find_records(arguments), arguments.model), ()
     except HonedError as error:
         if served is None:
             raise
-        return {"points": [], "versions": [], "notes": [str(error)]}
-    return {**to_plain(told), "notes": []}
+        return History(points=(), versions=()), (str(error),)
 
 
-def _served_curve(document: Mapping[str, Any]) -> Curve | None:
+def _served_curve(model: str, points: Sequence[LatencyPoint]) -> Curve | None:
     """Medians of the inferences served, over time; None where none was."""
     from .plot import Curve, Mark, microseconds
 
-    points = document["served"]["latency"] if document["served"] else []
     if not points:
         return None
-    size, unit = microseconds(max(point["us"] for point in points))
-    begun = points[0]["time"]
+    size, unit = microseconds(max(point.us for point in points))
+    begun = points[0].time
     span, x_name = next(
-        each for each in _SPANS if points[-1]["time"] - begun < 240 * each[0] or each is _SPANS[-1]
+        each for each in _SPANS if points[-1].time - begun < 240 * each[0] or each is _SPANS[-1]
     )
-    versions = {point["version"]: point for point in reversed(points)}
+    versions = {point.version: point for point in reversed(points)}
     return Curve(
-        title=f"{document['model']}: latency served over time",
+        title=f"{model}: latency served over time",
         x_name=x_name,
         y_name=f"{unit} an inference",
-        points=[((point["time"] - begun) / span, point["us"] / size) for point in points],
+        points=[((point.time - begun) / span, point.us / size) for point in points],
         marks=[
-            Mark(x=(p["time"] - begun) / span, y=p["us"] / size, label=f"version {number}")
+            Mark(x=(p.time - begun) / span, y=p.us / size, label=f"version {number}")
             for number, p in sorted(versions.items())
         ],
     )
 
 
-def _curve(document: Mapping[str, Any]) -> Curve | None:
+def _curve(model: str, told: History) -> Curve | None:
     """The estimates over trials, in the unit that fits; None where there is none."""
     from .plot import Curve, Mark, microseconds
 
-    points, versions = document["points"], [v for v in document["measured"] if v["us"] is not None]
-    if not points:
+    if not told.points:
         return None
-    size, unit = microseconds(max(each["us"] for each in (*points, *versions)))
+    measured = [(version, version.us) for version in told.versions if version.us is not None]
+    size, unit = microseconds(max((*(point.us for point in told.points), *(us for _, us in measured))))
     return Curve(
-        title=f"{document['model']}: estimated latency over trials",
+        title=f"{model}: estimated latency over trials",
         x_name="trials",
         y_name=f"{unit} an inference",
-        points=[(point["trials"], point["us"] / size) for point in points],
+        points=[(point.trials, point.us / size) for point in told.points],
         marks=[
-            Mark(x=v["trials"], y=v["us"] / size, label=f"version {v['version']}: {milliseconds(v['us'])}")
-            for v in versions
+            Mark(x=version.trials, y=us / size, label=f"version {version.version}: {milliseconds(us)}")
+            for version, us in measured
         ],
     )
 
@@ -160,39 +183,29 @@ def _draw(path: Path, curve: Curve | None, model: str) -> None:
         draw(file, "svg" if path.suffix.lower() == ".svg" else "png", curve)
 
 
-def _print(console: Console, document: Mapping[str, Any], curve: Curve | None) -> None:
-    if curve is not None:
-        from .plot import text
+def _print_curve(console: Console, curve: Curve) -> None:
+    from .plot import text
 
-        for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
-            line(console, drawn)
-        console.print()
-    for note in document["notes"]:
-        line(console, f"note: {note}")
-    if document["served"]:
-        rows = list(version_rows(document["served"]))
-        console.print(table((">version", "since", "before -> now", "why it came", "why it went"), rows))
-    else:
-        _print_measured(console, document)
-    if document["png"]:
-        line(console, f"The curve is drawn in {document['png']}.")
+    for drawn in text(curve, console.width, _HEIGHT, braille=_shows_braille()):
+        line(console, drawn)
+    console.print()
 
 
-def _print_measured(console: Console, document: Mapping[str, Any]) -> None:
+def _print_measured(console: Console, model: str, told: History) -> None:
     rows = [
         (
-            str(version["version"]),
-            datetime.fromtimestamp(version["time"]).astimezone().isoformat(" ", "minutes"),
-            str(version["trials"]),
-            milliseconds(version["us"]) if version["us"] is not None else "-",
-            version["why"],
+            str(version.version),
+            datetime.fromtimestamp(version.time).astimezone().isoformat(" ", "minutes"),
+            str(version.trials),
+            milliseconds(version.us) if version.us is not None else "-",
+            version.why,
         )
-        for version in document["measured"]
+        for version in told.versions
     ]
     if rows:
         console.print(table((">version", "since", ">trials", ">measured", "why"), rows))
     else:
-        line(console, f"No tuned version of {document['model']} was served yet.")
+        line(console, f"No tuned version of {model} was served yet.")
 
 
 def _shows_braille() -> bool:

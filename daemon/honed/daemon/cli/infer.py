@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import MODEL_METADATA
 
 from .output import Output, line, shape_text, table
 from .parser import Parser, add_command, named_file, seconds, unique
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from honed.runtime.client import Client
+
+    from .arrays import Array, ArraySummary
 
 
 def register(commands: Any) -> None:
@@ -51,49 +58,53 @@ def add_input_options(parser: Parser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of made-up inputs (default 0)")
 
 
+def inputs(client: Client, arguments: argparse.Namespace, *, random: bool) -> dict[str, Array]:
+    """An array for every input of the model: from its file, or made up where `random`."""
+    from honed.protocol.params import ModelParams
+
+    from . import arrays
+
+    return arrays.collect(
+        client.ask(MODEL_METADATA, ModelParams(name=arguments.model)).inputs,
+        unique("--input", arguments.input),
+        model=arguments.model,
+        random=random,
+        seed=arguments.seed,
+    )
+
+
 def _infer(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     from . import arrays
 
     with Client(arguments.socket) as client:
-        values = arrays.collect(
-            client.metadata(arguments.model)["inputs"],
-            unique("--input", arguments.input),
-            model=arguments.model,
-            random=arguments.random,
-            seed=arguments.seed,
-        )
+        values = inputs(client, arguments, random=arguments.random)
         outputs = client.infer(arguments.model, values, timeout=arguments.timeout)
     files = arrays.save(arguments.output_dir, outputs) if arguments.output_dir else {}
+    found = {name: arrays.summary(array) for name, array in outputs.items()}
     document = {
         "model": arguments.model,
-        "outputs": [
-            {"name": name, **arrays.summary(array), "file": str(files[name]) if files else None}
-            for name, array in outputs.items()
-        ],
+        "outputs": tuple(
+            {"name": name, **asdict(summary), "file": str(files[name]) if files else None}
+            for name, summary in found.items()
+        ),
     }
-    output.emit(document, lambda console: _print(console, document))
+    output.emit(document, lambda console: _print(console, found, files))
     return 0
 
 
-def _print(console: Console, document: Mapping[str, Any]) -> None:
+def _print(console: Console, outputs: Mapping[str, ArraySummary], files: Mapping[str, Path]) -> None:
     rows = [
-        (
-            entry["name"],
-            shape_text(entry["dtype"], entry["shape"]),
-            _number(entry["min"]),
-            _number(entry["max"]),
-        )
-        for entry in document["outputs"]
+        (name, shape_text(each.dtype, each.shape), _number(each.min), _number(each.max))
+        for name, each in outputs.items()
     ]
     console.print(table(("output", "type", ">min", ">max"), rows))
-    for entry in document["outputs"]:
-        if entry["not_finite"]:
-            line(console, f"{entry['name']} has {entry['not_finite']} elements that are NaN or infinite.")
-    for entry in document["outputs"]:
-        if entry["file"]:
-            line(console, f"{entry['name']} is in {entry['file']}")
+    for name, each in outputs.items():
+        if each.not_finite:
+            line(console, f"{name} has {each.not_finite} elements that are NaN or infinite.")
+    for name, file in files.items():
+        line(console, f"{name} is in {file}")
 
 
 def _number(value: float | None) -> str:

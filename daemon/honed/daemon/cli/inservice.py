@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
@@ -14,17 +14,20 @@ from honed.jobs.commands import Job
 from honed.jobs.events import News, NoEvent, R, from_map
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import HonedError, Internal
+from honed.protocol.methods import TUNER_RUN
+from honed.protocol.strict import Map
 
 from .compiler import CompilerDied
 
 if TYPE_CHECKING:
     from honed.protocol.params import TunerRunParams
+    from honed.protocol.service import TunerRan
 
 
-def only_by_service(status: Mapping[str, Any]) -> bool:
-    """Whether the folder of the service that said so is another user's, or not to be seen from here."""
+def only_by_service(state_dir: str) -> bool:
+    """Whether the folder of a service is another user's, or not to be seen from here."""
     try:
-        return Path(status["places"]["state_dir"]).stat().st_uid != os.geteuid()
+        return Path(state_dir).stat().st_uid != os.geteuid()
     except OSError:
         return True
 
@@ -38,13 +41,13 @@ class Remote(Generic[R]):
         from honed.runtime.client import Client
 
         self.descriptors: list[int] = []
-        self.whole: dict[str, Any] = {}
+        self._answered: TunerRan | None = None
         self._result = job.result()
         self._params = params
         self._socket = socket
         self._client = Client(socket)
         self._sent = descriptors
-        self._news: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[Map | None] = queue.SimpleQueue()
         self._error: HonedError | None = Internal("the service's answer was not awaited")
         self._thread = threading.Thread(target=self._run, name="service", daemon=True)
         self._thread.start()
@@ -67,10 +70,16 @@ class Remote(Generic[R]):
             raise CompilerDied(str(self._error)) from self._error
         if self._error is not None:
             raise self._error
-        last = _event(self.whole.get("event"), self._result)
+        last = _event(self.answered.event, self._result)
         if isinstance(last, self._result):
             return last
         raise CompilerDied(f"the service answered with {type(last).__name__.lower()}; compare versions")
+
+    @property
+    def answered(self) -> TunerRan:
+        """The service's answer, once there is a result."""
+        assert self._answered is not None
+        return self._answered
 
     def close(self) -> None:
         """End the connection; the service ends what still runs."""
@@ -79,9 +88,10 @@ class Remote(Generic[R]):
 
     def _run(self) -> None:
         try:
-            self.whole, self.descriptors = self._client.run_tuner(
+            told, self.descriptors = self._client.run_tuner(
                 self._params, descriptors=self._sent, progress=lambda news: self._news.put(news["event"])
             )
+            self._answered = TUNER_RUN.result_of(told)
             self._error = None
         except HonedError as error:
             self._error = error

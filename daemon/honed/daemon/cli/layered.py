@@ -16,8 +16,8 @@ _Cell = tuple[int, int]  # a box and its layer, or the lane below a box in a lat
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Of a box, in pixels."""
+class BoxSize:
+    """The size of a box, in pixels."""
 
     width: float
     height: float
@@ -37,7 +37,7 @@ class Layout:
     height: float
 
 
-def lay_out(sizes: Sequence[Size], edges: Sequence[tuple[int, int]]) -> Layout:
+def lay_out(sizes: Sequence[BoxSize], edges: Sequence[tuple[int, int]]) -> Layout:
     """Places for boxes; edges go from earlier boxes to later ones.
 
     What reads nothing stands right above its first reader.
@@ -120,7 +120,7 @@ def _centres(
     rows: Sequence[Sequence[_Cell]],
     neighbours: Mapping[_Cell, set[_Cell]],
     layer: Sequence[int],
-    sizes: Sequence[Size],
+    sizes: Sequence[BoxSize],
 ) -> dict[_Cell, float]:
     """How far right the middle of each cell is: near what it is joined with, no cell over another."""
     found: dict[_Cell, float] = {}
@@ -135,7 +135,7 @@ def _centres(
 
 
 def _apart(
-    row: Sequence[_Cell], wanted: Sequence[float], layer: Sequence[int], sizes: Sequence[Size]
+    row: Sequence[_Cell], wanted: Sequence[float], layer: Sequence[int], sizes: Sequence[BoxSize]
 ) -> list[float]:
     """Middles as near to those wanted as may be (least squares) that keep the row's order and its gaps."""
     offsets, edge = [], 0.0
@@ -156,7 +156,7 @@ def _apart(
     return [mean + offset for mean, offset in zip(rising, offsets, strict=True)]
 
 
-def _width(cell: _Cell, layer: Sequence[int], sizes: Sequence[Size]) -> float:
+def _width(cell: _Cell, layer: Sequence[int], sizes: Sequence[BoxSize]) -> float:
     return sizes[cell[0]].width if layer[cell[0]] == cell[1] else 0.0
 
 
@@ -164,7 +164,7 @@ def _gap(cell: _Cell, layer: Sequence[int]) -> float:
     return GAP_X if layer[cell[0]] == cell[1] else LANE
 
 
-def _tops(rows: Sequence[Sequence[_Cell]], sizes: Sequence[Size]) -> list[float]:
+def _tops(rows: Sequence[Sequence[_Cell]], sizes: Sequence[BoxSize]) -> list[float]:
     """Where each layer begins, and where one below the last would."""
     found, seen = [0.0], set[int]()
     for row in rows:
@@ -179,7 +179,7 @@ def _line(
     layer: Sequence[int],
     centres: Mapping[_Cell, float],
     tops: Sequence[float],
-    sizes: Sequence[Size],
+    sizes: Sequence[BoxSize],
     left: float,
 ) -> tuple[Point, ...]:
     """Down the writer's lane to the reader."""

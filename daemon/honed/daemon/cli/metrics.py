@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import Any
 
+from honed.protocol.methods import METRICS
+
 from .output import Output, print_json
 from .parser import add_command
 
@@ -27,7 +29,7 @@ def _metrics(arguments: argparse.Namespace, output: Output) -> int:
 
     with Client(arguments.socket) as client:
         if output.json:
-            print_json(client.metrics())
+            print_json(client.ask(METRICS))
         else:
             sys.stdout.write(client.openmetrics())
     return 0

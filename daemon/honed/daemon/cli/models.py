@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from honed.daemon.culprits import SERVICE, ours, whose
+from honed.daemon.attribution import SERVICE, BlamedFault, blamed, ours
 from honed.daemon.kernelfaults import kernel_log
 from honed.protocol import strict
+from honed.protocol.methods import (
+    METRICS,
+    MODEL_SHOW,
+    MODEL_STATISTICS,
+    REPOSITORY_INDEX,
+    REPOSITORY_MODEL_LOAD,
+    SERVER_STATUS,
+)
 from honed.runtime.bounds import BUSY
 
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
@@ -20,7 +29,8 @@ from .parser import UsageError, add_command, add_compile_options, check_calibrat
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.protocol.results import ComparedOutput, ModelShown, Peaks, ServedRequests, ShownKernel
+    from honed.protocol.device import DevicePeaks
+    from honed.protocol.results import ComparedOutput, ModelAdded, ModelShown, ServedRequests, ShownKernel
     from honed.protocol.service import Status
 
 
@@ -99,20 +109,18 @@ def register(commands: Any) -> None:
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import METRICS, SERVER_STATUS
-    from honed.protocol.params import MetricsParams, Nothing
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        status = client.ask(SERVER_STATUS, Nothing())
-        service = ours(client.ask(METRICS, MetricsParams()), status)
-    faults = [{**fault, "whose": whose(fault, service, [])} for fault in kernel_log()["faults"]]
+        status = client.ask(SERVER_STATUS)
+        service = ours(client.ask(METRICS), status)
+    faults = blamed(kernel_log(), service)
     document = {**strict.to_plain(status), "kernel_faults": faults}
     output.emit(document, lambda console: _print_status(console, status, faults))
     return 0
 
 
-def _print_status(console: Console, status: Status, faults: Sequence[Mapping[str, Any]]) -> None:
+def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault]) -> None:
     worker, places, device = status.worker, status.places, status.device
     models = ", ".join(f"{n} {state.lower()}" for state, n in status.models.items() if n) or "none"
     rows = [
@@ -143,16 +151,16 @@ def _print_status(console: Console, status: Status, faults: Sequence[Mapping[str
     console.print(signals(status.idle))
 
 
-def _faults(found: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _faults(found: Sequence[BlamedFault]) -> list[tuple[str, str]]:
     """What the kernel log says of the GPU, where this user may read it."""
     if not found:
         return []
-    blamed = sum(fault["whose"] == SERVICE for fault in found)
-    said = f"{len(found)} in the kernel log since the machine started, {blamed} of a worker of this service"
+    ours = sum(fault.whose == SERVICE for fault in found)
+    said = f"{len(found)} in the kernel log since the machine started, {ours} of a worker of this service"
     return [("GPU faults", f"{said}; 'hone faults' says whose")]
 
 
-def peaks_text(peaks: Peaks) -> str:
+def peaks_text(peaks: DevicePeaks) -> str:
     """Measured peaks in one line; it says so where the machine was too busy for them to be the last word."""
     fp16 = f"{figure_text(peaks.fp16_gflops)} GFLOP/s fp16, " if peaks.fp16_gflops else ""
     busy = " (measured while the machine was busy)" if (peaks.busy or 0.0) > BUSY else ""
@@ -162,52 +170,62 @@ def peaks_text(peaks: Peaks) -> str:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedModel:
+    """`inferences` since the service started, and the mean time of one on the `device` that serves it."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+    device: str
+    inferences: int
+    mean_ms: float | None
+
+
 def _list(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_STATISTICS, REPOSITORY_INDEX, SERVER_STATUS
-    from honed.protocol.params import ModelParams, Nothing
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        models = client.ask(REPOSITORY_INDEX, Nothing()).models
-        counted = client.ask(MODEL_STATISTICS, ModelParams()).model_stats
-        placed = client.ask(SERVER_STATUS, Nothing()).devices
+        models = client.ask(REPOSITORY_INDEX).models
+        counted = client.ask(MODEL_STATISTICS).model_stats
+        placed = client.ask(SERVER_STATUS).devices
     statistics = {entry.name: entry for entry in counted}
     devices = served_by(placed)
-    listed = [
-        {
-            **strict.to_plain(model),
-            "device": devices.get(model.name, ""),
-            **_served(statistics.get(model.name)),
-        }
+    listed = tuple(
+        strict.like(
+            ListedModel,
+            model,
+            device=devices.get(model.name, ""),
+            inferences=statistics[model.name].inference_count if model.name in statistics else 0,
+            mean_ms=_mean_ms(statistics.get(model.name)),
+        )
         for model in models
-    ]
+    )
     several = len(placed) > 1
     output.emit({"models": listed}, lambda console: _print_list(console, listed, several))
     return 0
 
 
-def _served(entry: ServedRequests | None) -> dict[str, Any]:
-    """Inferences since the service started, and the mean time of one on the device."""
-    if entry is None:
-        return {"inferences": 0, "mean_ms": None}
-    spent = entry.inference_stats.compute_infer
-    mean = spent.ns / spent.count / 1e6 if spent.count else None
-    return {"inferences": entry.inference_count, "mean_ms": mean}
+def _mean_ms(entry: ServedRequests | None) -> float | None:
+    """The mean time of an inference on the device."""
+    spent = entry.inference_stats.compute_infer if entry is not None else None
+    return spent.ns / spent.count / 1e6 if spent is not None and spent.count else None
 
 
-def _print_list(console: Console, models: Sequence[Mapping[str, Any]], devices: bool) -> None:
+def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) -> None:
     """`devices`: whether there are several to be told apart."""
     if not models:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
         return
     rows = [
         (
-            model["name"],
-            model["state"].lower(),
-            *((model["device"],) if devices else ()),
-            str(model["inferences"]),
-            f"{model['mean_ms']:.2f}" if model["mean_ms"] is not None else "-",
-            model["reason"],
+            model.name,
+            model.state.lower(),
+            *((model.device,) if devices else ()),
+            str(model.inferences),
+            f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
+            model.reason,
         )
         for model in models
     ]
@@ -224,7 +242,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
     shapes = unique("--shape", arguments.shape)
     title = f"add {arguments.name or arguments.file.name}"
     with Reporter(title) as reporter, Client(arguments.socket) as client:
-        added = client.add(
+        told = client.add(
             arguments.file,
             name=arguments.name,
             shapes=shapes,
@@ -234,17 +252,18 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
             calibration=arguments.calibration,
             progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
         )
+    added = REPOSITORY_MODEL_LOAD.result_of(told)
     output.emit(added, lambda console: _print_added(console, added))
     return 0
 
 
-def _print_added(console: Console, added: Mapping[str, Any]) -> None:
+def _print_added(console: Console, added: ModelAdded) -> None:
     line(
         console,
-        f"{added['model_name']} is served: {added['kernels']} kernels, {added['launches']} launches an "
-        f"inference, added in {added['seconds']:.1f} s.",
+        f"{added.model_name} is served: {added.kernels} kernels, {added.launches} launches an "
+        f"inference, added in {added.seconds:.1f} s.",
     )
-    for note in added["notes"]:
+    for note in added.notes:
         line(console, f"note: {note}")
 
 
@@ -258,7 +277,6 @@ def _remove(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _show(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_SHOW
     from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
@@ -270,7 +288,7 @@ def _show(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("-o names the file that --graph draws to; give both or none")
     with Client(arguments.socket) as client:
         model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
-    output.emit(strict.to_plain(model), lambda console: _print_model(console, model))
+    output.emit(model, lambda console: _print_model(console, model))
     return 0
 
 
@@ -324,7 +342,7 @@ def _prepared(model: ModelShown) -> list[tuple[str, str]]:
     return [("prepared", f"once, when it is loaded: {of}, {kept} kept")]
 
 
-def _chosen(choice: Mapping[str, Any] | None) -> list[str]:
+def _chosen(choice: Any) -> list[str]:
     """Why `auto` came to that, where it was to choose."""
     return [clean(choice["why"])] if choice is not None else []
 

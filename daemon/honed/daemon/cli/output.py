@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from honed.protocol import strict
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -26,7 +28,7 @@ class Output:
 
     json: bool
 
-    def emit(self, document: Mapping[str, Any], render: Callable[[Console], None]) -> None:
+    def emit(self, document: object, render: Callable[[Console], None]) -> None:
         """Print `document` under --json, else let `render` print it for people."""
         if self.json:
             print_json(document)
@@ -34,9 +36,9 @@ class Output:
             render(console(sys.stdout))
 
 
-def print_json(document: Mapping[str, Any]) -> None:
-    """One JSON document on stdout. NaN and infinity, which JSON lacks, become null."""
-    json.dump(_finite(document), sys.stdout, indent=2, allow_nan=False)
+def print_json(document: object) -> None:
+    """A dataclass, or a map of some, as JSON on stdout. NaN and infinity, which JSON lacks, become null."""
+    json.dump(_finite(strict.to_plain(document)), sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
 
 

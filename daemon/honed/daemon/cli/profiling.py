@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
 from honed.runtime.files import replacing
 
 from .models import peaks_text
@@ -49,7 +50,6 @@ def register(commands: Any) -> None:
 
 
 def _profile(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.protocol.methods import MODEL_PROFILE, MODEL_SHOW
     from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
@@ -61,7 +61,7 @@ def _profile(arguments: argparse.Namespace, output: Output) -> int:
     if shown is not None:
         with replacing(arguments.trace) as file:
             file.write(json.dumps(trace(profile, shown), allow_nan=False).encode())
-    output.emit(told, lambda console: _print(console, profile))
+    output.emit(profile, lambda console: _print(console, profile))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from honed.jobs.commands import Job
     from honed.jobs.events import Exported, Faults, History, Imported, R
+    from honed.protocol.faults import KernelLog
 
     from .inservice import Remote
 
@@ -97,7 +99,6 @@ def _exported_by_service(where: Where, arguments: argparse.Namespace) -> Exporte
 
 def _import(arguments: argparse.Namespace, output: Output) -> int:
     from honed.jobs.commands import Import
-    from honed.protocol.strict import to_plain
 
     where = find_records(arguments)
     if where.by_service:
@@ -107,7 +108,7 @@ def _import(arguments: argparse.Namespace, output: Output) -> int:
         prepare(where.path)
         device = arguments.device or service_device(arguments.socket)
         done = run_records(Import(records=where.path, file=arguments.file, device=device), "import")
-    document = {"records": str(where.path), **to_plain(done)}
+    document = {"records": str(where.path), **asdict(done)}
     output.emit(document, lambda console: _print_imported(console, done))
     return 0
 
@@ -169,7 +170,7 @@ def read_history(where: Where, model: str) -> History:
         return _followed(child, "history")
 
 
-def read_faults(where: Where) -> tuple[Faults, dict[str, Any] | None]:
+def read_faults(where: Where) -> tuple[Faults, KernelLog | None]:
     """What the records have in quarantine, and the kernel log as the service reads it, where it was asked."""
     from honed.jobs.commands import ListFaults
 
@@ -178,4 +179,4 @@ def read_faults(where: Where) -> tuple[Faults, dict[str, Any] | None]:
     from .inservice import started_in_service
 
     with started_in_service(where.socket, ListFaults) as child:
-        return _followed(child, "faults"), child.whole["kernel_log"]
+        return _followed(child, "faults"), child.answered.kernel_log

@@ -7,10 +7,14 @@ import os
 import pwd
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from honed.daemon.places import places, records_in
 from honed.protocol.errors import HonedError, PermissionDenied, Unavailable
+from honed.protocol.methods import SERVER_STATUS
+
+if TYPE_CHECKING:
+    from honed.protocol.service import Status
 
 _SIDE_FILES = ("", ".lock")
 
@@ -46,10 +50,10 @@ def find_records(arguments: argparse.Namespace) -> Where:
     if given is not None:
         path = records_in(given.absolute())
     elif status is not None:
-        path = records_in(Path(status["places"]["state_dir"]))
+        path = records_in(Path(status.places.state_dir))
     else:
         path = places(os.environ, os.geteuid()).records
-    by_service = status is not None and only_by_service(status)
+    by_service = status is not None and only_by_service(status.places.state_dir)
     if not by_service:
         check_access(path)
     return Where(path=path, socket=arguments.socket, by_service=by_service)
@@ -88,16 +92,16 @@ def prepare(path: Path) -> None:
 def service_device(socket: str | None) -> str | None:
     """How the device of the service that answers is selected; None where none does."""
     status = _status(socket)
-    return status["device_spec"] or None if status else None
+    return status.device_spec or None if status else None
 
 
-def _status(socket: str | None) -> dict[str, Any] | None:
-    """Of the service that answers; None where none does."""
+def _status(socket: str | None) -> Status | None:
+    """The status of the service that answers; None where none does."""
     from honed.runtime.client import Client
 
     try:
         with Client(socket) as client:
-            return client.status()
+            return client.ask(SERVER_STATUS)
     except Unavailable:
         return None
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby, pairwise
 
-from .boxes import Box, Drawing, Line
-from .layered import GAP_Y, Layout, Point, Size, lay_out
+from .boxes import Box, BoxLine, GraphLayout
+from .layered import GAP_Y, BoxSize, Layout, Point, lay_out
 from .output import clean
 
 _LETTER, _ROW, _PAD = 6.7, 16.0, 8.0  # of a letter of 11 px and a row of text, and around text; pixels
@@ -66,7 +66,7 @@ class Picture:
     height: int
 
 
-def picture(drawing: Drawing, title: str, facts: Sequence[str]) -> Picture:
+def picture(drawing: GraphLayout, title: str, facts: Sequence[str]) -> Picture:
     """The graph below a title and facts about it, a row each."""
     sizes = [_size(box) for box in drawing.boxes]
     layout = lay_out(sizes, drawing.edges)
@@ -105,7 +105,7 @@ def _rows(box: Box) -> list[str]:
     return [box.title, *(_timed(step) for step in box.steps), *box.notes]
 
 
-def _timed(step: Line) -> str:
+def _timed(step: BoxLine) -> str:
     """A step and its time, the time at the right end of a row."""
     if step.prepared:
         return f"{step.text}  once"
@@ -117,12 +117,12 @@ def _letters(box: Box) -> int:
     return min(_MOST, max(_LEAST, chips, *map(len, _rows(box))))
 
 
-def _size(box: Box) -> Size:
+def _size(box: Box) -> BoxSize:
     chips = _CHIP if box.passes else 0.0
-    return Size(_letters(box) * _LETTER + 2 * _PAD, len(_rows(box)) * _ROW + 2 * _PAD + chips)
+    return BoxSize(_letters(box) * _LETTER + 2 * _PAD, len(_rows(box)) * _ROW + 2 * _PAD + chips)
 
 
-def _node(box: Box, corner: Point, size: Size, whole: float, most: float) -> Iterator[str]:
+def _node(box: Box, corner: Point, size: BoxSize, whole: float, most: float) -> Iterator[str]:
     """A box with its rows; how much of the time it takes is a bar along its left edge."""
     x, y = corner
     letters = _letters(box)
@@ -151,7 +151,7 @@ def _node(box: Box, corner: Point, size: Size, whole: float, most: float) -> Ite
     yield "</g>"
 
 
-def _step(step: Line, x: float, y: float, letters: int) -> Iterator[str]:
+def _step(step: BoxLine, x: float, y: float, letters: int) -> Iterator[str]:
     time = _timed(step)[len(step.text) :].strip()
     name = _cut(step.text, letters - len(time) - 2 if time else letters)
     yield f'<g class="step"><title>{_safe(step.detail)}</title>'

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
 from honed.runtime.origin import Origin, Source
 
 from .output import Output, clean, figure_text, line, table
@@ -17,13 +18,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from honed.jobs.events import Done, Estimate, Row, TasksFound
+    from honed.jobs.events import Done, Estimate, TaskRow, TasksFound
 
-    from .compiler import Child
+    from .compiler import CompilerChild
     from .inservice import Remote
     from .progress import Reporter
 
-_Column = tuple[str, Callable[["Row"], str]]  # its heading, and a task's cell
+_Column = tuple[str, Callable[["TaskRow"], str]]  # its heading, and a task's cell
 _NAME = 12  # characters of a task's name that are always shown
 _WIDE = 110  # columns from which everything is shown
 _NARROW = 70  # columns below which only what matters most is shown
@@ -52,6 +53,7 @@ def register(commands: Any) -> None:
 def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     from honed.daemon.limits import Limits
     from honed.jobs.commands import Tasks
+    from honed.protocol.params import ModelParams
     from honed.protocol.strict import to_plain
     from honed.runtime.client import Client
 
@@ -63,21 +65,22 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
     limits = Limits()
     with ExitStack() as held:
         client = held.enter_context(Client(arguments.socket))
-        served = {kernel["task"]: kernel["schedule"] for kernel in client.show(arguments.model)["kernels"]}
-        child: Child[Done] | Remote[Done]
-        if only_by_service(client.status()):
+        shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
+        served = {kernel.task: kernel.schedule for kernel in shown.kernels}
+        child: CompilerChild[Done] | Remote[Done]
+        if only_by_service(client.ask(SERVER_STATUS).places.state_dir):
             child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
         else:
             found = held.enter_context(tunable(client, arguments.model))
             child = held.enter_context(started(found.tasks, limits, seconds=limits.compile_seconds))
         told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
     rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
-    document = {"model": arguments.model, "tasks": rows, "estimate": to_plain(told.model)}
+    document = {"model": arguments.model, "tasks": rows, "estimate": told.model}
     output.emit(document, lambda console: _print(console, told, served))
     return 0
 
 
-def _told(child: Child[Done] | Remote[Done], reporter: Reporter) -> TasksFound:
+def _told(child: CompilerChild[Done] | Remote[Done], reporter: Reporter) -> TasksFound:
     """The event with the tasks."""
     from honed.jobs.events import TasksFound
 
@@ -125,7 +128,7 @@ def origin(schedule: str | None) -> str:
     return f"{source}, {found.way}" if found.way else source
 
 
-def progress_table(rows: Sequence[Row], width: int) -> Table:
+def progress_table(rows: Sequence[TaskRow], width: int) -> Table:
     """The tasks while they are tuned and afterwards, in `width` columns: with fewer it shows less."""
     wide, narrow = width >= _WIDE, width < _NARROW
     columns: list[_Column] = [
@@ -143,7 +146,7 @@ def progress_table(rows: Sequence[Row], width: int) -> Table:
     return _tasks_table(rows, columns, _name_room(width, 95 if wide else 27 if narrow else 63))
 
 
-def _tasks_table(rows: Iterable[Row], columns: Sequence[_Column], room: int) -> Table:
+def _tasks_table(rows: Iterable[TaskRow], columns: Sequence[_Column], room: int) -> Table:
     """A row for each task, its name in `room` characters."""
     return table(
         ("task", *(heading for heading, _ in columns)),
@@ -151,12 +154,12 @@ def _tasks_table(rows: Iterable[Row], columns: Sequence[_Column], room: int) -> 
     )
 
 
-def state_text(row: Row) -> str:
+def state_text(row: TaskRow) -> str:
     """A task's state; "waits" for one that is to be tuned and was not yet."""
     return "waits" if row.state == "tuning" and not row.trials else str(row.state)
 
 
-def print_reasons(console: Console, rows: Iterable[Row]) -> None:
+def print_reasons(console: Console, rows: Iterable[TaskRow]) -> None:
     """Why tasks were not tuned or ended early, tasks of the same reason together."""
     grouped: dict[tuple[str, str], list[str]] = {}
     for row in rows:
@@ -170,7 +173,7 @@ def print_reasons(console: Console, rows: Iterable[Row]) -> None:
         console.print()
 
 
-def counted(rows: Iterable[Row]) -> str:
+def counted(rows: Iterable[TaskRow]) -> str:
     """`14 tasks: 9 tuned, 5 skipped`."""
     states = Counter(state_text(row) for row in rows)
     parts = ", ".join(f"{number} {'waiting' if s == 'waits' else s}" for s, number in states.most_common())

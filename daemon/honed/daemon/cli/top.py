@@ -7,9 +7,11 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import METRICS
 
 from .output import Output, clean, console, fields, line, seconds_text, table
 from .parser import add_command, seconds
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+    from honed.protocol.service import Metrics, ModelFigures, Spans
+    from honed.protocol.tuning import TuningFigures
     from honed.runtime.client import Client
 
 _AROUND = 14  # lines of the view besides the models
@@ -51,7 +55,7 @@ def _top(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        document = client.metrics()
+        document = client.ask(METRICS)
         if output.json or not sys.stdout.isatty():
             output.emit(document, lambda console: _print(console, document))
             return 0
@@ -59,16 +63,16 @@ def _top(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _print(console: Console, document: Mapping[str, Any]) -> None:
+def _print(console: Console, document: Metrics) -> None:
     console.print(_summary(document))
-    if document["models"]:
+    if document.models:
         console.print()
-        console.print(models_table(document, console.width, len(document["models"])))
+        console.print(models_table(document, console.width, len(document.models)))
     else:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
 
 
-def _watch(client: Client, document: Mapping[str, Any], interval: float) -> None:
+def _watch(client: Client, document: Metrics, interval: float) -> None:
     """Show the service until the user has seen enough; one that stops is waited for."""
     from rich.live import Live
 
@@ -88,7 +92,7 @@ def _watch(client: Client, document: Mapping[str, Any], interval: float) -> None
                 if pressed(interval) in _END:
                     return
                 try:
-                    document, trouble = client.metrics(), ""
+                    document, trouble = client.ask(METRICS), ""
                 except Unavailable as error:
                     trouble = str(error)
         except KeyboardInterrupt:
@@ -123,111 +127,113 @@ def _no_keys(wait: float) -> str:
     return ""
 
 
-def rendered(document: Mapping[str, Any], width: int, height: int, trouble: str = "") -> RenderableType:
+def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> RenderableType:
     """The live view for a terminal of this size; `trouble` says why it is not up to date."""
     from rich.console import Group
     from rich.text import Text
 
-    room = max(1, height - _AROUND - max(0, len(document["devices"]) - 1))
+    room = max(1, height - _AROUND - max(0, len(document.devices) - 1))
     parts: list[RenderableType] = [_summary(document), Text("")]
-    if document["models"]:
+    if document.models:
         parts.append(models_table(document, width, room))
     else:
         parts.append(Text("no models yet"))
-    hidden = len(document["models"]) - room
+    hidden = len(document.models) - room
     if hidden > 0:
         parts.append(Text(f"and {hidden} more with fewer requests"))
     parts += [Text(""), Text(clean(trouble), style="bold") if trouble else Text("q ends", style="dim")]
     return Group(*parts)
 
 
-def models_table(document: Mapping[str, Any], width: int, room: int) -> Table:
+def models_table(document: Metrics, width: int, room: int) -> Table:
     """The busiest `room` models, in `width` columns: with fewer it shows less."""
-    ordered = sorted(
-        document["models"], key=lambda m: (-m["recent"]["per_second"], -m["requests"], m["name"])
-    )
-    columns = [(">req/s", _per_second), (">p50 ms", _latency("p50")), (">p99 ms", _latency("p99"))]
+    ordered = sorted(document.models, key=lambda m: (-m.recent.per_second, -m.requests, m.name))
+    columns = [
+        (">req/s", _per_second),
+        (">p50 ms", _latency(lambda spans: spans.p50)),
+        (">p99 ms", _latency(lambda spans: spans.p99)),
+    ]
     if width >= _NARROW:
-        columns.insert(2, (">p95 ms", _latency("p95")))
-        columns.append((">queue", lambda model: str(model["waiting"])))
+        columns.insert(2, (">p95 ms", _latency(lambda spans: spans.p95)))
+        columns.append((">queue", lambda model: str(model.waiting)))
     if width >= _WIDE:
         columns += [
-            (">served", lambda model: str(model["served"])),
-            (">failed", lambda model: str(sum(model["failures"].values()))),
-            (">version", lambda model: str(model["version"])),
-            ("state", lambda model: model["state"].lower()),
+            (">served", lambda model: str(model.served)),
+            (">failed", lambda model: str(sum(model.failures.values()))),
+            (">version", lambda model: str(model.version)),
+            ("state", lambda model: model.state.lower()),
         ]
     name_room = max(_NAME, width - _COLUMN * len(columns))
-    rows = [[short(m["name"], name_room), *(cell(m) for _, cell in columns)] for m in ordered[:room]]
+    rows = [[short(m.name, name_room), *(cell(m) for _, cell in columns)] for m in ordered[:room]]
     return table(["model", *(heading for heading, _ in columns)], rows)
 
 
-def _per_second(model: Mapping[str, Any]) -> str:
-    return f"{model['recent']['per_second']:.1f}"
+def _per_second(model: ModelFigures) -> str:
+    return f"{model.recent.per_second:.1f}"
 
 
-def _latency(key: str) -> Callable[[Mapping[str, Any]], str]:
+def _latency(quantile: Callable[[Spans], float | None]) -> Callable[[ModelFigures], str]:
     """A cell: of the last minute, or of all time where there was no request in it."""
 
-    def cell(model: Mapping[str, Any]) -> str:
-        recent = model["recent"]["latency"]
-        return _milliseconds((recent if recent["count"] else model["latency"])[key])
+    def cell(model: ModelFigures) -> str:
+        recent = model.recent.latency
+        return _milliseconds(quantile(recent if recent.count else model.latency))
 
     return cell
 
 
-def _summary(document: Mapping[str, Any]) -> Table:
-    device, worker, queue, whole = (document[key] for key in ("device", "worker", "queue", "whole"))
-    restarts = max(0, worker["starts"] - 1)
-    reason = f" ({worker['reason']})" if worker["reason"] else ""
-    latency = whole["recent"]["latency"]
+def _summary(document: Metrics) -> Table:
+    device, worker, queue, whole = document.device, document.worker, document.queue, document.whole
+    restarts = max(0, worker.starts - 1)
+    reason = f" ({worker.reason})" if worker.reason else ""
+    latency = whole.recent.latency
     pairs = [
         (
             "service",
-            f"{document['version']}, up {seconds_text(document['uptime_seconds'])}, "
-            f"{document['connections']} connections",
+            f"{document.version}, up {seconds_text(document.uptime_seconds)}, "
+            f"{document.connections} connections",
         ),
         (
             "device",
-            f"{device['name'] if device else 'none yet'}, worker {worker['state']}{reason}"
+            f"{device.name if device else 'none yet'}, worker {worker.state}{reason}"
             + (f", restarted {restarts} times" if restarts else ""),
         ),
         (
             "requests",
-            f"{whole['recent']['per_second']:.1f} a second, p99 {_milliseconds(latency['p99'])} ms; "
-            f"{queue['waiting']} waiting, at most {queue['longest']}; {whole['served']} served, "
-            f"{sum(whole['failures'].values())} failed, {whole['retries']} run again",
+            f"{whole.recent.per_second:.1f} a second, p99 {_milliseconds(latency.p99)} ms; "
+            f"{queue.waiting} waiting, at most {queue.longest}; {whole.served} served, "
+            f"{sum(whole.failures.values())} failed, {whole.retries} run again",
         ),
     ]
     pairs += [
-        ("", f"{each['shown']}, worker {each['worker']['state']}, {each['queue']['waiting']} waiting")
-        for each in document["devices"][1:]
+        ("", f"{each.shown}, worker {each.worker.state}, {each.queue.waiting} waiting")
+        for each in document.devices[1:]
     ]
-    if document["temperatures"]:
-        sensors = sorted(document["temperatures"].items(), key=lambda each: -each[1])
+    if document.temperatures:
+        sensors = sorted(document.temperatures.items(), key=lambda each: -each[1])
         pairs.append(("hottest", ", ".join(f"{name} {celsius:.0f} °C" for name, celsius in sensors[:3])))
-    lease = document["lease"]
-    held = "held by a tuner" if lease["held"] else "free"
-    pairs.append(("lease", f"{held}; {seconds_text(lease['seconds'])} in {lease['grants']} grants so far"))
-    pairs.append(("tuning", _tuning_text(document["tuning"])))
-    faults = document["gpu_faults"]["counts"]
+    lease = document.lease
+    held = "held by a tuner" if lease.held else "free"
+    pairs.append(("lease", f"{held}; {seconds_text(lease.seconds)} in {lease.grants} grants so far"))
+    pairs.append(("tuning", _tuning_text(document.tuning)))
+    faults = document.gpu_faults.counts
     if sum(faults.values()):
         others = faults["other"] + faults["unknown"]
         pairs.append(("GPU faults", f"{faults['service']} of a worker, {others} of others: 'hone faults'"))
     return fields(pairs)
 
 
-def _tuning_text(tuning: Mapping[str, Any] | None) -> str:
+def _tuning_text(tuning: TuningFigures | None) -> str:
     if tuning is None:
         return "no tuner has reported yet"
-    if tuning["reason"]:
-        return str(tuning["reason"])
+    if tuning.reason:
+        return str(tuning.reason)
     best = [
-        f"{model} {gain['before_seconds'] / gain['now_seconds']:.2f} times as fast"
-        for model, gain in tuning["gains"].items()
-        if gain["now_seconds"] and gain["before_seconds"] > gain["now_seconds"]
+        f"{model} {gain.before_seconds / gain.now_seconds:.2f} times as fast"
+        for model, gain in tuning.gains.items()
+        if gain.now_seconds and gain.before_seconds > gain.now_seconds
     ]
-    said = f"{sum(tuning['trials'].values())} trials, {tuning['faults']} candidates in quarantine"
+    said = f"{sum(tuning.trials.values())} trials, {tuning.faults} candidates in quarantine"
     return f"{said}; estimated {', '.join(best[:3])}" if best else said
 
 

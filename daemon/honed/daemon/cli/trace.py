@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 _PROCESS, _HOST, _DEVICE = 1, 1, 2
 _ROWS = {_HOST: "host", _DEVICE: "device"}
-Event = dict[str, Any]
+Event = dict[str, Any]  # or a part of one
 
 
-def trace(profile: ModelProfile, shown: ModelShown) -> dict[str, Any]:
+def trace(profile: ModelProfile, shown: ModelShown) -> Event:
     """The trace of a profile with a timeline (ModelProfile) of a model (ModelShow)."""
     device = profile.device
     events = [
@@ -55,7 +55,7 @@ def _commands(profile: ModelProfile, shown: ModelShown) -> Iterator[Event]:
         yield {**arrow, "ph": "f", "bp": "e", "tid": _DEVICE, "ts": max(begin, computed)}
 
 
-def _arguments(row: ProfiledRow, kernel: ShownKernel | None) -> dict[str, Any]:
+def _arguments(row: ProfiledRow, kernel: ShownKernel | None) -> Event:
     """What is known of a command besides its times."""
     if kernel is None:
         return {}
@@ -64,7 +64,7 @@ def _arguments(row: ProfiledRow, kernel: ShownKernel | None) -> dict[str, Any]:
     return told | geometry | {"operations": kernel.flops, "bytes": kernel.bytes}
 
 
-def _event(name: str, kind: str, row: int, span: tuple[float, float], arguments: dict[str, Any]) -> Event:
+def _event(name: str, kind: str, row: int, span: tuple[float, float], arguments: Event) -> Event:
     begin, end = span
     return {
         "name": name,

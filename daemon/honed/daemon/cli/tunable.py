@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from honed.daemon.places import records_in
 from honed.jobs.commands import Tasks
 from honed.protocol.errors import ModelRefused, Unavailable
+from honed.protocol.methods import SERVER_STATUS
+from honed.protocol.service import Status
 from honed.runtime.client import Client
 
 from .recordsfile import check_access
@@ -40,9 +41,9 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
     Raises NotFound, PermissionDenied for users who may not change models or use the records, and
     ModelRefused for a model that was added compiled.
     """
-    status = client.status()
+    status = client.ask(SERVER_STATUS)
     device = _device(status, model)
-    records = records_in(Path(status["places"]["state_dir"]))
+    records = records_in(Path(status.places.state_dir))
     with client.export(model) as given, tempfile.TemporaryDirectory(prefix="honed-tune-") as name:
         folder = Path(name)
         if not given.sources:
@@ -59,18 +60,18 @@ def tunable(client: Client, model: str) -> Iterator[Tunable]:
             device=device or None,
             current=given.save_compiled(folder / _CURRENT),
             records=records,
-            cache_dir=Path(status["places"]["cache_dir"]),
+            cache_dir=Path(status.places.cache_dir),
         )
         yield Tunable(folder=folder, sha256=given.sha256, tasks=tasks)
 
 
-def _device(status: Mapping[str, Any], model: str) -> str:
+def _device(status: Status, model: str) -> str:
     """How the device that a model belongs to is selected; raises Unavailable where that is lost."""
-    for device in status["devices"]:
-        if model in device["away"]:
+    for device in status.devices:
+        if model in device.away:
             raise Unavailable(
                 f"{model} is served by another device while its own is lost; tune it when that is back"
             )
-        if model in device["models"]:
-            return str(device["spec"])
-    return str(status["device_spec"])
+        if model in device.models:
+            return device.spec
+    return status.device_spec

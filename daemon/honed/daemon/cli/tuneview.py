@@ -18,10 +18,10 @@ from honed.jobs.events import (
     Note,
     Ranking,
     Round,
-    Row,
     Stage,
-    Table,
+    TaskRow,
     TasksFound,
+    TaskTable,
     Totals,
     Trial,
     Tuned,
@@ -42,7 +42,7 @@ NOTHING = Estimate(before_us=0.0, now_us=0.0)  # before the tasks were told
 
 
 @dataclass(slots=True, kw_only=True)
-class Run:
+class TuningRun:
     """What is known of a run. Its times are of one monotonic clock, in seconds, that the caller reads."""
 
     model: str
@@ -50,7 +50,7 @@ class Run:
     begun: float | None = None  # when the search began
     stage: str = ""
     text: str = ""
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, TaskRow] = field(default_factory=dict)
     estimate: Estimate = NOTHING
     ranking: Ranking | None = None  # of the latest batch that has one
     trials: int = 0
@@ -71,7 +71,7 @@ class Run:
                 self.totals = event.tuning
             case Trial():
                 self._trial(event)
-            case Table():
+            case TaskTable():
                 self.rows = {row.task: row for row in event.tasks}
                 self.estimate = event.model
         if isinstance(event, TasksFound):
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """Of all tasks, by reason."""
+        """Failures of all tasks, by reason."""
         whole: Counter[str] = Counter()
         for row in self.rows.values():
             whole.update(row.failures)
@@ -133,7 +133,7 @@ class Run:
         )
 
 
-def told(done: Tuned, run: Run) -> dict[str, Any]:
+def told(done: Tuned, run: TuningRun) -> dict[str, Any]:
     """The part of what --json says of a run that is the same wherever it was done."""
     plain = to_plain(done)
     for name in ("output", "model"):
@@ -148,10 +148,10 @@ def told(done: Tuned, run: Run) -> dict[str, Any]:
     }
 
 
-class View:
+class TuningView:
     """Shows a run on stderr. Use as a context manager; `show` each event."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: TuningRun) -> None:
         self._run = run
         self._live: Live | None = None
         self._console: Console | None = None
@@ -202,7 +202,7 @@ class View:
         return rendered(self._run, time.monotonic(), size.width, size.height)
 
 
-def rendered(run: Run, now: float, width: int, height: int) -> RenderableType:
+def rendered(run: TuningRun, now: float, width: int, height: int) -> RenderableType:
     """The live view, for a terminal of this size."""
     from rich.console import Group
     from rich.text import Text
@@ -219,7 +219,7 @@ def rendered(run: Run, now: float, width: int, height: int) -> RenderableType:
     return Group(*parts, Text(""), fields(_summary(run, now)))
 
 
-def _summary(run: Run, now: float) -> list[tuple[str, str]]:
+def _summary(run: TuningRun, now: float) -> list[tuple[str, str]]:
     rate, left = run.rate(now), run.left(now)
     spent = seconds_text(now - run.begun) if run.begun is not None else "0 s"
     made = f"{run.trials} in {spent}" + (f", {rate:.2f} a second" if rate else "")
@@ -236,7 +236,7 @@ def _summary(run: Run, now: float) -> list[tuple[str, str]]:
     return pairs
 
 
-def _line(run: Run, event: News, now: float, *, new_stage: bool) -> str:
+def _line(run: TuningRun, event: News, now: float, *, new_stage: bool) -> str:
     """What is said of an event where there is no terminal; "" where nothing is."""
     match event:
         case Stage() if new_stage:

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from honed.daemon.places import records_in
+from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
 
 from . import benchtuning
 from .output import Output, fields, line, seconds_text
@@ -23,14 +24,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from honed.jobs.events import Tuned
+    from honed.protocol.versions import ModelPublished
     from honed.runtime.client import Client
 
-    from .compiler import Child
+    from .compiler import CompilerChild
     from .inservice import Remote
     from .tunable import Tunable
-    from .tuneview import Run
+    from .tuneview import TuningRun
 
-Published = Mapping[str, Any] | None  # the answer of ModelPublish
+Searched = tuple["Tuned", "ModelPublished | None"]  # what the child told last, and what the service said
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -62,40 +64,41 @@ def register(commands: Any) -> None:
 
 
 def _tune(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
     from .inservice import only_by_service
-    from .tuneview import Run, told
+    from .tuneview import TuningRun, told
 
     benchtuning.check(arguments)
     if arguments.bench is not None:
         return _on_bench(
-            arguments, output, Run(model=Path(arguments.model).name, trials_wanted=arguments.trials)
+            arguments, output, TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
         )
     model = arguments.model
-    run = Run(model=model, trials_wanted=arguments.trials)
+    run = TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
-        status = client.status()
-        tuned = _in_service if only_by_service(status) else _here
+        state_dir = client.ask(SERVER_STATUS).places.state_dir
+        tuned = _in_service if only_by_service(state_dir) else _here
         done, answer = tuned(client, arguments, run)
-        serves = client.show(model)["sha256"]
-    published = answer is not None and answer["published"]
+        serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
+    published = answer is not None and answer.published
     if answer is not None:
-        done = replace(done, sentence=answer["sentence"])
+        done = replace(done, sentence=answer.sentence)
         if published:
-            done = replace(done, before_us=answer["old_us"], after_us=answer["new_us"])
+            done = replace(done, before_us=answer.old_us, after_us=answer.new_us)
     document = {
         **told(done, run),
         "model": model,
         "published": published,
         "sha256": serves,
-        "records": str(records_in(Path(status["places"]["state_dir"]))),
+        "records": str(records_in(Path(state_dir))),
     }
     output.emit(document, lambda console: _print(console, document, run))
     return 0
 
 
-def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
+def _on_bench(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
     """Tune a file for a device that is not here."""
     from honed.daemon.limits import Limits
 
@@ -112,8 +115,8 @@ def _on_bench(arguments: argparse.Namespace, output: Output, run: Run) -> int:
     return 0
 
 
-def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tuned, Published]:
-    """Tune in a child of ours, with records of this user; what it told last, and what the service said."""
+def _here(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
+    """Tune in a child of ours, with records of this user."""
     from honed.daemon.limits import Limits
     from honed.jobs.commands import Tune
 
@@ -128,7 +131,7 @@ def _here(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tune
         return done, _published(client, arguments.model, found, done) if done.output else None
 
 
-def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tuple[Tuned, Published]:
+def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
     """The same in a child of the service, which publishes what it found by itself."""
     from honed.jobs.commands import Tune
 
@@ -136,7 +139,7 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: Run) -> tupl
 
     options = {"model": arguments.model, **_budget(arguments)}
     with started_in_service(client.socket, Tune, **options) as child:
-        return _searched(child, run), child.whole["published"]
+        return _searched(child, run), child.answered.published
 
 
 def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -144,12 +147,12 @@ def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
     return {"trials": arguments.trials, "seconds": seconds}
 
 
-def _searched(child: Child[Tuned] | Remote[Tuned], run: Run) -> Tuned:
+def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tuned:
     """The last word of the tuning child, shown while it works."""
     from .compiler import CompilerDied
-    from .tuneview import View
+    from .tuneview import TuningView
 
-    with View(run) as view, _stopping(child, view.stop):
+    with TuningView(run) as view, _stopping(child, view.stop):
         for event in child.events():
             view.show(event)
         try:
@@ -163,7 +166,7 @@ def _searched(child: Child[Tuned] | Remote[Tuned], run: Run) -> Tuned:
 
 
 @contextmanager
-def _stopping(child: Child[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> Iterator[None]:
+def _stopping(child: CompilerChild[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 
@@ -183,18 +186,18 @@ def _stopping(child: Child[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> 
             signal.signal(number, handler)
 
 
-def _published(client: Client, model: str, found: Tunable, done: Tuned) -> Mapping[str, Any]:
+def _published(client: Client, model: str, found: Tunable, done: Tuned) -> ModelPublished:
     """Have the service take the tuned version, if it finds it right and faster, too."""
     why = f"hone tune: {done.trials} trials in {seconds_text(done.seconds)}"
-    return client.publish(model, found.tuned, expected=found.sha256, why=why)
+    return MODEL_PUBLISH.result_of(client.publish(model, found.tuned, expected=found.sha256, why=why))
 
 
-def _print(console: Console, document: Mapping[str, Any], run: Run) -> None:
+def _print(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
     _print_table(console, document, run)
     line(console, result_text(document))
 
 
-def _print_table(console: Console, document: Mapping[str, Any], run: Run) -> None:
+def _print_table(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
     rows = list(run.rows.values())
     console.print(progress_table(rows, console.width))
     console.print()

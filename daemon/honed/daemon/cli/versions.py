@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from honed.protocol.methods import MODEL_HISTORY, MODEL_PIN, MODEL_ROLLBACK
 
 from .output import Output, line
 from .parser import UsageError, add_command
 from .tasks import milliseconds
+
+if TYPE_CHECKING:
+    from honed.protocol.versions import ModelHistory
 
 
 def register(commands: Any) -> None:
@@ -39,28 +44,28 @@ def register(commands: Any) -> None:
         command.add_argument("version", metavar="VERSION", nargs="?", type=_number, help="its number")
 
 
-def version_rows(history: Mapping[str, Any]) -> Iterable[tuple[str, ...]]:
+def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
     """Rows of a table: number, since, until, side by side, why it came, why it went."""
-    versions = {version["number"]: version for version in history["versions"]}
-    for stint in history["stints"]:
-        version = versions[stint["number"]]
+    versions = {version.number: version for version in history.versions}
+    for span in history.stints:
+        version = versions[span.number]
         times = "-"
-        if version["old_us"] and version["new_us"]:
-            times = f"{milliseconds(version['old_us'])} -> {milliseconds(version['new_us'])}"
-        why = version["why"]
-        end = stint["end"] or _state(history, version)
-        yield str(version["number"]), _time(stint["since"]), times, why, end
-    served = {stint["number"] for stint in history["stints"]}
-    for version in history["versions"]:
-        if version["number"] not in served:
-            yield str(version["number"]), "never", "-", version["why"], version["quarantine"]
+        if version.old_us and version.new_us:
+            times = f"{milliseconds(version.old_us)} -> {milliseconds(version.new_us)}"
+        why = version.why
+        end = span.end or _state(history)
+        yield str(version.number), _time(span.since), times, why, end
+    served = {span.number for span in history.stints}
+    for version in history.versions:
+        if version.number not in served:
+            yield str(version.number), "never", "-", version.why, version.quarantine
 
 
-def _state(history: Mapping[str, Any], version: Mapping[str, Any]) -> str:
+def _state(history: ModelHistory) -> str:
     states = ["served"]
-    if history["pinned"]:
+    if history.pinned:
         states.append("pinned")
-    if history["on_trial"]:
+    if history.on_trial:
         states.append("on trial")
     return ", ".join(states)
 
@@ -70,27 +75,33 @@ def _time(seconds: float) -> str:
 
 
 def _rollback(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.params import HistoryParams, RollbackParams
     from honed.runtime.client import Client
 
+    model = arguments.model
     with Client(arguments.socket) as client:
-        left = client.history(arguments.model)["version"]
-        told = client.rollback(arguments.model, arguments.version)
-    document = {"model": arguments.model, "left": left, **told}
-    text = f"{arguments.model}: version {told['version']} is served again, {left} is set aside."
+        left = client.ask(MODEL_HISTORY, HistoryParams(name=model)).version
+        params = RollbackParams(name=model, version=arguments.version)
+        told = client.ask(MODEL_ROLLBACK, params, timeout=None)
+    document = {"model": model, "left": left, "version": told.version}
+    text = f"{model}: version {told.version} is served again, {left} is set aside."
     output.emit(document, lambda console: line(console, text))
     return 0
 
 
 def _pin(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.params import PinParams
     from honed.runtime.client import Client
 
     if arguments.off and arguments.version is not None:
         raise UsageError("--off takes no VERSION; leave one of them out")
     with Client(arguments.socket) as client:
-        told = client.pin(arguments.model, 0 if arguments.off else arguments.version)
-    kept = "stays until you let it go" if told["pinned"] else "may be replaced by tuning"
-    text = f"{arguments.model}: version {told['version']} {kept}."
-    output.emit({"model": arguments.model, **told}, lambda console: line(console, text))
+        params = PinParams(name=arguments.model, version=0 if arguments.off else arguments.version)
+        told = client.ask(MODEL_PIN, params, timeout=None)
+    kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"
+    text = f"{arguments.model}: version {told.version} {kept}."
+    document = {"model": arguments.model, "version": told.version, "pinned": told.pinned}
+    output.emit(document, lambda console: line(console, text))
     return 0
 
 

@@ -13,7 +13,7 @@ from .readings import Account
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class AccountNames:
     """What /etc/passwd and /etc/group say."""
 
     users: dict[int, tuple[str, int]]  # uid -> name, primary gid
@@ -47,7 +47,7 @@ class Names:
         return Account(name=name, uid=uid, gids=gids, groups=frozenset(self.group(g) for g in gids))
 
 
-def read_names(root: Path) -> Names:
+def read_names(root: Path) -> AccountNames:
     """The users and groups in `root`/etc; malformed lines are passed over, as libc does."""
     users: dict[int, tuple[str, int]] = {}
     for fields in _entries(root / "etc/passwd", 7):
@@ -57,7 +57,7 @@ def read_names(root: Path) -> Names:
     for fields in _entries(root / "etc/group", 4):
         if fields[2].isdigit():
             groups.setdefault(int(fields[2]), (fields[0], frozenset(filter(None, fields[3].split(",")))))
-    return Names(users=users, groups=groups)
+    return AccountNames(users=users, groups=groups)
 
 
 def _entries(path: Path, width: int) -> list[list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .finding import Finding
-from .readings import Account, Clock, Gpu, Machine, Node, Readings, Stack
+from .readings import Account, Clock, DeviceNode, GpuHardware, Hardware, Readings, Stack
 
 TOPIC = "Machine"
 STACK_OF_DRIVER: dict[str, Stack] = {"mali": "libmali", "panthor": "rusticl", "panfrost": "rusticl"}
@@ -30,7 +30,7 @@ def check(readings: Readings) -> list[Finding]:
     ]
 
 
-def bound_gpu(machine: Machine) -> Gpu | None:
+def bound_gpu(machine: Hardware) -> GpuHardware | None:
     """The GPU the kernel drives; the first where there are several, systems on chip before PCI."""
     return next((gpu for gpu in machine.gpus if gpu.driver), None)
 
@@ -54,7 +54,7 @@ def node_problem(readings: Readings, account: Account) -> tuple[str, str] | None
     return None
 
 
-def may_open(node: Node, account: Account, running: Account) -> bool:
+def may_open(node: DeviceNode, account: Account, running: Account) -> bool:
     """Whether `account` may read and write `node`; for the running user the kernel was asked."""
     if account == running:
         return node.openable
@@ -67,17 +67,17 @@ def may_open(node: Node, account: Account, running: Account) -> bool:
     return node.mode & 0o006 == 0o006
 
 
-def driver_name(gpu: Gpu) -> str:
+def driver_name(gpu: GpuHardware) -> str:
     """What people call the driver."""
     return "kbase (mali)" if gpu.driver == "mali" else gpu.driver
 
 
-def _description(machine: Machine) -> str:
+def _description(machine: Hardware) -> str:
     name = machine.model or "this machine"
     return f"{name}, {machine.cpus} CPUs, {machine.memory_bytes / _GIB:.1f} GiB, Linux {machine.kernel}"
 
 
-def _gpus(machine: Machine) -> list[Finding]:
+def _gpus(machine: Hardware) -> list[Finding]:
     findings = []
     for gpu in machine.gpus:
         named = f"{gpu.name} ({gpu.compatible})" if gpu.compatible else gpu.name
@@ -130,11 +130,11 @@ def _nodes(readings: Readings) -> list[Finding]:
     return findings
 
 
-def _listing(node: Node) -> str:
+def _listing(node: DeviceNode) -> str:
     return f"{node.path} {node.owner}:{node.group} {node.mode:04o}"
 
 
-def _permission_remedy(node: Node, account: Account) -> str:
+def _permission_remedy(node: DeviceNode, account: Account) -> str:
     if node.mode & 0o060 == 0o060 and node.group not in ("root", str(node.gid)):
         return f"run 'sudo usermod -aG {node.group} {account.name}' and log in again (or restart the service)"
     name = node.path.rpartition("/")[2]
@@ -154,7 +154,7 @@ def _clock(clock: Clock) -> Finding:
     return Finding(TOPIC, "ok", what)
 
 
-def _temperature(machine: Machine) -> list[Finding]:
+def _temperature(machine: Hardware) -> list[Finding]:
     celsius = machine.gpu_celsius
     if celsius is None:
         return []
@@ -164,7 +164,7 @@ def _temperature(machine: Machine) -> list[Finding]:
     return [Finding(TOPIC, "warn", what, "cool it: figures measured now are too low")]
 
 
-def _memory(machine: Machine) -> Finding:
+def _memory(machine: Hardware) -> Finding:
     what = f"{machine.available_bytes // _MIB} MiB of memory are available"
     if machine.available_bytes >= LOW_MEMORY_BYTES:
         return Finding(TOPIC, "ok", what)

@@ -6,7 +6,7 @@ from honed.runtime.mali import model_of
 
 from .check_machine import FIRMWARE_REMEDY, STACK_OF_DRIVER, bound_gpu, node_problem
 from .finding import Finding
-from .readings import Device, IcdFile, Readings
+from .readings import IcdFile, OpenCLDevice, Readings
 
 TOPIC = "OpenCL"
 _MIB = 1 << 20
@@ -135,7 +135,7 @@ def _platforms(readings: Readings) -> list[Finding]:
     return [*findings, Finding(TOPIC, "fail", f"no OpenCL device ({what}): {because}", remedy)]
 
 
-def _device(platform: str, device: Device) -> Finding:
+def _device(platform: str, device: OpenCLDevice) -> Finding:
     figures = (
         f"{device.compute_units} compute units, {device.memory_bytes // _MIB} MiB, "
         f"{'fp16' if device.fp16 else 'no fp16'}, driver {device.driver_version}"

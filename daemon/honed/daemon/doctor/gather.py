@@ -17,7 +17,19 @@ from typing import Protocol
 from . import probe
 from .accounts import read_names
 from .machine import lines, read_machine
-from .readings import Account, Daemon, Ended, Folder, IcdFile, Loader, OpenCL, Package, Part, Readings, Stack
+from .readings import (
+    Account,
+    Daemon,
+    Ended,
+    Folder,
+    IcdFile,
+    OpenCL,
+    OpenCLLoader,
+    Package,
+    Part,
+    Readings,
+    Stack,
+)
 
 LOADER = "libOpenCL.so.1"
 VARIABLES = (
@@ -96,7 +108,7 @@ def gather(
         service_user=_other(names.named("honed"), uid),
         groups=tuple(g for g in ("video", "render", "honed", "honed-admin") if names.has_group(g)),
         environment={name: environ[name] for name in VARIABLES if environ.get(name)},
-        loader=Loader(path=path if ended == "ok" else "", error=error),
+        loader=OpenCLLoader(path=path if ended == "ok" else "", error=error),
         icds=icds,
         opencl=opencl.result(),
         machine=read_machine(root, names),
@@ -170,7 +182,7 @@ def _load(prober: Prober, library: str) -> tuple[Ended, str, str]:
 
 
 def _version(name: str, first: Sequence[str] = ()) -> str | None:
-    """Of an installed distribution; folders in `first` are looked through before Python's own."""
+    """The version of an installed distribution; folders in `first` are looked through before Python's own."""
     found = metadata.distributions(name=name, path=[*first, *sys.path])
     return next((distribution.version for distribution in found), None)
 

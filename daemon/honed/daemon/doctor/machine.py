@@ -14,20 +14,20 @@ from pathlib import Path
 from honed.daemon.idle.thermal import temperatures
 from honed.machine import sysfs
 
-from .accounts import Names
-from .readings import Clock, Gpu, Machine, Node
+from .accounts import AccountNames
+from .readings import Clock, DeviceNode, GpuHardware, Hardware
 
 _GPU_DRIVERS = {"amdgpu", "i915", "nouveau", "nvidia", "panfrost", "panthor", "radeon", "xe"}
 _FIRMWARE = "lib/firmware/arm/mali/arch10.8/mali_csffw.bin"
 _DISPLAY_CLASS = "0x03"  # PCI base class of display controllers
 
 
-def read_machine(root: Path, names: Names) -> Machine:
+def read_machine(root: Path, names: AccountNames) -> Hardware:
     """Everything `readings.Machine` holds, for the system whose root folder is `root`."""
     memory = _meminfo(_text(root / "proc/meminfo"))
     gpus = (*_platform_gpus(root), *_pci_gpus(root))
     paths = sorted({node for gpu in gpus for node in gpu.nodes} | _loose_nodes(root))
-    return Machine(
+    return Hardware(
         model=_text(root / "proc/device-tree/model").strip("\0 ") or _text(root / _DMI_NAME),
         kernel=_text(root / "proc/sys/kernel/osrelease"),
         cpus=sum(1 for p in _glob(root, "sys/devices/system/cpu/cpu[0-9]*") if p.name[3:].isdigit()),
@@ -44,7 +44,7 @@ def read_machine(root: Path, names: Names) -> Machine:
 _DMI_NAME = "sys/class/dmi/id/product_name"
 
 
-def _platform_gpus(root: Path) -> tuple[Gpu, ...]:
+def _platform_gpus(root: Path) -> tuple[GpuHardware, ...]:
     """GPUs of a system on chip: platform devices that the device tree calls something.gpu."""
     places = ("sys/bus/platform/devices", "sys/devices/platform")
     folders = {
@@ -65,7 +65,7 @@ def _platform_gpus(root: Path) -> tuple[Gpu, ...]:
                 if _link_name(p / "device/driver") == driver
             }
         found.append(
-            Gpu(
+            GpuHardware(
                 name=folder.name,
                 driver=driver,
                 compatible=compatible[1] if compatible else "",
@@ -75,7 +75,7 @@ def _platform_gpus(root: Path) -> tuple[Gpu, ...]:
     return tuple(found)
 
 
-def _pci_gpus(root: Path) -> tuple[Gpu, ...]:
+def _pci_gpus(root: Path) -> tuple[GpuHardware, ...]:
     found = []
     for folder in _glob(root, "sys/bus/pci/devices/*"):
         if not _text(folder / "class").startswith(_DISPLAY_CLASS):
@@ -84,7 +84,7 @@ def _pci_gpus(root: Path) -> tuple[Gpu, ...]:
         driver = _link_name(folder / "driver")
         if driver == "nvidia":
             nodes |= {f"/dev/{p.name}" for p in _glob(root, "dev/nvidia[0-9]*")} | {"/dev/nvidiactl"}
-        found.append(Gpu(name=folder.name, driver=driver, compatible="", nodes=tuple(sorted(nodes))))
+        found.append(GpuHardware(name=folder.name, driver=driver, compatible="", nodes=tuple(sorted(nodes))))
     return tuple(found)
 
 
@@ -97,10 +97,10 @@ def _loose_nodes(root: Path) -> set[str]:
     }
 
 
-def _node(root: Path, path: str, names: Names) -> Node:
+def _node(root: Path, path: str, names: AccountNames) -> DeviceNode:
     place = root / path.lstrip("/")
     status = place.stat()
-    return Node(
+    return DeviceNode(
         path=path,
         owner=names.user(status.st_uid),
         uid=status.st_uid,

@@ -19,14 +19,14 @@ from typing import Any
 
 from honed.machine.children import python, run
 
-from .readings import Device, Ended, OpenCL, Platform
+from .readings import Ended, OpenCL, OpenCLDevice, Platform
 
 DEADLINE = 20.0  # seconds; the slowest driver seen (rusticl under emulation) needs under 10 to start
 _PLATFORM_NOT_FOUND = -1001  # CL_PLATFORM_NOT_FOUND_KHR: the loader works and found no driver
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ProbeAnswer:
     """How a child ended, and what it said: a map with "ok", an error sentence otherwise."""
 
     ended: Ended
@@ -34,21 +34,21 @@ class Answer:
     error: str
 
 
-def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> Answer:
+def ask(arguments: Sequence[str], environ: Mapping[str, str], deadline: float = DEADLINE) -> ProbeAnswer:
     """Run this module in a child with `environ`; past `deadline` seconds the child is killed."""
     said, death = run(python(__name__, *arguments), seconds=deadline, environment=environ)
     if death.late:
-        return Answer("hung", {}, f"it did not answer within {deadline:g} s")
+        return ProbeAnswer("hung", {}, f"it did not answer within {deadline:g} s")
     if death.status != 0 or not said:
-        return Answer("crashed", {}, str(death))
+        return ProbeAnswer("crashed", {}, str(death))
     document = json.loads(said)
     if "error" in document:
         printed = f" (it said last: {death.said})" if death.said else ""
-        return Answer("failed", {}, f"{document['error']}{printed}")
-    return Answer("ok", document, "")
+        return ProbeAnswer("failed", {}, f"{document['error']}{printed}")
+    return ProbeAnswer("ok", document, "")
 
 
-def load_library(library: str, environ: Mapping[str, str]) -> Answer:
+def load_library(library: str, environ: Mapping[str, str]) -> ProbeAnswer:
     """Whether a child can load `library`; the document has its "path"."""
     return ask(["library", library], environ)
 
@@ -57,7 +57,7 @@ def list_platforms(environ: Mapping[str, str]) -> OpenCL:
     """What OpenCL looks like to a process of honed with this environment."""
     answer = ask(["platforms"], environ)
     platforms = tuple(
-        Platform(name=p["name"], version=p["version"], devices=tuple(Device(**d) for d in p["devices"]))
+        Platform(name=p["name"], version=p["version"], devices=tuple(OpenCLDevice(**d) for d in p["devices"]))
         for p in answer.document.get("platforms", ())
     )
     return OpenCL(

@@ -21,7 +21,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loader:
+class OpenCLLoader:
     """The system's OpenCL loader, libOpenCL.so.1."""
 
     path: str  # "" where it does not load
@@ -40,7 +40,7 @@ class IcdFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
+class OpenCLDevice:
     """An OpenCL device as its driver describes it."""
 
     name: str
@@ -58,7 +58,7 @@ class Platform:
 
     name: str
     version: str
-    devices: tuple[Device, ...]
+    devices: tuple[OpenCLDevice, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class OpenCL:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuHardware:
     """A GPU the kernel knows of."""
 
     name: str  # fb000000.gpu, or a PCI address
@@ -82,7 +82,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
+class DeviceNode:
     """A device node and who may open it."""
 
     path: str
@@ -106,7 +106,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Hardware:
     """The hardware and its kernel."""
 
     model: str
@@ -114,8 +114,8 @@ class Machine:
     cpus: int
     memory_bytes: int
     available_bytes: int
-    gpus: tuple[Gpu, ...]
-    nodes: tuple[Node, ...]
+    gpus: tuple[GpuHardware, ...]
+    nodes: tuple[DeviceNode, ...]
     clocks: tuple[Clock, ...]
     gpu_celsius: float | None
     panthor_firmware: bool  # arm/mali/arch10.8/mali_csffw.bin, without which panthor does not start
@@ -166,10 +166,10 @@ class Readings:
     service_user: Account | None  # "honed", where there is one
     groups: tuple[str, ...]  # of video, render, honed and honed-admin those the machine has
     environment: dict[str, str]
-    loader: Loader
+    loader: OpenCLLoader
     icds: tuple[IcdFile, ...]
     opencl: OpenCL
-    machine: Machine
+    machine: Hardware
     folders: tuple[Folder, ...]
     daemon: Daemon
     python: str

@@ -5,9 +5,11 @@ from __future__ import annotations
 import socket
 import subprocess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from honed.protocol.errors import HonedError, PermissionDenied
+from honed.protocol.methods import SERVER_METADATA, SERVER_STATUS
+from honed.protocol.service import Status
 from honed.runtime.client import Client
 
 from .readings import Daemon
@@ -17,22 +19,22 @@ _UNIT = "honed.service"
 State = Literal["answers", "absent", "refused", "forbidden", "silent"]
 
 
-def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, dict[str, Any]]:
-    """What a client sees at the socket `path`, and the service's status, {} where it does not tell it.
+def read_daemon(path: str, *, system: bool = False) -> tuple[Daemon, Status | None]:
+    """What a client sees at the socket `path`, and the service's status, None where it does not tell it.
 
     With `system` the one expected there is the system's, and systemd is asked where that does not answer.
     """
     state, error = _connect(path)
     if state != "answers":
-        return _reading(path, state, error, unit=_failed_unit() if system else ""), {}
+        return _reading(path, state, error, unit=_failed_unit() if system else ""), None
     with Client(path, timeout=_TIMEOUT) as client:
         try:
-            version = str(client.metadata()["version"])
-            status = client.status()
+            version = client.ask(SERVER_METADATA).version
+            status = client.ask(SERVER_STATUS)
         except PermissionDenied as denied:
-            return _reading(path, "answers", str(denied), version=version), {}
+            return _reading(path, "answers", str(denied), version=version), None
         except HonedError as failure:
-            return _reading(path, "silent", str(failure), unit=_failed_unit() if system else ""), {}
+            return _reading(path, "silent", str(failure), unit=_failed_unit() if system else ""), None
     return _reading(path, "answers", "", version=version, status=status), status
 
 
@@ -76,24 +78,23 @@ def _reading(
     error: str,
     *,
     version: str = "",
-    status: dict[str, Any] | None = None,
+    status: Status | None = None,
     unit: str = "",
 ) -> Daemon:
-    worker = status["worker"] if status else {}
-    device = (status or {}).get("device") or {}
+    device = status.device if status else None
     return Daemon(
         socket=path,
         state=state,
         error=error,
         version=version,
         may_infer=status is not None,
-        worker=str(worker.get("state", "")),
-        worker_reason=str(worker.get("reason", "")),
-        device=f"{device['name']} ({device['platform']})" if device else "",
+        worker=status.worker.state if status else "",
+        worker_reason=status.worker.reason if status else "",
+        device=f"{device.name} ({device.platform})" if device else "",
         lost=tuple(
-            f"{each['spec'] or each['name']} ({each['worker']['reason']})"
-            for each in (status["devices"][1:] if status else ())
-            if each["worker"]["state"] == "failed"
+            f"{each.spec or each.name} ({each.worker.reason})"
+            for each in (status.devices[1:] if status else ())
+            if each.worker.state == "failed"
         ),
         unit=unit,
     )

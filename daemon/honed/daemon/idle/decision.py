@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .readings import Reading, value_text
+from honed.protocol.service import SignalReading
+
+from .readings import value_text
 from .settings import IdleSettings
 
 MAX_GAP = 20.0  # seconds between two looks, after which nothing is known of the time between
@@ -28,7 +30,7 @@ class Decision:
 
 
 def decide(
-    readings: Sequence[Reading], settings: IdleSettings, now: float, before: Decision | None = None
+    readings: Sequence[SignalReading], settings: IdleSettings, now: float, before: Decision | None = None
 ) -> Decision:
     """The decision at `now` (seconds of a steady clock), given the one before.
 
@@ -44,7 +46,9 @@ def decide(
     return Decision(idle=not why, why=why or "all signals are quiet", at=now, quiet_since=quiet_since)
 
 
-def _why_not(settings: IdleSettings, busy: Sequence[Reading], quiet_since: float | None, now: float) -> str:
+def _why_not(
+    settings: IdleSettings, busy: Sequence[SignalReading], quiet_since: float | None, now: float
+) -> str:
     if not settings.enabled:
         return "tuning is switched off ([idle] enabled)"
     if busy:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from honed.protocol.service import SignalReading
+
 from . import window
 from .own import Own
-from .readings import Reading, Sample, Verdict
+from .readings import Sample, Verdict
 from .settings import IdleSettings
 
 TRIP_MARGIN = 5.0  # °C below the machine's own trip point
@@ -28,7 +30,7 @@ class Context:
     minute: int
 
 
-def judge(samples: Iterable[Sample], settings: IdleSettings, context: Context) -> tuple[Reading, ...]:
+def judge(samples: Iterable[Sample], settings: IdleSettings, context: Context) -> tuple[SignalReading, ...]:
     """Each sample with its verdict, and the configured window."""
     known = list(samples)
     utilisation = any(sample.signal == "gpu" and sample.value is not None for sample in known)
@@ -36,7 +38,7 @@ def judge(samples: Iterable[Sample], settings: IdleSettings, context: Context) -
     return (*readings, _window(settings, context.minute))
 
 
-def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisation: bool) -> Reading:
+def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisation: bool) -> SignalReading:
     if sample.value is None:
         return _reading(sample, "absent")
     match sample.signal:
@@ -64,7 +66,7 @@ def _judged(sample: Sample, settings: IdleSettings, context: Context, utilisatio
             return _reading(sample, "busy" if sample.value > 0 else "quiet")
 
 
-def _at_most(sample: Sample, bound: float, own: float = 0.0) -> Reading:
+def _at_most(sample: Sample, bound: float, own: float = 0.0) -> SignalReading:
     assert sample.value is not None
     notes = [f"our own {own:.2g} taken off"] if own >= 0.01 else []
     if sample.value - own > bound:
@@ -72,7 +74,7 @@ def _at_most(sample: Sample, bound: float, own: float = 0.0) -> Reading:
     return _reading(sample, "quiet", *notes)
 
 
-def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> Reading:
+def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> SignalReading:
     assert sample.value is not None
     bound = settings.max_temperature_c
     if sample.limit is not None:
@@ -84,13 +86,13 @@ def _cool(sample: Sample, settings: IdleSettings, was_idle: bool) -> Reading:
     return _reading(sample, "quiet")
 
 
-def _window(settings: IdleSettings, minute: int) -> Reading:
+def _window(settings: IdleSettings, minute: int) -> SignalReading:
     allowed = window.parse(settings.window)
     if allowed is None:
-        return Reading(
+        return SignalReading(
             signal="window", value=None, unit="", verdict="absent", text="tuning at any time of day"
         )
-    return Reading(
+    return SignalReading(
         signal="window",
         value=float(minute),
         unit="min",
@@ -99,6 +101,8 @@ def _window(settings: IdleSettings, minute: int) -> Reading:
     )
 
 
-def _reading(sample: Sample, verdict: Verdict, *notes: str) -> Reading:
+def _reading(sample: Sample, verdict: Verdict, *notes: str) -> SignalReading:
     text = ", ".join((sample.text, *notes))
-    return Reading(signal=sample.signal, value=sample.value, unit=sample.unit, verdict=verdict, text=text)
+    return SignalReading(
+        signal=sample.signal, value=sample.value, unit=sample.unit, verdict=verdict, text=text
+    )

@@ -14,7 +14,7 @@ _WAITED_FOR = {"cpu": "the CPU", "memory": "memory", "io": "the disk"}
 
 
 def pressure(root: Path) -> list[Sample]:
-    """Of CPU, memory and I/O: percent of the last ten seconds in which some task waited for it."""
+    """Pressure on CPU, memory and I/O: percent of the last ten seconds in which some task waited for it."""
     return [_pressure(root, kind) for kind in _WAITED_FOR]
 
 

@@ -22,17 +22,6 @@ class Sample:
     limit: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A signal with its verdict; `text` is half a sentence for people."""
-
-    signal: str
-    value: float | None
-    unit: str
-    verdict: Verdict
-    text: str
-
-
 def value_text(value: float | None, unit: str) -> str:
     """A value with its unit for people; "-" where there is none."""
     if value is None:

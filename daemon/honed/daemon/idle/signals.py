@@ -15,7 +15,7 @@ from .readings import Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class MachineSignals:
     """What was read at one time: the signals, and our own share in them."""
 
     samples: tuple[Sample, ...]
@@ -30,7 +30,7 @@ class Signals:
         self._gpu = Gpu(root)
         self._own = OwnShare(root)
 
-    def read(self, now: float, own: Collection[int]) -> Machine:
+    def read(self, now: float, own: Collection[int]) -> MachineSignals:
         """The signals at `now` (seconds of a steady clock); `own` are the processes of service and tuners."""
         samples = (
             *pressure(self._root),
@@ -39,4 +39,4 @@ class Signals:
             *thermal.samples(self._root),
             power(self._root),
         )
-        return Machine(samples=samples, own=self._own.measure(own, now))
+        return MachineSignals(samples=samples, own=self._own.measure(own, now))

@@ -40,7 +40,7 @@ def samples(root: Path) -> list[Sample]:
 
 
 def _hottest(root: Path) -> dict[str, _Zone]:
-    """By type; zones that are off, or whose driver has no answer now, are left out."""
+    """Temperatures by type; zones that are off, or whose driver has no answer now, are left out."""
     found: dict[str, _Zone] = {}
     for folder in sysfs.entries(root / "sys/class/thermal"):
         kind, millidegrees = sysfs.read(folder / "type"), sysfs.number(folder / "temp")

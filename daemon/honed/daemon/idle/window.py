@@ -11,7 +11,7 @@ _TIME = re.compile(r"([01]\d|2[0-3]):([0-5]\d)")
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class TimeOfDayWindow:
     """From `start` until before `end`, in minutes after midnight of local time; it may cross midnight."""
 
     start: int
@@ -24,7 +24,7 @@ class Window:
         return minute >= self.start or minute < self.end
 
 
-def parse(text: str) -> Window | None:
+def parse(text: str) -> TimeOfDayWindow | None:
     """`22:00-06:30` as a window, "" as None: any time. Raises InvalidArgument, a half sentence for others."""
     if not text:
         return None
@@ -35,7 +35,7 @@ def parse(text: str) -> Window | None:
     start, end = (int(time[1]) * 60 + int(time[2]) for time in times if time)
     if start == end:
         raise InvalidArgument('give two times that differ as "22:00-06:30", or "" for any time')
-    return Window(start, end)
+    return TimeOfDayWindow(start, end)
 
 
 def clock_text(minute: int) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from honed.daemon.compiled import Compiled
-from honed.daemon.requests import Client, Ticket
+from honed.daemon.requests import ClientId, Ticket
 from honed.daemon.store import Manifest
-from honed.daemon.versions import Version
 from honed.protocol.errors import HonedError
+from honed.protocol.results import ComparedOutput, ModelChecked
+from honed.protocol.versions import ModelVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Left:
 class ClientGone:
     """A connection ended."""
 
-    client: Client
+    client: ClientId
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Proof:
 
     engine: str
     worker: int
-    checked: dict[str, Any]
+    checked: ModelChecked
     left: tuple[int, ...] = ()
 
 
@@ -144,7 +144,7 @@ class Proven:
     """A deployment answered the probe rightly; `outputs` tells how far off it was at worst."""
 
     deployment: int
-    outputs: list[dict[str, Any]]
+    outputs: tuple[ComparedOutput, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class TurnedAway:
     """A successor of `model` was not taken and goes into quarantine."""
 
     model: int
-    version: Version
+    version: ModelVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import failover, trials
 from .actions import Unload
 from .core import Core
@@ -73,7 +75,8 @@ def proven(core: Core, event: Proven) -> None:
     found = core.deployed(event.deployment)
     if found is not None:
         deployment = found[1]
-        deployment.checked = {**(deployment.checked or {}), "outputs": event.outputs}
+        if deployment.checked is not None:
+            deployment.checked = replace(deployment.checked, outputs=event.outputs)
         deployment.left = deployment.left[1:]
     _end_proving(core, event.deployment)
 

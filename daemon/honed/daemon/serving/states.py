@@ -5,12 +5,12 @@ from __future__ import annotations
 import enum
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
 from honed.daemon.compiled import Compiled
 from honed.daemon.requests import Queue, Ticket
 from honed.daemon.statistics import Statistics
 from honed.daemon.store import Manifest
+from honed.protocol.results import ModelChecked
 
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
@@ -46,11 +46,11 @@ class Deployment:
     engine: str
     state: State = State.LOADING
     reason: str = ""
-    checked: dict[str, Any] | None = None
+    checked: ModelChecked | None = None
     left: tuple[int, ...] = ()
     loading: bool = False  # a Load is under way
 
-    def ready(self, checked: dict[str, Any] | None, left: tuple[int, ...] = ()) -> None:
+    def ready(self, checked: ModelChecked | None, left: tuple[int, ...] = ()) -> None:
         """The engine has loaded it and found it right."""
         self.state, self.reason, self.checked, self.left = State.READY, "", checked, left
 
@@ -141,7 +141,7 @@ class ServedModel:
         return self.reason or self.away
 
     @property
-    def checked(self) -> dict[str, Any] | None:
+    def checked(self) -> ModelChecked | None:
         """The comparison with its probes, by the engine that serves it."""
         return self.deployment.checked
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 
 from honed.daemon.store import version_file
-from honed.daemon.versions import History, go_back, settle, trial_over
+from honed.daemon.versions import VersionHistory, go_back, settle, trial_over
 from honed.protocol.errors import AlreadyExists, Unavailable
 
 from .actions import FallBack, GiveUp, Inspect, Judge, Persist, Settled
@@ -168,6 +168,6 @@ def _settle(core: Core, model: ServedModel) -> None:
     core.act(Persist(model))
 
 
-def _rewrite(model: ServedModel, history: History) -> None:
+def _rewrite(model: ServedModel, history: VersionHistory) -> None:
     """Another history of the same version."""
     model.manifest = dataclasses.replace(model.manifest, history=history)

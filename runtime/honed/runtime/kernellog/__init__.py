@@ -3,14 +3,14 @@
     reader = open_reader()
     faults = [s for s in map(seen, reader.read()) if s is not None]
     for story in group(faults):
-        culprit = attribute(story, processes)
+        attribution = attribute(story, processes)
 
 Only reading the journal needs more than the standard library (systemd-python).
 """
 
 from __future__ import annotations
 
-from .culprit import LATE_S, Certainty, Culprit, Process, Run, attribute, ids_of
+from .attribution import LATE_S, Attribution, Certainty, GpuRun, Process, attribute, ids_of
 from .fault import Driver, Fault, Severity
 from .parse import parse
 from .reader import SETTLE_S, Reader, open_reader
@@ -20,16 +20,16 @@ from .story import DatedFault, FaultStory, group
 __all__ = [
     "LATE_S",
     "SETTLE_S",
+    "Attribution",
     "Certainty",
-    "Culprit",
-    "DatedFault",
     "Driver",
     "Fault",
     "FaultStory",
+    "GpuRun",
     "Process",
     "Reader",
     "Record",
-    "Run",
+    "DatedFault",
     "Severity",
     "attribute",
     "group",

@@ -132,4 +132,4 @@ _NOTICES: Final = tuple(
 )
 
 XIDS: Final[Mapping[int, Xid]] = {xid.number: xid for xid in (*_PROGRAM, *_DEVICE, *_NOTICES)}
-"""By number. What is not here is taken for the program's own doing."""
+"""Meanings by number. What is not here is taken for the program's own doing."""

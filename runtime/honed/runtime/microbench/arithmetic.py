@@ -39,11 +39,11 @@ class Form:
 
     @property
     def name(self) -> str:
-        """Of its kernel; the work-group is no part of that."""
+        """The name of its kernel; the work-group is no part of that."""
         return f"{self.function}_{self.width}_{self.chains}"
 
     def operations(self, items: int) -> float:
-        """Of all work-items in one turn of the loop; a multiply-add is two."""
+        """The operations of all work-items in one turn of the loop; a multiply-add is two."""
         return 2.0 * self.width * self.chains * _UNROLLED * items
 
 

@@ -33,7 +33,7 @@ class MemoryForm:
 
     @property
     def name(self) -> str:
-        """Of its kernel."""
+        """The name of its kernel."""
         return f"{self.what}{self.width}"
 
 

@@ -13,9 +13,9 @@ from honed.runtime.kernellog import (
     Certainty,
     DatedFault,
     FaultStory,
+    GpuRun,
     Process,
     Reader,
-    Run,
     attribute,
     group,
     ids_of,
@@ -33,7 +33,7 @@ class _Owner:
 
     pid: int
     ids: frozenset[int] | None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[GpuRun] = field(default_factory=list)
 
     def process(self) -> Process:
         return Process(pid=self.pid, ids=self.ids, runs=tuple(self.runs))
@@ -61,14 +61,17 @@ class FaultWatch:
     def started(self, name: str) -> None:
         """The child begins to run candidate `name`."""
         owner = self._owners[-1]
-        owner.runs = [*owner.runs[1 - _KEPT_RUNS :], Run(name=name, started_s=time.monotonic(), ended_s=None)]
+        owner.runs = [
+            *owner.runs[1 - _KEPT_RUNS :],
+            GpuRun(name=name, started_s=time.monotonic(), ended_s=None),
+        ]
 
     def ended(self) -> None:
         """It does not run any more."""
         owner = self._owners[-1]
         if owner.runs and owner.runs[-1].ended_s is None:
             last = owner.runs[-1]
-            owner.runs[-1] = Run(name=last.name, started_s=last.started_s, ended_s=time.monotonic())
+            owner.runs[-1] = GpuRun(name=last.name, started_s=last.started_s, ended_s=time.monotonic())
 
     def settle(self, since: float) -> None:
         """Look for faults until SETTLE_S after `since` (time.monotonic), or one is found."""
@@ -124,11 +127,11 @@ class FaultWatch:
             owner.ids = None if owner.ids is None or now is None else owner.ids | now
 
     def _blame(self, story: FaultStory) -> None:
-        culprit = attribute(story, [owner.process() for owner in self._owners])
-        if culprit.certainty in (Certainty.NAMED, Certainty.TIMING) and culprit.runs:
+        attribution = attribute(story, [owner.process() for owner in self._owners])
+        if attribution.certainty in (Certainty.NAMED, Certainty.TIMING) and attribution.runs:
             # Records come late, by about as long as a candidate takes to build: the latest one it is.
-            self._found.append((culprit.runs[-1].name, story))
-        elif culprit.certainty is Certainty.NAMED:
+            self._found.append((attribution.runs[-1].name, story))
+        elif attribution.certainty is Certainty.NAMED:
             _log.warning(
                 "the kernel log has a fault of the measuring child while it ran nothing: %s", story.cause.text
             )

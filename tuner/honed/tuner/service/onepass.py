@@ -11,7 +11,7 @@ from honed.jobs import events
 from honed.jobs.commands import Compile
 from honed.protocol.errors import AlreadyExists
 from honed.runtime.client import Client
-from honed.runtime.exported import Exported
+from honed.runtime.exported import ExportedFiles
 from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.origin import Origin
 from honed.tuner.measure.limits import Limits
@@ -46,7 +46,13 @@ class TuningPass:
     """Tunes one model of the service."""
 
     def __init__(
-        self, client: Client, lease: LeaseHolder, place: Place, plan: PassPlan, given: Exported, folder: Path
+        self,
+        client: Client,
+        lease: LeaseHolder,
+        place: Place,
+        plan: PassPlan,
+        given: ExportedFiles,
+        folder: Path,
     ) -> None:
         """`given` is the model as the service has it, with its sources; `folder` is for files of ours."""
         self._client = client

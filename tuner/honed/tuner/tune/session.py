@@ -400,10 +400,10 @@ class TuningSession:
             self._stopping = True
         return not self._stopping
 
-    def table(self) -> events.Table:
+    def table(self) -> events.TaskTable:
         """Every task as a row, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
-        return events.Table(tasks=tuple(p.row() for p in rows), model=latency(self.tasks))
+        return events.TaskTable(tasks=tuple(p.row() for p in rows), model=latency(self.tasks))
 
 
 def _seconds(default: kept.Default | None) -> float:

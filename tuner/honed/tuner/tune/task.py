@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from honed.jobs.events import Estimate, Row
+from honed.jobs.events import Estimate, TaskRow
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks, Figure
 
@@ -141,10 +141,10 @@ class TaskProgress:
         won = 0.0 if not before or self.best is None else max(0.0, 1 - self.best / before)
         self.rate = (_EXHAUSTED if last and not won else 0.5) * self.rate + 0.5 * won
 
-    def row(self) -> Row:
+    def row(self) -> TaskRow:
         """What a table shows of it."""
         best = self.best
-        return Row(
+        return TaskRow(
             task=self.task.key,
             name=self.task.name,
             weight=self.task.weight,

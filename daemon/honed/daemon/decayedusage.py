@@ -11,7 +11,7 @@ MAX_AWAY_HALF_LIVES = 10.0  # 1/1024: whatever the clock says, what was known st
 
 
 @dataclass(slots=True)
-class Spent:
+class DecayedUsage:
     """A decaying amount of seconds, as it was at the moment `at` of a clock that the caller reads."""
 
     seconds: float = 0.0
@@ -46,6 +46,6 @@ def away(saved: float, now: float, half_life: float) -> float:
 
 
 def shares(microseconds: dict[str, float]) -> dict[str, float]:
-    """Of each task's time in a profile, its share of the whole; empty where nothing took time."""
+    """The share that each task's time has of a profile; empty where nothing took time."""
     whole = sum(microseconds.values())
     return {task: us / whole for task, us in microseconds.items()} if whole > 0 else {}

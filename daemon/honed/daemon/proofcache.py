@@ -19,7 +19,7 @@ REMEMBERED = 500
 _log = logging.getLogger(__name__)
 
 
-class Proven:
+class ProofCache:
     """The files proven on one device; `key` is always a compiled file's SHA-256. Blocking I/O, but little."""
 
     def __init__(self, cache_dir: Path, identity: DeviceIdentity) -> None:

@@ -12,13 +12,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from honed.machine.aiochildren import Child
+from honed.protocol.strict import Map
 from honed.runtime.aiolink import AsyncLink
 
+from . import workercalls
 from .limits import Limits
 from .supervisor import Supervisor, WorkerLost
+from .workercalls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, UnloadModel, WorkerCall
 from .workerprocess import spawn
 
 _KEPT_SECONDS = 20.0  # a process with nothing to do
@@ -39,7 +41,7 @@ class _Running:
     niceness: int
 
 
-class Builder:
+class BuildProcess:
     """Builds for one device, one file at a time."""
 
     def __init__(self, limits: Limits, cache_dir: Path, supervisor: Supervisor) -> None:
@@ -67,17 +69,17 @@ class Builder:
             self._stop_resting()
             running = await self._started(0 if hurried else _NICENESS)
             try:
-                built = await self._call(running, "Load", {"key": key, "path": path}, progress)
-                for probe in range(built["probes"]):
-                    answer = await self._call(running, "Check", {"key": key, "probe": probe})
-                    if "spoilt" in answer:
-                        raise BuilderLost(f"the device failed: {answer['spoilt']}")
-                await self._call(running, "Unload", {"key": key})
+                built = await self._call(running, BuildModel(key=key, path=path), progress)
+                for probe in range(built.probes):
+                    checked = await self._call(running, CheckProbe(key=key, probe=probe))
+                    if checked.spoilt:
+                        raise BuilderLost(f"the device failed: {checked.spoilt}")
+                await self._call(running, UnloadModel(key=key))
             except (WorkerLost, asyncio.CancelledError):
                 await self._end()
                 raise
             except BaseException:
-                await self._call(running, "Unload", {"key": key})
+                await self._call(running, UnloadModel(key=key))
                 raise
             finally:
                 self._begin_resting()
@@ -109,30 +111,28 @@ class Builder:
                 raise BuilderLost(f"a process to build in cannot be started: {error}") from error
             self._running = _Running(process, link, niceness)
             self.pids.append(process.pid)
-            await self._call(self._running, "Hello", {"models": True, "measure_seconds": None})
-            await self._call(self._running, "Open", {})
+            await self._call(self._running, FindDevice(models=True, measure_seconds=None))
+            await self._call(self._running, OpenDevice())
         return self._running
 
     async def _call(
         self,
         running: _Running,
-        method: str,
-        params: dict[str, Any],
+        call: WorkerCall[R],
         progress: Progress = lambda _, __: None,
-    ) -> dict[str, Any]:
+    ) -> R:
         """The answer of the process, which may take so long anew with each progress."""
-        seconds = self._limits.run_seconds if method == "Check" else self._limits.load_seconds
+        seconds = self._limits.run_seconds if isinstance(call, CheckProbe) else self._limits.load_seconds
         try:
             async with asyncio.timeout(seconds) as deadline:
 
-                def heard(params: dict[str, Any]) -> None:
+                def heard(params: Map) -> None:
                     deadline.reschedule(asyncio.get_running_loop().time() + seconds)
                     progress(int(params["done"]), int(params["of"]))
 
-                answer: dict[str, Any] = await running.link.call(method, params, progress=heard)
-                return answer
+                return await workercalls.ask(running.link, call, progress=heard)
         except TimeoutError as error:
-            self._why = f"{method} took longer than {seconds:g} s"
+            self._why = f"{call.method} took longer than {seconds:g} s"
             raise self._lost() from error
         except BuilderLost as error:
             if self._why:

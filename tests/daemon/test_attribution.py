@@ -6,12 +6,13 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from honed.daemon.culprits import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
+from honed.daemon.attribution import CANDIDATE, OTHER, SERVICE, UNKNOWN, WHOSE, Ours, ours, whose
 from honed.daemon.tool import main
+from honed.jobs.events import Quarantined
+from honed.protocol.faults import KernelFault
 from honed.protocol.methods import METRICS, SERVER_STATUS
 from honed.protocol.params import MetricsParams, Nothing
 from honed.runtime import Client
@@ -32,8 +33,33 @@ FAULT = Record(
 )
 
 
-def fault(process: int | None, moment: float = 2000.0) -> dict[str, Any]:
-    return {"process": process, "time": moment, "records": ["mali: page fault at 0x1"]}
+def fault(process: int | None, moment: float = 2000.0) -> KernelFault:
+    return KernelFault(
+        time=moment,
+        driver="kbase",
+        device=None,
+        severity="context",
+        code=None,
+        meaning="",
+        process=process,
+        command=None,
+        records=("mali: page fault at 0x1",),
+    )
+
+
+def quarantined(story: str | None) -> Quarantined:
+    return Quarantined(
+        candidate="",
+        task="",
+        name="",
+        outcome=None,
+        reason="",
+        story=story,
+        time=0.0,
+        device="",
+        driver_version="",
+        measured_by="",
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,14 +72,14 @@ def fault(process: int | None, moment: float = 2000.0) -> dict[str, Any]:
         (fault(12), None, UNKNOWN),
     ],
 )
-def test_whose_it_was(given: dict[str, Any], service: Ours | None, expected: str) -> None:
+def test_whose_it_was(given: KernelFault, service: Ours | None, expected: str) -> None:
     assert whose(given, service, []) == expected
-    assert whose(given, service, [{"story": None}, {"story": "another"}]) == expected
-    told = [{"story": "it faulted:\nmali: page fault at 0x1"}]
+    assert whose(given, service, [quarantined(None), quarantined("another")]) == expected
+    told = [quarantined("it faulted:\nmali: page fault at 0x1")]
     assert whose(given, service, told) == CANDIDATE
 
 
-def test_every_culprit_has_words() -> None:
+def test_every_attribution_has_words() -> None:
     assert set(WHOSE) == {SERVICE, CANDIDATE, OTHER, UNKNOWN}
 
 

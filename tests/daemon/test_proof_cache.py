@@ -9,17 +9,20 @@ from typing import Any, cast
 
 import pytest
 
-from honed.daemon.building import BuilderLost
+from honed.daemon.buildprocess import BuilderLost
 from honed.daemon.limits import Limits
 from honed.daemon.loading import Loader
-from honed.daemon.proven import Proven
+from honed.daemon.proofcache import ProofCache
+from honed.daemon.received import StoredFile
 from honed.daemon.serving.actions import GiveUp, Load, Prove, Unload
 from honed.daemon.serving.events import Added, Event, WorkerReady
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
-from honed.daemon.store import Manifest, Store, StoredFile, begin
+from honed.daemon.store import Manifest, Store, begin
 from honed.daemon.supervisor import Supervisor, WorkerLost
+from honed.daemon.workercalls import BuiltModel, CheckedProbe, CheckProbe, UnloadModel, WorkerCall
+from honed.protocol.results import ComparedOutput, ModelChecked
 from honed.runtime.errors import HonedError, ModelRefused
 from honed.runtime.profile import DeviceIdentity
 from tests.runtime.builder import PROFILE
@@ -27,6 +30,10 @@ from tests.runtime.builder import PROFILE
 PROBES = 3
 IDENTITY = PROFILE.identity
 KEY = "a" * 64
+
+
+def worst(probe: int) -> ComparedOutput:
+    return ComparedOutput(name="y", tolerance=1.0, error=0.1 * probe)
 
 
 class Worker:
@@ -40,14 +47,16 @@ class Worker:
         self.states: list[State] = []
         self.model: ServedModel | None = None
 
-    async def call(self, method: str, params: dict[str, Any], *, seconds: float) -> dict[str, Any]:
-        probe = params.get("probe")
-        self.asked.append(method if probe is None else f"{method} {probe}")
+    async def call(self, call: WorkerCall[Any], *, seconds: float) -> BuiltModel | CheckedProbe:
+        probe = call.probe if isinstance(call, CheckProbe) else None
+        self.asked.append(call.method if probe is None else f"{call.method} {probe}")
         if self.model is not None:
             self.states.append(self.model.state)
+        if probe is None:
+            return BuiltModel(device="d", probes=PROBES)
         if probe in self.failing:
             raise self.failing[probe]
-        return {"device": "d", "probes": PROBES, "outputs": [{"error": 0.1 * (probe or 0)}]}
+        return CheckedProbe(outputs=(worst(probe),))
 
     async def open(self) -> None:
         """The driver of a device that is not there is loaded."""
@@ -104,7 +113,7 @@ def start(cache: Path, worker: Worker, builder: Builder | None = None) -> tuple[
                     case Prove():
                         news.append(await loader.prove(action))
                     case Unload():
-                        await loader.tell("Unload", {"key": action.key})
+                        await loader.tell(UnloadModel(key=action.key))
                     case GiveUp():
                         given_up.append(action.why)
 
@@ -123,7 +132,7 @@ def test_all_probes_are_proven_apart_once_and_one_before_serving(tmp_path: Path)
     assert builder.proved == []
     assert again.asked == ["Load", "Check 0", "Check 1", "Check 2"]
     assert again.states == [State.LOADING] * 2 + [State.READY] * 2
-    assert model.checked == {"device": "d", "outputs": [{"error": 0.2}]}
+    assert model.checked == ModelChecked(device="d", outputs=(worst(2),))
 
 
 def test_a_wrong_answer_that_shows_late_ends_serving_and_is_remembered(tmp_path: Path) -> None:
@@ -159,17 +168,17 @@ def test_a_worker_lost_meanwhile_means_proving_all_before_serving(tmp_path: Path
 
 
 def test_another_driver_is_another_device(tmp_path: Path) -> None:
-    Proven(tmp_path, IDENTITY).note(KEY)
+    ProofCache(tmp_path, IDENTITY).note(KEY)
     plain = {name: getattr(IDENTITY, name) for name in ("platform", "vendor", "name", "kernel_driver")}
     other = DeviceIdentity(**plain, driver_version=IDENTITY.driver_version + ".1")
-    assert Proven(tmp_path, IDENTITY).knows(KEY)
-    assert not Proven(tmp_path, other).knows(KEY)
-    assert not Proven(tmp_path, IDENTITY).knows("b" * 64)
+    assert ProofCache(tmp_path, IDENTITY).knows(KEY)
+    assert not ProofCache(tmp_path, other).knows(KEY)
+    assert not ProofCache(tmp_path, IDENTITY).knows("b" * 64)
 
 
 def test_what_is_remembered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("honed.daemon.proven.REMEMBERED", 3)
-    proven = Proven(tmp_path, IDENTITY)
+    monkeypatch.setattr("honed.daemon.proofcache.REMEMBERED", 3)
+    proven = ProofCache(tmp_path, IDENTITY)
     for n in range(4):
         proven.note(str(n))
         for marker in (tmp_path / "proven").iterdir():

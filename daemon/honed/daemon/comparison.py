@@ -45,7 +45,7 @@ class Recorder:
         self._noted.pop(key, None)
 
 
-class Turns:
+class Comparison:
     """Turn 0 runs the old version, 1 the new one, and so on, over the probes and the recorded inputs."""
 
     def __init__(self, old: Executor, new: Executor, recorded: list[Inputs]) -> None:

@@ -15,7 +15,7 @@ BUDGET_SECONDS = 0.0002  # of one iteration; a single message may take longer
 Work = Callable[[], None]
 
 
-class Turns:
+class RoundRobin:
     """Calls what it is asked to: at once while there is time, else later, owner by owner."""
 
     def __init__(

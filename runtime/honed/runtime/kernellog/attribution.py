@@ -18,7 +18,7 @@ _INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC  # inode of the first pid namespace (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class GpuRun:
     """One candidate or request on the GPU, in seconds of CLOCK_MONOTONIC; `ended_s` None while it runs."""
 
     name: str
@@ -36,11 +36,11 @@ class Process:
 
     pid: int  # as the caller knows it
     ids: frozenset[int] | None
-    runs: tuple[Run, ...] = ()
+    runs: tuple[GpuRun, ...] = ()
 
 
 class Certainty(StrEnum):
-    """How a culprit was found."""
+    """How a fault was attributed."""
 
     NAMED = "named"  # the records name one of our processes
     TIMING = "timing"  # they name nobody we could know; this process alone was on the GPU
@@ -49,21 +49,21 @@ class Certainty(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class Attribution:
     """`process` is None unless `certainty` is NAMED or TIMING; `runs` are what of its it can have been."""
 
     certainty: Certainty
     process: Process | None
-    runs: tuple[Run, ...]
+    runs: tuple[GpuRun, ...]
     reason: str
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> GpuRun | None:
         """The one run that did it; None where several can have."""
         return self.runs[0] if len(self.runs) == 1 else None
 
 
-def attribute(story: FaultStory, processes: Collection[Process]) -> Culprit:
+def attribute(story: FaultStory, processes: Collection[Process]) -> Attribution:
     """The process among `processes` that caused `story`, and what it was running."""
     named = {number for number in (story.tgid, story.tid) if number is not None}
     if named:
@@ -73,7 +73,7 @@ def attribute(story: FaultStory, processes: Collection[Process]) -> Culprit:
             return _guilty(Certainty.NAMED, owners[0], story, f"the kernel log names process {shown}")
         if not owners and all(process.ids is not None for process in processes):
             shown = " and ".join(str(number) for number in sorted(named))
-            return Culprit(
+            return Attribution(
                 certainty=Certainty.FOREIGN,
                 process=None,
                 runs=(),
@@ -119,21 +119,21 @@ def _outermost(statuses: Iterable[str]) -> Iterable[int]:
                 yield int(line.split()[1])
 
 
-def _by_timing(story: FaultStory, processes: Iterable[Process]) -> Culprit:
+def _by_timing(story: FaultStory, processes: Iterable[Process]) -> Attribution:
     present = [process for process in processes if _running(process, story)]
     if len(present) == 1:
         return _guilty(Certainty.TIMING, present[0], story, "no other process of ours was on the GPU then")
     reason = (
         "several of our processes were on the GPU then" if present else "nothing of ours was on the GPU then"
     )
-    return Culprit(certainty=Certainty.UNKNOWN, process=None, runs=(), reason=reason)
+    return Attribution(certainty=Certainty.UNKNOWN, process=None, runs=(), reason=reason)
 
 
-def _guilty(certainty: Certainty, process: Process, story: FaultStory, reason: str) -> Culprit:
-    return Culprit(certainty=certainty, process=process, runs=_running(process, story), reason=reason)
+def _guilty(certainty: Certainty, process: Process, story: FaultStory, reason: str) -> Attribution:
+    return Attribution(certainty=certainty, process=process, runs=_running(process, story), reason=reason)
 
 
-def _running(process: Process, story: FaultStory) -> tuple[Run, ...]:
+def _running(process: Process, story: FaultStory) -> tuple[GpuRun, ...]:
     """What `process` ran when the story began, or had ended less than LATE_S before."""
     return tuple(
         run

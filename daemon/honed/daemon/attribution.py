@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from honed.protocol.faults import KernelFault, KernelLog
+from honed.protocol.methods import METRICS, SERVER_STATUS
 
 if TYPE_CHECKING:
+    from honed.jobs.events import Quarantined
     from honed.protocol.service import Metrics, Status
 
 SERVICE, CANDIDATE, OTHER, UNKNOWN = "service", "candidate", "other", "unknown"
@@ -16,6 +20,13 @@ WHOSE = {
     OTHER: "another process, none of the service",
     UNKNOWN: "whose it was is not known",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlamedFault(KernelFault):
+    """A fault, and `whose` it was: one of WHOSE."""
+
+    whose: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,27 +47,34 @@ def ours(metrics: Metrics, status: Status) -> Ours:
 def of_service(socket: str | None) -> Ours | None:
     """The service that answers; None where none does, or it does not tell this user."""
     from honed.protocol.errors import PermissionDenied, Unavailable
-    from honed.protocol.methods import METRICS, SERVER_STATUS
-    from honed.protocol.params import MetricsParams, Nothing
     from honed.runtime.client import Client
 
     try:
         with Client(socket) as client:
-            return ours(client.ask(METRICS, MetricsParams()), client.ask(SERVER_STATUS, Nothing()))
+            return ours(client.ask(METRICS), client.ask(SERVER_STATUS))
     except (Unavailable, PermissionDenied):
         return None
 
 
-def whose(fault: Mapping[str, Any], service: Ours | None, quarantined: Iterable[Mapping[str, Any]]) -> str:
-    """One of WHOSE. `fault` as `hone faults` lists it, `quarantined` as the records have them.
+def blamed(
+    log: KernelLog, service: Ours | None, quarantined: Iterable[Quarantined] = ()
+) -> tuple[BlamedFault, ...]:
+    """The faults of the kernel log with whose they were; `quarantined` as the records have them."""
+    return tuple(
+        BlamedFault(**asdict(fault), whose=whose(fault, service, quarantined)) for fault in log.faults
+    )
+
+
+def whose(fault: KernelFault, service: Ours | None, quarantined: Iterable[Quarantined]) -> str:
+    """One of WHOSE.
 
     A process that is not known to be ours is another's only if it faulted while this service ran: an
     earlier one had workers of its own.
     """
-    if any(record in (each["story"] or "") for each in quarantined for record in fault["records"]):
+    if any(record in (each.story or "") for each in quarantined for record in fault.records):
         return CANDIDATE
-    if service is None or fault["process"] is None:
+    if service is None or fault.process is None:
         return UNKNOWN
-    if fault["process"] in service.workers:
+    if fault.process in service.workers:
         return SERVICE
-    return OTHER if fault["time"] >= service.since else UNKNOWN
+    return OTHER if fault.time >= service.since else UNKNOWN

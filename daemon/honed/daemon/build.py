@@ -8,37 +8,37 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from honed.jobs.commands import Check, Compile
 from honed.jobs.events import Stage
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
 from honed.protocol.service import JobStatus
+from honed.protocol.strict import Map
 from honed.runtime import profilefile
 from honed.runtime.files import replacing
 
 from . import compiler
 from .blocking import in_thread
-from .building import Progress
+from .buildprocess import Progress
 from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .inspection import Inspector
 from .limits import CHECKING_MIB, Limits
 from .pool import Pool
+from .received import StoredFile, describe
 from .serving.events import Proof
-from .store import StoredFile, describe
 from .supervisor import WorkerLost
 
 # Shares of a whole addition, for the progress shown.
 RECEIVED, _COMPILED, _BUILT = 0.02, 0.8, 0.98
 _ROUNDS = 7  # of runs, where devices are compared
 _log = logging.getLogger(__name__)
-Notify = Callable[[dict[str, Any]], None]
+Notify = Callable[[Map], None]
 
 
 @dataclass(slots=True, kw_only=True)
-class Job:
+class AddJob:
     """A model being added, as ServerStatus shows it."""
 
     name: str
@@ -74,7 +74,7 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class Built:
     """A compiled model in the worker of `server`. `measured` tells the times where devices were compared."""
 
     server: DeviceServer
@@ -89,7 +89,7 @@ class Made:
 class _Steps:
     """A job whose present part is one of `count` equal ones."""
 
-    job: Job
+    job: AddJob
     index: int
     count: int
 
@@ -99,8 +99,8 @@ class _Steps:
         self.job.report(stage, RECEIVED + (1 - RECEIVED) * done, text)
 
 
-class Maker:
-    """Makes models, one compilation at a time."""
+class ModelBuilder:
+    """Builds models, one compilation at a time."""
 
     def __init__(self, limits: Limits, pool: Pool, inspector: Inspector, records: Path) -> None:
         """`records` is what tuning has recorded, if there is any yet."""
@@ -111,23 +111,23 @@ class Maker:
         self._compiling = asyncio.Lock()
         self._checking = asyncio.Lock()
 
-    async def make(
-        self, job: Job, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
-    ) -> Made:
+    async def build(
+        self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], held: AsyncExitStack
+    ) -> Built:
         """On the one device, or on the fastest of several; `held` keeps it in the worker.
 
         Raises ModelRefused where it cannot be compiled or is not right, Unavailable where a worker does not
         start. Of several devices those that cannot take the model are left out, unless none can.
         """
         if len(servers) == 1:
-            return await self._make(_Steps(job, 0, 1), staged, servers[0], held)
-        best: tuple[float, Made] | None = None
+            return await self._build(_Steps(job, 0, 1), staged, servers[0], held)
+        best: tuple[float, Built] | None = None
         told: list[str] = []
         failures: list[HonedError] = []
         for index, server in enumerate(servers):
             steps = _Steps(job, index, len(servers))
             try:
-                made = await self._make(steps, staged, server, held)
+                made = await self._build(steps, staged, server, held)
                 us = await server.loader.median_us(made.file.sha256, _ROUNDS)
             except (ModelRefused, Unavailable) as error:
                 failures.append(error)
@@ -140,7 +140,7 @@ class Maker:
         if best is None:
             raise failures[0]
         made = best[1]
-        return Made(
+        return Built(
             server=made.server,
             path=made.path,
             file=made.file,
@@ -149,7 +149,9 @@ class Maker:
             measured=f"measured when it was added: {', '.join(told)}",
         )
 
-    async def _make(self, steps: _Steps, staged: Staged, server: DeviceServer, held: AsyncExitStack) -> Made:
+    async def _build(
+        self, steps: _Steps, staged: Staged, server: DeviceServer, held: AsyncExitStack
+    ) -> Built:
         compiled = staged.given
         if staged.sources:
             compiled = staged.folder / f"compiled-{steps.index}.honed"
@@ -164,7 +166,7 @@ class Maker:
             steps.report("load", fraction, f"built {done} of {of} kernels")
 
         proof = await load(server, file.sha256, compiled, self._limits, built)
-        return Made(server=server, path=compiled, file=file, model=model, proof=proof)
+        return Built(server=server, path=compiled, file=file, model=model, proof=proof)
 
     async def _compile(self, steps: _Steps, staged: Staged, output: Path, server: DeviceServer) -> None:
         def report(stage: Stage) -> None:

@@ -1,0 +1,225 @@
+"""What a worker is asked for, and what it answers: the one contract of the service's end and the worker's."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
+
+from honed.protocol import strict
+from honed.protocol.params import Data
+from honed.protocol.results import ComparedOutput, Empty, ModelProfile
+from honed.runtime.profile import DeviceProfile
+
+if TYPE_CHECKING:  # asyncio is the service's
+    from honed.runtime.aiolink import AsyncLink
+    from honed.runtime.endpoint import Progress
+
+R = TypeVar("R")
+
+
+class WorkerCall(Generic[R]):
+    """Something to ask of a worker, which answers with an R or an error.
+
+    In those that are `work` a model is built or runs.
+    """
+
+    __slots__ = ()
+    method: ClassVar[str]
+    work: ClassVar[bool] = False
+
+    @classmethod
+    def answer(cls) -> type[R]:
+        """R."""
+        found: type[R] = typing.get_args(cls.__orig_bases__[0])[0]  # type: ignore[attr-defined]
+        return found
+
+
+async def ask(
+    link: AsyncLink, call: WorkerCall[R], descriptors: Sequence[int] = (), progress: Progress | None = None
+) -> R:
+    """The worker's answer; raises its error, or what the link was failed with."""
+    plain = await link.call(call.method, strict.to_plain(call), descriptors, progress)
+    return strict.from_plain(call.answer(), plain, where=call.method)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDevice:
+    """The device that the worker is for."""
+
+    spec: str
+    profile: DeviceProfile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindDevice(WorkerCall[FoundDevice]):
+    """Find the device and its profile, with peaks where they are known or can be measured in that time.
+
+    Its driver takes memory, so that it stays out of the process until there are `models`. None: it is to
+    build only, and needs no peaks.
+    """
+
+    method = "Hello"
+    models: bool
+    measure_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenDevice(WorkerCall[Empty]):
+    """Load the driver of the device that was found, unless it is loaded."""
+
+    method = "Open"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """The full name of the device that a model was built for, and how many probes its file has."""
+
+    device: str
+    probes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildModel(WorkerCall[BuiltModel]):
+    """Build and hold the compiled file at `path`; tells progress."""
+
+    method = "Load"
+    work = True
+    key: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedProbe:
+    """The worst of each output over the probes so far; `spoilt` says how the device failed, or ""."""
+
+    outputs: tuple[ComparedOutput, ...] = ()
+    spoilt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckProbe(WorkerCall[CheckedProbe]):
+    """Compare a model's answers on this device with those its file knows to be right, for one probe."""
+
+    method = "Check"
+    work = True
+    key: str
+    probe: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComparedTurn:
+    """One run: how long it took, how its answers were wrong, and on how many sets of inputs runs are due."""
+
+    ns: int = 0
+    wrong: str = ""
+    sets: int = 0
+    spoilt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareTurn(WorkerCall[ComparedTurn]):
+    """One turn of two models that are compared; turn 0 begins anew."""
+
+    method = "Duel"
+    work = True
+    old: str
+    new: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadModel(WorkerCall[Empty]):
+    """Let go of a model, if it is there."""
+
+    method = "Unload"
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapRegion(WorkerCall[Empty]):
+    """Map shared memory, whose descriptor comes along, under a number."""
+
+    method = "Map"
+    region: int
+    offset: int
+    byte_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DropRegion(WorkerCall[Empty]):
+    """Unmap it."""
+
+    method = "Drop"
+    region: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(WorkerCall[Empty]):
+    """Tell that the serving thread is well."""
+
+    method = "Ping"
+
+
+# Those of every inference are not frozen, which would make them slower to make.
+@dataclass(slots=True, kw_only=True)
+class RegionSlice:
+    """Bytes of a mapped region."""
+
+    region: int
+    offset: int
+    nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class GivenInput:
+    """An input, whose data comes along in line where it has no `place`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    place: RegionSlice | None
+
+
+@dataclass(slots=True, kw_only=True)
+class WantedOutput:
+    """An output, whose data is answered in line where it has no `place`."""
+
+    name: str
+    place: RegionSlice | None
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelRan:
+    """The outputs that have no place, in the order asked for, and the time of each part."""
+
+    raw: tuple[Data, ...]
+    input_ns: int
+    infer_ns: int
+    output_ns: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RunModel(WorkerCall[ModelRan]):
+    """Run once. `keep`: the inputs may be kept, to compare a successor on."""
+
+    method = "Infer"
+    work = True
+    key: str
+    inputs: tuple[GivenInput, ...]
+    outputs: tuple[WantedOutput, ...]
+    raw: tuple[Data, ...]
+    finite: bool
+    keep: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProfileModel(WorkerCall[ModelProfile]):
+    """Run once, timed; `name` is what clients call the model."""
+
+    method = "Profile"
+    work = True
+    key: str
+    name: str
+    timeline: bool
