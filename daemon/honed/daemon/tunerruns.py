@@ -41,7 +41,7 @@ from .pool import Pool
 from .publishing import Publisher
 from .received import receive
 from .serving.registry import Registry
-from .store import Store
+from .store import Manifest, Store
 from .tunerchild import TunerChild
 
 MEASURING = ("tasks", "tune")
@@ -127,6 +127,7 @@ class TunerRuns:
             )
         for name in self._measuring:
             raise AlreadyExists(f"{name} is being tuned by hand right now; wait for that to end")
+        begun = entry.manifest
         run = self._measuring[entry.name] = _Measuring()
         try:
             async with cleared_in_thread(self.store.staging()) as folder:
@@ -147,15 +148,22 @@ class TunerRuns:
                 output = folder / "tuned.honed"
                 tune = tasks.derived(Tune, output=output, trials=params.trials, seconds=params.seconds)
                 tuned = await self._child(tune, notify, None, run=run)
-                published = await self._published(entry.name, entry.key, tuned, output)
+                published = await self._published(entry.name, begun, tuned, output)
                 return TunerMeasured(event=events.to_map(tuned), published=published)
         finally:
             del self._measuring[entry.name]
 
-    async def _published(self, name: str, served: str, tuned: Tuned, output: Path) -> ModelPublished | None:
-        """Serve the version that was tuned, if the serving worker finds it right and faster, too."""
+    async def _published(
+        self, name: str, begun: Manifest, tuned: Tuned, output: Path
+    ) -> ModelPublished | None:
+        """Serve the version that was tuned, if the serving worker finds it right and faster, too.
+
+        Faster than what is served now: an idle tuner may have published another since the search has `begun`.
+        """
         if tuned.output is None:
             return None
+        now = self.registry.compiled(name)[0].manifest
+        served = (now if now.added == begun.added else begun).compiled.sha256
         descriptor = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
         try:
             why = f"hone tune: {tuned.trials} trials in {tuned.seconds:.0f} s"

@@ -1,13 +1,11 @@
-"""The compiler's commands run by the service, for users whose own the state folder is not."""
+"""The compiler's commands run by the service, whose the records and the device are."""
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic
 
 from honed.jobs.commands import Job
@@ -22,14 +20,6 @@ from .compiler import CompilerDied
 if TYPE_CHECKING:
     from honed.protocol.params import TunerRunParams
     from honed.protocol.service import TunerRan
-
-
-def only_by_service(state_dir: str) -> bool:
-    """Whether the folder of a service is another user's, or not to be seen from here."""
-    try:
-        return Path(state_dir).stat().st_uid != os.geteuid()
-    except OSError:
-        return True
 
 
 class Remote(Generic[R]):

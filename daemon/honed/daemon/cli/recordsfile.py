@@ -31,7 +31,7 @@ def add_state_dir_option(parser: argparse.ArgumentParser) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Records, and whether the service at `socket` works on them, because they are not this user's."""
+    """Records, and whether the service at `socket` works on them, as it is there and they are its own."""
 
     path: Path
     socket: str | None
@@ -43,8 +43,6 @@ def find_records(arguments: argparse.Namespace) -> Where:
 
     Raises PermissionDenied where the service may not be asked, or the records not be used.
     """
-    from .inservice import only_by_service
-
     given: Path | None = arguments.state_dir
     status = _status(arguments.socket) if given is None else None
     if given is not None:
@@ -53,7 +51,7 @@ def find_records(arguments: argparse.Namespace) -> Where:
         path = records_in(Path(status.places.state_dir))
     else:
         path = places(os.environ, os.geteuid()).records
-    by_service = status is not None and only_by_service(status.places.state_dir)
+    by_service = status is not None
     if not by_service:
         check_access(path)
     return Where(path=path, socket=arguments.socket, by_service=by_service)

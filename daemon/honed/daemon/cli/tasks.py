@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
+from honed.protocol.methods import MODEL_SHOW
 from honed.runtime.origin import Origin, Source
 
 from .output import Output, clean, figure_text, line, table
@@ -51,28 +51,19 @@ def register(commands: Any) -> None:
 
 
 def _tasks(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.daemon.limits import Limits
     from honed.jobs.commands import Tasks
     from honed.protocol.params import ModelParams
     from honed.protocol.strict import to_plain
     from honed.runtime.client import Client
 
-    from .compiler import started
-    from .inservice import only_by_service, started_in_service
+    from .inservice import started_in_service
     from .progress import Reporter
-    from .tunable import tunable
 
-    limits = Limits()
     with ExitStack() as held:
         client = held.enter_context(Client(arguments.socket))
         shown = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
         served = {kernel.task: kernel.schedule for kernel in shown.kernels}
-        child: CompilerChild[Done] | Remote[Done]
-        if only_by_service(client.ask(SERVER_STATUS).places.state_dir):
-            child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
-        else:
-            found = held.enter_context(tunable(client, arguments.model))
-            child = held.enter_context(started(found.tasks, limits, seconds=limits.compile_seconds))
+        child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
         told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
     rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
     document = {"model": arguments.model, "tasks": rows, "estimate": told.model}

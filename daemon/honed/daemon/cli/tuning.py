@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from honed.daemon.places import records_in
-from honed.protocol.methods import MODEL_PUBLISH, MODEL_SHOW, SERVER_STATUS
+from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
 
 from . import benchtuning
 from .output import Output, fields, line, seconds_text
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from .compiler import CompilerChild
     from .inservice import Remote
-    from .tunable import Tunable
     from .tuneview import TuningRun
 
 Searched = tuple["Tuned", "ModelPublished | None"]  # what the child told last, and what the service said
@@ -67,7 +66,6 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from honed.protocol.params import ModelParams
     from honed.runtime.client import Client
 
-    from .inservice import only_by_service
     from .tuneview import TuningRun, told
 
     benchtuning.check(arguments)
@@ -79,8 +77,7 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     run = TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
         state_dir = client.ask(SERVER_STATUS).places.state_dir
-        tuned = _in_service if only_by_service(state_dir) else _here
-        done, answer = tuned(client, arguments, run)
+        done, answer = _in_service(client, arguments, run)
         serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
     published = answer is not None and answer.published
     if answer is not None:
@@ -115,24 +112,8 @@ def _on_bench(arguments: argparse.Namespace, output: Output, run: TuningRun) -> 
     return 0
 
 
-def _here(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
-    """Tune in a child of ours, with records of this user."""
-    from honed.daemon.limits import Limits
-    from honed.jobs.commands import Tune
-
-    from .compiler import started
-    from .tunable import tunable
-
-    with tunable(client, arguments.model) as found:
-        with started(found.tasks.derived(Tune, output=found.tuned, **_budget(arguments)), Limits()) as child:
-            done = _searched(child, run)
-        if run.totals is not None:
-            client.report(tuning=run.totals)
-        return done, _published(client, arguments.model, found, done) if done.output else None
-
-
 def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
-    """The same in a child of the service, which publishes what it found by itself."""
+    """Have the service tune the model, which serves what it finds, if that is right and faster, too."""
     from honed.jobs.commands import Tune
 
     from .inservice import started_in_service
@@ -184,12 +165,6 @@ def _stopping(child: CompilerChild[Tuned] | Remote[Tuned], stop: Callable[[], No
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _published(client: Client, model: str, found: Tunable, done: Tuned) -> ModelPublished:
-    """Have the service take the tuned version, if it finds it right and faster, too."""
-    why = f"hone tune: {done.trials} trials in {seconds_text(done.seconds)}"
-    return MODEL_PUBLISH.result_of(client.publish(model, found.tuned, expected=found.sha256, why=why))
 
 
 def _print(console: Console, document: Mapping[str, Any], run: TuningRun) -> None:
