@@ -9,6 +9,7 @@ from tvm.ir import IRModule
 from honed.runtime.profile import DeviceProfile
 
 from .joining import Joins, join_attentions, never
+from .layouts import block_channels
 from .reductions import assign_single_elements
 from .target import target_for
 from .tracing import Traced, trace
@@ -33,14 +34,14 @@ _DENOMINATOR = (
 
 
 def legalize(
-    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True
+    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True, blocked: bool = True
 ) -> IRModule:
     """`main` as calls of fused functions; see `legalize_traced`."""
-    return legalize_traced(module, profile, joins, views=views)[0]
+    return legalize_traced(module, profile, joins, views=views, blocked=blocked)[0]
 
 
 def legalize_traced(
-    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True
+    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True, blocked: bool = True
 ) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
@@ -57,6 +58,8 @@ def legalize_traced(
             ]
         )(module)
         strided, written = read_by_strides(simple) if views else (simple, {})
+        lanes = 16 if profile.rules.family == "cpu" and blocked else 0
+        strided, origin = block_channels(strided, lanes) if lanes else (strided, {})
         annotated = tvm.transform.Sequential(
             [
                 relax.transform.LegalizeOps(
@@ -68,7 +71,12 @@ def legalize_traced(
         plain = annotate_views(annotated)
         grouped = relax.transform.FuseOps()(plain)
         traced = {
-            var: tuple(one for o in made for one in (written.get(o), o) if one is not None)
+            var: tuple(
+                one
+                for o in (origin.get(m, m) for m in made)
+                for one in (written.get(o), o)
+                if one is not None
+            )
             for var, made in trace(plain["main"], grouped).items()
         }
         fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(

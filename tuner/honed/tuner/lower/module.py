@@ -81,6 +81,7 @@ def lower_module(
     joins: Joins = never,
     *,
     views: bool = True,
+    blocked: bool = True,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
@@ -91,7 +92,7 @@ def lower_module(
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal, traced = legalize_traced(module, profile, joins, views=views)
+    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
     program = read_program(legal, operators)

@@ -22,6 +22,7 @@ from tvm.s_tir import Schedule
 
 from .attention import attention
 from .attention_groups import attention_groups
+from .blocked import blocked
 from .blocks import SPATIAL, Keep, inline_elementwise
 from .channels import channels
 from .grouped import GroupTile, grouped
@@ -49,6 +50,7 @@ def _all() -> tuple[Sketch, ...]:
         packed,
         pointwise,
         windowed,
+        blocked,
         channels,
         tile,
         tile_across,

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .attentiontiles import attention_tile
+from .blockedtiles import blocked_rectangle
 from .decisions import Choice, Decision, Drawn, Tile
 from .heldtiles import held_tile
 from .kin import divisors
@@ -82,7 +83,7 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     found: dict[str, Drawn] = {}
     tiled = False
     for sketch in sketches:
-        singles = (rectangle, held_tile, window_tile, point_groups, attention_tile)
+        singles = (rectangle, blocked_rectangle, held_tile, window_tile, point_groups, attention_tile)
         for cut in (single(sketch) for single in singles):
             if cut is not None:
                 found[cut.text()] = cut
