@@ -9,7 +9,7 @@ from honed.runtime.profile import DeviceIdentity
 from .records import Setup
 
 # Raised when the same trace would give another kernel than before, or a task another default schedule.
-_LOWERING = 7
+_LOWERING = 8
 
 
 def setup_for(identity: DeviceIdentity) -> Setup:

@@ -17,6 +17,7 @@ from .factors import fold_factors
 from .graph import Graph
 from .moves import join_moves
 from .norms import join_norms
+from .pads import fold_pads
 from .pairs import join_pairs
 from .parts import split_parts
 from .siblings import combine_siblings
@@ -45,6 +46,7 @@ class Applied:
 PASSES = (  # in the order in which they run
     Pass("moves", join_moves),
     Pass("norms", join_norms),
+    Pass("pads", fold_pads),
     Pass("twins", merge_twins),
     Pass("factors", fold_factors),
     Pass("chains", fold_chains),

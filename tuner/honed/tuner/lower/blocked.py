@@ -131,7 +131,8 @@ class Convolution:
 
 def _outputs(weights: Array, lanes: int) -> Array:
     """Weights [O, I, ...] as [O/c, I, ..., c]."""
-    return block(weights[np.newaxis], lanes)[0]
+    found: Array = block(weights[np.newaxis], lanes)[0]
+    return found
 
 
 def _inputs(weights: Array, lanes: int) -> Array:

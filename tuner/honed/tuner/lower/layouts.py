@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from tvm import ir, relax, topi
 from tvm.ir import IRModule
 
+from honed.runtime.profile import DeviceProfile
+
 from .blocked import Convolution, block, blocked_shape, blocking, concatenated, unblocking
 from .strided import extents, is_fixed
 from .views import INJECTIVE, PRODUCT
 
 _DTYPE = "float32"
+_BYTES = 4
 _LAYOUT = "NCHW"
+_LAUNCH = 1 << 17  # bytes that move in the time of a launch
 # Of zeros they make no infinities, so what fills up the last block stays finite.
 _UNARY = frozenset({"relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negative", "relax.abs"})
 _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
@@ -24,16 +29,24 @@ _REDUCTIONS = frozenset({"relax.mean", "relax.sum", "relax.max", "relax.min"})
 _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 
 
+def block_lanes(profile: DeviceProfile) -> int:
+    """How many channels a block has on a device; 0 where blocks do not pay.
+
+    They do on processors, whose vectors are long (docs/graph.md).
+    """
+    return profile.rules.max_vector_bytes // _BYTES if profile.rules.family == "cpu" else 0
+
+
 def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[relax.Var, relax.Var]]:
-    """A Relax module whose convolutions, and what surrounds them, are computed in blocks of `lanes`.
+    """A Relax module in which convolutions, and what surrounds them, are computed in blocks of channels.
 
     Besides, by each variable of the new module, the one whose operator it holds the result of.
     """
     main = module["main"]
-    if not all(isinstance(one, relax.DataflowBlock) for one in main.body.blocks):
+    if not lanes or not all(isinstance(one, relax.DataflowBlock) for one in main.body.blocks):
         return module, {}
     bindings = [binding for one in main.body.blocks for binding in one.bindings]
-    chosen = _chosen(bindings, lanes)
+    chosen = _chosen(bindings, main.body.body, lanes)
     if not chosen:
         return module, {}
     others = {name: func for name, func in module.functions.items() if name.name_hint != "main"}
@@ -41,16 +54,95 @@ def block_channels(module: IRModule, lanes: int) -> tuple[IRModule, Mapping[rela
     return writer.written(main, bindings), writer.origin
 
 
-def _chosen(bindings: Sequence[relax.Binding], lanes: int) -> set[relax.Var]:
-    """The variables whose values are to be blocked."""
+def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -> set[relax.Var]:
+    """The variables whose values are to be blocked: regions of those that can be, where that pays."""
     found: set[relax.Var] = set()
+    regions = _Regions()
     for binding in bindings:
         call = binding.value
-        if not isinstance(call, relax.Call) or not _is_image(binding.var):
-            continue
-        if _convolution(call, found, lanes) is not None or _follows(call, found, lanes):
+        convolution = able = None
+        if isinstance(call, relax.Call) and _is_image(binding.var):
+            convolution = _convolution(call, found, lanes)
+            able = convolution is not None or _follows(call, found, lanes)
+        given = list(_variables(call))
+        if able:
             found.add(binding.var)
-    return found
+            regions.join(binding.var, [one for one in given if one in found])
+        if convolution is not None:
+            regions.gain(binding.var, _saved(call, convolution))
+            if convolution.depthwise and call.args[0] not in found:
+                regions.border(binding.var, call.args[0])
+        for one in given:
+            if not able and one in found:
+                regions.border(one, one)
+    for one in _variables(result):
+        if one in found:
+            regions.border(one, one)
+    return {var for var in found if regions.pays(var)}
+
+
+def _saved(call: relax.Call, what: Convolution) -> int:
+    """Bytes that a convolution moves less when its channels lie in blocks.
+
+    No result is taken apart into rows, and no image laid out, or padded, in memory.
+    """
+    image = _nbytes(call.args[0]) if what.depthwise or any(what.padding) else 0
+    return _nbytes(call) + (2 * image + _LAUNCH if image else 0)
+
+
+def _nbytes(expr: relax.Expr) -> int:
+    return math.prod(extents(expr)) * _BYTES
+
+
+def _variables(expr: relax.Expr) -> Iterator[relax.Var]:
+    """What an expression that is bound reads."""
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, relax.Call):
+        for argument in expr.args:
+            yield from _variables(argument)
+    elif isinstance(expr, relax.Tuple):
+        for one in expr.fields:
+            yield from _variables(one)
+    elif isinstance(expr, relax.TupleGetItem):
+        yield from _variables(expr.tuple_value)
+
+
+@dataclass
+class _Regions:
+    """Blocked values by which read each other, with what each region gains and what its borders move."""
+
+    parents: dict[relax.Var, relax.Var] = field(default_factory=dict)
+    gained: Counter[relax.Var] = field(default_factory=Counter)
+    borders: dict[relax.Var, relax.Var] = field(default_factory=dict)  # by what is moved, where
+
+    def join(self, var: relax.Var, others: Sequence[relax.Var]) -> None:
+        """A value is of the region of those it is made of, which become one."""
+        self.parents[var] = var
+        for other in others:
+            root = self._root(other)
+            if root is not self._root(var):
+                self.parents[root] = self._root(var)
+
+    def gain(self, var: relax.Var, nbytes: int) -> None:
+        """So many bytes are moved less in the region of a value."""
+        self.gained[var] += nbytes
+
+    def border(self, var: relax.Var, moved: relax.Var) -> None:
+        """A value is moved into the region of `var`, or out of it."""
+        self.borders[moved] = var
+
+    def pays(self, var: relax.Var) -> bool:
+        """Whether the region of a value gains more than its borders take."""
+        root = self._root(var)
+        gained = sum(nbytes for one, nbytes in self.gained.items() if self._root(one) is root)
+        moved = (one for one, at in self.borders.items() if self._root(at) is root)
+        return gained > sum(2 * _nbytes(one) + _LAUNCH for one in moved)
+
+    def _root(self, var: relax.Var) -> relax.Var:
+        while self.parents[var] is not var:
+            var = self.parents[var]
+        return var
 
 
 def _is_image(expr: relax.Expr) -> bool:
@@ -103,7 +195,7 @@ def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
         return bool(call.attrs.layout == call.attrs.out_layout == _LAYOUT)
     if name in _REDUCTIONS:
         axes = call.attrs.axis
-        return axes is not None and all(2 <= int(n) % len(before) for n in axes)
+        return axes is not None and all(int(n) % len(before) >= 2 for n in axes)
     if name in ("relax.reshape", "relax.broadcast_to"):
         return before[:2] == after[:2] and (name == "relax.reshape" or len(before) == len(after))
     if name == "relax.nn.pad":
@@ -119,9 +211,7 @@ def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool)
         return False
     return all(
         one in blocked and len(extents(one)) == len(shape) and extents(one)[:2] == shape[:2] for one in values
-    ) and all(
-        len(extents(one)) <= len(shape) for one in call.args if isinstance(one, ir.GenericConst)
-    )
+    ) and all(len(extents(one)) <= len(shape) for one in call.args if isinstance(one, ir.GenericConst))
 
 
 def _joins(call: relax.Call, given: relax.Tuple, blocked: set[relax.Var], lanes: int) -> bool:
@@ -200,7 +290,9 @@ class _Writer:
             fill = 1.0 if name == _DIVIDE else 0.0
             rank = len(extents(call))
             operands = [
-                _constant(one, rank, lanes, fill) if isinstance(one, ir.GenericConst) else self.as_blocked(one)
+                _constant(one, rank, lanes, fill)
+                if isinstance(one, ir.GenericConst)
+                else self.as_blocked(one)
                 for one in call.args
             ]
             return relax.Call(call.op, operands, call.attrs)
@@ -257,6 +349,9 @@ class _Writer:
         shape = extents(var)
         given = self.blocked[var]
         if math.prod(shape[2:]) == 1 and shape[1] % self.lanes == 0:
+            made = self.builder.lookup_binding(given)
+            if isinstance(made, relax.Call) and str(made.op.name) == "relax.reshape":
+                given = made.args[0]  # one reshape is a view, two are a kernel
             return self.builder.emit(relax.op.reshape(given, shape))
         made = self.builder.call_te(
             lambda blocked: unblocking(blocked, shape[1]),
@@ -276,7 +371,7 @@ _REDUCE: Mapping[str, Callable[..., relax.Expr]] = {
 
 
 def _constant(constant: ir.GenericConst, rank: int, lanes: int, fill: float) -> relax.Expr:
-    """A constant operand of something elementwise of that many axes, in blocks where it differs by channel."""
+    """A constant operand of something elementwise of `rank` axes, in blocks where it differs by channel."""
     array = constant.value.numpy()
     if array.size == 1:
         return relax.const(array.reshape(()))

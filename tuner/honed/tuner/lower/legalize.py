@@ -9,7 +9,7 @@ from tvm.ir import IRModule
 from honed.runtime.profile import DeviceProfile
 
 from .joining import Joins, join_attentions, never
-from .layouts import block_channels
+from .layouts import block_channels, block_lanes
 from .reductions import assign_single_elements
 from .target import target_for
 from .tracing import Traced, trace
@@ -34,19 +34,30 @@ _DENOMINATOR = (
 
 
 def legalize(
-    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True, blocked: bool = True
+    module: IRModule,
+    profile: DeviceProfile,
+    joins: Joins = never,
+    *,
+    views: bool = True,
+    blocked: bool = True,
 ) -> IRModule:
     """`main` as calls of fused functions; see `legalize_traced`."""
     return legalize_traced(module, profile, joins, views=views, blocked=blocked)[0]
 
 
 def legalize_traced(
-    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True, blocked: bool = True
+    module: IRModule,
+    profile: DeviceProfile,
+    joins: Joins = never,
+    *,
+    views: bool = True,
+    blocked: bool = True,
 ) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
-    Attentions that `joins` is for are one function. Without `views` all operands are copied. Constants are
-    not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has folded them before.
+    Attentions that `joins` is for are one function. Without `views` all operands are copied, and without
+    `blocked` channels lie as in the model. Constants are not folded here: TVM's FoldConstant compiles every
+    operator it folds, the frontend has folded them before.
     The variables of what each call computes are those of the module given.
     """
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
@@ -58,8 +69,7 @@ def legalize_traced(
             ]
         )(module)
         strided, written = read_by_strides(simple) if views else (simple, {})
-        lanes = 16 if profile.rules.family == "cpu" and blocked else 0
-        strided, origin = block_channels(strided, lanes) if lanes else (strided, {})
+        laid_out, origin = block_channels(strided, block_lanes(profile) if blocked else 0)
         annotated = tvm.transform.Sequential(
             [
                 relax.transform.LegalizeOps(
@@ -67,7 +77,7 @@ def legalize_traced(
                 ),
                 relax.transform.AnnotateTIROpPattern(),
             ]
-        )(strided)
+        )(laid_out)
         plain = annotate_views(annotated)
         grouped = relax.transform.FuseOps()(plain)
         traced = {

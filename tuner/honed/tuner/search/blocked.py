@@ -8,13 +8,12 @@ private memory, block by block of input channels, and read again for each step o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from .blocks import REDUCE, SPATIAL, Keep, reads_along
+from .blocks import SPATIAL, Keep, reads_along
 from .parts import (
     Part,
     SketchLimits,
@@ -28,7 +27,7 @@ from .parts import (
 )
 
 _AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
-_BLOCK_AXES = 4  # that a dense convolution sums over: blocks of channels, a window, the channels of a block
+_WINDOW_AXES = 2
 MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
 _MOST_BESIDE = 4  # vectors of channels that share the pixels
 
@@ -99,15 +98,15 @@ def _split(schedule: Schedule, main: Part, limits: SketchLimits, *, depthwise: b
     channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
     rows, down, _ = sample_tile(schedule, rows, MOST_VECTORS)
     columns, across, _ = sample_tile(schedule, columns, MOST_VECTORS)
-    outside = summed[:-1]
-    inside = summed[-1]
-    if len(summed) == _BLOCK_AXES:
-        outer, inside, _ = sample_tile(schedule, inside, limits.unroll)
-        outside = [*outside, outer]
+    if not depthwise:  # of a window's steps no pixel is kept for the next: registers hold the sums
+        blocks, *window = summed
+        summed = [blocks, *window] if len(window) > _WINDOW_AXES else [*window, blocks]
+        outer, inside, _ = sample_tile(schedule, summed[-1], limits.unroll)
+        summed = [*summed[:-1], outer, inside]
     return _Loops(
         groups=[images, rows, channels, columns],
-        outside=outside,
-        inside=inside,
+        outside=summed[:-1],
+        inside=summed[-1],
         tile=[down, across, beside],
         lanes=lanes,
     )

@@ -21,6 +21,9 @@ _MOST_PIXELS, _MOST_ROWS = 16, 2  # of a depthwise convolution
 _TALL = 0.9  # what more rows are worth
 _COPIED = 2  # a pixel that is padded is read and written
 
+# Steps of sketches that reduce.
+_COMPUTING = {"ComputeAt", "ReverseComputeAt", "DecomposeReduction", "RFactor", "CacheWrite", "SetScope"}
+
 
 def blocked_rectangle(sketch: Drawn) -> Drawn | None:
     """The sketch with the rectangle that its image is best cut into; None where it is of another kind."""
@@ -43,9 +46,19 @@ def blocked_rectangle(sketch: Drawn) -> Drawn | None:
         for place, d in sketch.decisions.items()
         if isinstance(d, Choice)
     }
-    for (place, tile), inner in zip(tiles, (*steps, _SUMS), strict=False):
+    for (place, tile), inner in zip(tiles, steps, strict=False):
         changed[place] = Tile((tile.extent // inner, inner), tile.most)
+    for place, tile in tiles[len(steps) :]:
+        summed = max(n for n in divisors(tile.extent) if n <= _SUMS)
+        changed[place] = Tile((tile.extent // summed, summed), tile.most)
     return sketch.with_decisions(changed)
+
+
+def moved_lines(sketch: Drawn) -> Drawn | None:
+    """The sketch itself where it moves lines of vectors, of which nothing is left open; else None."""
+    names = {str(step[0]) for step in sketch.steps}
+    lines = "Vectorize" in names and not names & _COMPUTING and "threadIdx" not in str(sketch.steps)
+    return sketch if lines and not sketch.decisions else None
 
 
 def _fitting(extents: Sequence[int], beside: int, most: int) -> Iterator[tuple[int, int, int]]:

@@ -28,7 +28,7 @@ from .channels import channels
 from .grouped import GroupTile, grouped
 from .held import held
 from .packed import packed
-from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
+from .parts import SketchLimits, alone, bind_alone, fuse, lane_choices, lanes_of, parts
 from .points import points
 from .pointwise import pointwise
 from .rows import columns, columns_again, rows, rows_again
@@ -59,6 +59,7 @@ def _all() -> tuple[Sketch, ...]:
         rows_again,
         columns,
         columns_again,
+        lines,
         stream,
         whole,
     )
@@ -151,6 +152,16 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         bind_alone(schedule, outer, limits)
         schedule.vectorize(vector)
         schedule.annotate(steps, "pragma_auto_unroll_max_step", 16)
+    return True
+
+
+def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """A work-group of a processor moves lines of blocks of channels. False where there are none."""
+    found = parts(schedule)
+    if not limits.groups_of_one or any(p.info.is_reduction or p.info.extents[-1:] != (most,) for p in found):
+        return False
+    for part in found:
+        alone(schedule, part, limits, most)
     return True
 
 
