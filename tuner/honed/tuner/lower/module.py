@@ -87,8 +87,8 @@ def lower_module(
 
     `names` are those of the operators that variables of the module hold the results of. `progress` is called
     with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
-    process does it. `joins`, `views` and `blocked` are as in `legalize`. Raises ModelRefused with every function that
-    cannot be lowered.
+    process does it. `joins`, `views` and `blocked` are as in `legalize`. Raises ModelRefused with every
+    function that cannot be lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
