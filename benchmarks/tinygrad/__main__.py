@@ -1,9 +1,10 @@
-"""Models beside tinygrad on OpenCL: `python -m benchmarks.tinygrad --python TINYGRADS_PYTHON MODEL.onnx...`.
+"""Models beside tinygrad on OpenCL: `python -m benchmarks.tinygrad --python PYTHON MODEL.onnx...`.
 
-tinygrad has an interpreter of its own (`python3 -m venv V; V/bin/pip install tinygrad numpy`); its compiler of
-host code wants clang. It runs the model's operators as its own scheduler fuses them, captured by its JIT, on
-the OpenCL device that it chooses, with `--beam N` after a search over its kernels. Ours are first served. Both
-take turns; printed are medians of whole inferences, from arrays of the host to arrays of the host.
+tinygrad has an interpreter of its own (`python3 -m venv V; V/bin/pip install tinygrad numpy`), and wants
+clang where a model has constants to compute. It runs the model's operators as its own scheduler fuses them,
+captured by its JIT, on the OpenCL device that it chooses, with `--beam N` after a search over its kernels.
+Ours are first served. Both take turns; printed are medians of whole inferences, from arrays of the host to
+arrays of the host.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _report(path: Path, python: str, beam: int, device: Device, turns: int) -> N
 
 @contextmanager
 def _started(path: Path, given: Arrays, python: str, beam: int) -> Iterator[Theirs]:
-    """tinygrad with a model, ready to run it."""
+    """Tinygrad with a model, ready to run it."""
     with tempfile.TemporaryDirectory() as folder:
         inputs, outputs = Path(folder) / "inputs.npz", Path(folder) / "outputs.npz"
         np.savez(inputs, allow_pickle=False, **given)

@@ -8,7 +8,7 @@ from tvm.ir import IRModule
 
 from honed.runtime.profile import DeviceProfile
 
-from .joining import Joins, join_attentions, never
+from .joining import Joins, join_functions, never
 from .layouts import block_channels, block_lanes
 from .reductions import assign_single_elements
 from .target import target_for
@@ -55,7 +55,7 @@ def legalize_traced(
 ) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
-    Attentions that `joins` is for are one function. Without `views` all operands are copied, and without
+    Chains of functions that `joins` is for are one. Without `views` all operands are copied, and without
     `blocked` channels lie as in the model. Constants are not folded here: TVM's FoldConstant compiles every
     operator it folds, the frontend has folded them before.
     The variables of what each call computes are those of the module given.
@@ -92,7 +92,7 @@ def legalize_traced(
         fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(
             grouped
         )
-        joined, parts = join_attentions(assign_single_elements(fused), joins)
+        joined, parts = join_functions(assign_single_elements(fused), joins)
     return joined, traced | {
         var: tuple(o for made in all_ for o in traced[made]) for var, all_ in parts.items()
     }

@@ -29,7 +29,7 @@ from .parts import (
 _AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
 _WINDOW_AXES = 2
 MOST_VECTORS = 28  # of accumulators: of 32 registers, the others hold weights and pixels
-_MOST_BESIDE = 4  # vectors of channels that share the pixels
+MOST_BESIDE = 4  # vectors of channels that share the pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _Loops:
 def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution of blocked tensors. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None
-    depthwise = _depthwise(schedule, found[1][0], most) if found is not None else None
+    depthwise = depthwise_of(schedule, found[1][0], most) if found is not None else None
     if found is None or depthwise is None:
         return False
     before, rest = found
@@ -72,7 +72,7 @@ def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
-def _depthwise(schedule: Schedule, main: Part, lanes: int) -> bool | None:
+def depthwise_of(schedule: Schedule, main: Part, lanes: int) -> bool | None:
     """Whether a blocked convolution is of each channel by itself; None where it is none."""
     extents, kinds = main.info.extents, main.info.kinds
     spatial = [n for n, kind in enumerate(kinds) if kind == SPATIAL]
@@ -95,7 +95,7 @@ def _is_block(part: Part, lanes: int) -> bool:
 def _split(schedule: Schedule, main: Part, limits: SketchLimits, *, depthwise: bool) -> _Loops:
     """Split the axes; how large the rectangle is, is left open."""
     images, channels, rows, columns, lanes, *summed = schedule.get_loops(main.block)
-    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else _MOST_BESIDE)
+    channels, beside, _ = sample_tile(schedule, channels, 1 if depthwise else MOST_BESIDE)
     rows, down, _ = sample_tile(schedule, rows, MOST_VECTORS)
     columns, across, _ = sample_tile(schedule, columns, MOST_VECTORS)
     if not depthwise:  # of a window's steps no pixel is kept for the next: registers hold the sums

@@ -35,12 +35,13 @@ def blocked_rectangle(sketch: Drawn) -> Drawn | None:
     if not rows.most == columns.most == MOST_VECTORS:
         return None
     extents = (beside.extent, rows.extent, columns.extent)
-    if beside.most == 1:
-        steps = max(_fitting(extents, 1, _MOST_PIXELS), key=lambda one: (_depthwise_worth(one, extents), one))
+    if names.count("DecomposeReduction") > 1:
+        most, worth = MOST_VECTORS, _separable_worth
+    elif beside.most == 1:
+        most, worth = _MOST_PIXELS, _depthwise_worth
     else:
-        steps = max(
-            _fitting(extents, beside.most, MOST_VECTORS), key=lambda one: (_worth(one, extents), one[-1])
-        )
+        most, worth = MOST_VECTORS, _worth
+    steps = max(_fitting(extents, beside.most, most), key=lambda one: (worth(one, extents), one[::-1]))
     changed: dict[int, Decision] = {
         place: Choice(d.options - 1, d.options)
         for place, d in sketch.decisions.items()
@@ -76,6 +77,13 @@ def _worth(steps: Sequence[int], extents: Sequence[int]) -> float:
     groups = math.prod(extents) // count
     loaded = beside + math.prod(pixels)
     return count / (count + loaded) * min(1.0, count / _DEEP) * groups / (groups + _FEW_GROUPS)
+
+
+def _separable_worth(steps: Sequence[int], extents: Sequence[int]) -> float:
+    """That of both, for work-items that have all channels."""
+    if math.prod(steps[1:]) > _MOST_PIXELS:
+        return 0.0
+    return _worth(steps, (steps[0], *extents[1:])) * _depthwise_worth(steps, extents)
 
 
 def _depthwise_worth(steps: Sequence[int], extents: Sequence[int]) -> float:

@@ -32,6 +32,7 @@ from .parts import SketchLimits, alone, bind_alone, fuse, lane_choices, lanes_of
 from .points import points
 from .pointwise import pointwise
 from .rows import columns, columns_again, rows, rows_again
+from .separable import separable
 from .sliced import SLICES, sliced
 from .tile import tile, tile_across, tile_padded
 from .traces import as_module, steps, unscheduled
@@ -109,6 +110,12 @@ def attention_sketches(func: tirx.PrimFunc, by: GroupTile | None, limits: Sketch
             partial(attention_groups, by=by, limits=limits, most=lanes[0], copied=copied)
             for copied in (True, False)
         ]
+    return _different(unscheduled(as_module(func)), tries)
+
+
+def separable_sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
+    """The sketch of two convolutions in one function; none where the function is something else."""
+    tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
     return _different(unscheduled(as_module(func)), tries)
 
 
