@@ -78,16 +78,22 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
     for one in _variables(result):
         if one in found:
             regions.border(one, one)
-    return {var for var in found if regions.pays(var)}
+    return {var for var in found if regions.pays(var, lanes)}
 
 
 def _saved(call: relax.Call, what: Convolution) -> int:
     """Bytes that a convolution moves less when its channels lie in blocks.
 
-    No result is taken apart into rows, and no image laid out, or padded, in memory.
+    No result is taken apart into rows, and no image in blocks is laid out, or padded, in memory.
     """
-    image = _nbytes(call.args[0]) if what.depthwise or any(what.padding) else 0
+    image = _nbytes(call.args[0]) if what.depthwise or (what.blocked and any(what.padding)) else 0
     return _nbytes(call) + (2 * image + _LAUNCH if image else 0)
+
+
+def _lies_alike(var: relax.Var, lanes: int) -> bool:
+    """Whether a value lies in memory as it does in blocks."""
+    _, channels, *rest = extents(var)
+    return math.prod(rest) == 1 and channels % lanes == 0
 
 
 def _nbytes(expr: relax.Expr) -> int:
@@ -132,12 +138,12 @@ class _Regions:
         """A value is moved into the region of `var`, or out of it."""
         self.borders[moved] = var
 
-    def pays(self, var: relax.Var) -> bool:
+    def pays(self, var: relax.Var, lanes: int) -> bool:
         """Whether the region of a value gains more than its borders take."""
         root = self._root(var)
         gained = sum(nbytes for one, nbytes in self.gained.items() if self._root(one) is root)
         moved = (one for one, at in self.borders.items() if self._root(at) is root)
-        return gained > sum(2 * _nbytes(one) + _LAUNCH for one in moved)
+        return gained > sum(2 * _nbytes(one) + _LAUNCH for one in moved if not _lies_alike(one, lanes))
 
     def _root(self, var: relax.Var) -> relax.Var:
         while self.parents[var] is not var:
@@ -348,7 +354,7 @@ class _Writer:
     def _unblocked(self, var: relax.Var) -> relax.Expr:
         shape = extents(var)
         given = self.blocked[var]
-        if math.prod(shape[2:]) == 1 and shape[1] % self.lanes == 0:
+        if _lies_alike(var, self.lanes):
             made = self.builder.lookup_binding(given)
             if isinstance(made, relax.Call) and str(made.op.name) == "relax.reshape":
                 given = made.args[0]  # one reshape is a view, two are a kernel
