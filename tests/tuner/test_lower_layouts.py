@@ -186,6 +186,7 @@ W = {
     "d": weights(16, 1, 3, 3),
     "p": weights(32, 16, 1, 1),
     "g": weights(16, 8, 3, 3),
+    "infinite": np.array(np.inf, np.float32),
 }
 SAME = "pads = [1, 1, 1, 1]"
 
@@ -198,6 +199,13 @@ SAME = "pads = [1, 1, 1, 1]"
         (f"a = Conv <{SAME}> (x, w) b = Conv <{SAME}, group = 16> (a, d) y = Tanh(b)", "1,16,20,20", 2, 1),
         # What is written into blocks would have to be moved out of them again, and nothing is padded.
         ("y = Conv(x, w)", "1,16,18,18", 0, 0),
+        # Infinities, and what is divided by zero, would make numbers of what fills up a block that are none.
+        (
+            f"a = Conv <{SAME}> (x, w) b = Mul(a, infinite) y = Conv <{SAME}, group = 16> (b, d)",
+            "1,16,20,20",
+            0,
+            0,
+        ),
         # In groups of more than one channel.
         (f"y = Conv <{SAME}, group = 2> (z, g)", "1,16,20,20", 0, 0),
     ],

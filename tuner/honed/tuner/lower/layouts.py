@@ -25,6 +25,7 @@ _LAUNCH = 1 << 17  # bytes that move in the time of a launch
 _UNARY = frozenset({"relax.nn.relu", "relax.sigmoid", "relax.tanh", "relax.negative", "relax.abs"})
 _BINARY = frozenset({"relax.add", "relax.subtract", "relax.multiply", "relax.maximum", "relax.minimum"})
 _DIVIDE = "relax.divide"
+_BOUNDS = frozenset({"relax.maximum", "relax.minimum"})  # by infinities, too
 _REDUCTIONS = frozenset({"relax.mean", "relax.sum", "relax.max", "relax.min"})
 _POOLS = frozenset({"relax.nn.max_pool2d", "relax.nn.avg_pool2d"})
 
@@ -78,7 +79,7 @@ def _chosen(bindings: Sequence[relax.Binding], result: relax.Expr, lanes: int) -
     for one in _variables(result):
         if one in found:
             regions.border(one, one)
-    return {var for var in found if regions.pays(var, lanes)}
+    return regions.paying(lanes)
 
 
 def _saved(call: relax.Call, what: Convolution) -> int:
@@ -138,12 +139,15 @@ class _Regions:
         """A value is moved into the region of `var`, or out of it."""
         self.borders[moved] = var
 
-    def pays(self, var: relax.Var, lanes: int) -> bool:
-        """Whether the region of a value gains more than its borders take."""
-        root = self._root(var)
-        gained = sum(nbytes for one, nbytes in self.gained.items() if self._root(one) is root)
-        moved = (one for one, at in self.borders.items() if self._root(at) is root)
-        return gained > sum(2 * _nbytes(one) + _LAUNCH for one in moved if not _lies_alike(one, lanes))
+    def paying(self, lanes: int) -> set[relax.Var]:
+        """The values of regions that gain more than their borders take."""
+        left = Counter[relax.Var]()
+        for one, nbytes in self.gained.items():
+            left[self._root(one)] += nbytes
+        for moved, at in self.borders.items():
+            if not _lies_alike(moved, lanes):
+                left[self._root(at)] -= 2 * _nbytes(moved) + _LAUNCH
+        return {var for var in self.parents if left[self._root(var)] > 0}
 
     def _root(self, var: relax.Var) -> relax.Var:
         while self.parents[var] is not var:
@@ -205,7 +209,7 @@ def _follows(call: relax.Call, blocked: set[relax.Var], lanes: int) -> bool:
     if name in ("relax.reshape", "relax.broadcast_to"):
         return before[:2] == after[:2] and (name == "relax.reshape" or len(before) == len(after))
     if name == "relax.nn.pad":
-        return not any(int(n) for n in call.attrs.pad_width[:4])
+        return not any(int(n) for n in call.attrs.pad_width[:4]) and math.isfinite(call.attrs.pad_value)
     return False
 
 
@@ -215,9 +219,15 @@ def _is_elementwise(call: relax.Call, blocked: set[relax.Var], *, divides: bool)
     values = [one for one in call.args if not isinstance(one, ir.GenericConst)]
     if not values or (divides and isinstance(call.args[0], ir.GenericConst)) or (divides and len(values) > 1):
         return False
+    alike = (len(extents(one)) == len(shape) and extents(one)[:2] == shape[:2] for one in values)
+    if not all(one in blocked for one in values) or not all(alike):
+        return False
+    bounds = str(call.op.name) in _BOUNDS
+    constants = [one.value.numpy() for one in call.args if isinstance(one, ir.GenericConst)]
     return all(
-        one in blocked and len(extents(one)) == len(shape) and extents(one)[:2] == shape[:2] for one in values
-    ) and all(len(extents(one)) <= len(shape) for one in call.args if isinstance(one, ir.GenericConst))
+        one.ndim <= len(shape) and (bounds or np.isfinite(one).all()) and not (divides and (one == 0).any())
+        for one in constants
+    )
 
 
 def _joins(call: relax.Call, given: relax.Tuple, blocked: set[relax.Var], lanes: int) -> bool:
