@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.inference import Plan, check
+from honed.daemon.inference import Plan, check, closed
 from honed.daemon.regions import RegionTable
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
@@ -43,7 +43,7 @@ def regions() -> Iterator[RegionTable]:
 def planned(regions: RegionTable, **changes: Any) -> Plan:
     params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
     parsed = parse(InferParams, params)
-    return check(parsed, INPUTS, OUTPUTS, regions, max_bytes=1 << 20, keep=True)
+    return check(parsed, closed(INPUTS, OUTPUTS), None, regions, max_bytes=1 << 20, keep=True)
 
 
 def placed(entry: dict[str, Any], offset: int, size: int, name: str = "r") -> dict[str, Any]:
@@ -81,7 +81,8 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     worker = plan.for_worker("key")
     assert worker["inputs"][0][3] == [number, 0, 24]
     assert worker["outputs"] == [["y", [number, 4086, 10]]]
-    result = plan.result([], 1, 2)
+    answer = {"raw": [], "shapes": [[5]], "infer_ns": 2000}
+    result = plan.result(answer, 1, "gpu")
     assert result["outputs"][0]["parameters"]["shared_memory_offset"] == 4086
 
 

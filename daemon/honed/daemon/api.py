@@ -37,6 +37,7 @@ from honed.runtime.version import own_version
 
 from . import inference, models
 from .connection import Connection, WithDescriptors
+from .interface import Interface
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
@@ -47,7 +48,7 @@ from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
 from .serving.registry import Registry
-from .serving.states import State
+from .serving.states import ServedModel, State
 from .tunerchild import TunerChild
 from .tunerruns import MEASURING, TunerRuns
 
@@ -206,13 +207,18 @@ class Api:
 
     @_answers(methods.MODEL_METADATA)
     async def _model_metadata(self, call: Call, params: ModelParams) -> results.ModelMetadata:
-        entry, model = self._registry.compiled(_named(params))
+        entry = self._registry.get(_named(params))
+        compiled, given = _interfaces(entry)
+        shown = given or compiled
+        if shown is None:
+            self._registry.compiled(entry.name)  # which says why
+            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
         return results.ModelMetadata(
             name=entry.name,
             versions=(VERSION,),
-            platform="honed_opencl",
-            inputs=tuple(map(inference.describe, model.inputs)),
-            outputs=tuple(map(inference.describe, model.outputs)),
+            platform="onnxruntime_onnx" if entry.on_cpu else "honed_opencl",
+            inputs=tuple(map(inference.describe, shown.inputs)),
+            outputs=tuple(map(inference.describe, shown.outputs)),
         )
 
     @_answers(methods.MODEL_STATISTICS)
@@ -226,7 +232,10 @@ class Api:
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: Call, params: ModelParams) -> dict[str, Any]:
         entry = self._registry.get(_named(params))
-        return {**models.show(entry), "placement": self._fleet.placed(entry)}
+        return {
+            **models.show(entry, self._fleet.of(entry).identity()),
+            "placement": self._fleet.placed(entry),
+        }
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: Call, params: ProfileParams) -> dict[str, Any]:
@@ -237,7 +246,7 @@ class Api:
         entry, _ = self._registry.compiled(params.name)
         with self._leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self._fleet.profile(call.connection.client, entry, runs, timeline=timeline)
-        if entry.at_home:
+        if entry.on_device:
             self._ledger.profiled(entry.name, entry.key, profile["rows"])
         return profile
 
@@ -245,10 +254,10 @@ class Api:
     async def _model_export(self, call: Call, params: ExportParams) -> WithDescriptors[results.ModelExported]:
         manifest, descriptors = self._jobs.export(params.name)
         result = results.ModelExported(
-            files=tuple(file.name for file in (manifest.compiled, *manifest.sources)),
+            files=tuple(file.name for file in manifest.files),
             shapes=dict(manifest.shapes),
             precision=manifest.precision,
-            sha256=manifest.compiled.sha256,
+            sha256=self._registry.get(params.name).key,
         )
         return WithDescriptors(result, descriptors)
 
@@ -256,18 +265,21 @@ class Api:
     async def _model_infer(self, call: Call, params: InferParams) -> dict[str, Any]:
         with self._registry.statistics(params.model_name).request():
             check_version(params.model_version)
-            entry, model = self._registry.compiled(params.model_name)
+            entry = self._registry.get(params.model_name)
+            compiled, given = _interfaces(entry)
+            if compiled is None and given is None:
+                self._registry.compiled(entry.name)
             with self._leasing.serving(entry.name, call.connection.peer.pid):
                 plan = inference.check(
                     params,
-                    model.inputs,
-                    model.outputs,
+                    compiled,
+                    given,
                     call.connection.regions,
                     max_bytes=self._limits.max_answer_bytes,
                     keep=self._ledger.settings.keep_inputs,
                 )
                 result = await self._fleet.infer(call.connection.client, entry, plan)
-            if self._registry.find(entry.name) is not None and entry.at_home:
+            if self._registry.find(entry.name) is not None and not entry.away:
                 self._ledger.ran(entry.name, result["parameters"]["compute_us"] / 1e6)
             return result
 
@@ -333,7 +345,12 @@ class Api:
         return results.Index(
             models=tuple(
                 results.IndexedModel(
-                    name=entry.name, version=VERSION, state=entry.state.value, reason=entry.remark
+                    name=entry.name,
+                    version=VERSION,
+                    state=entry.state.value,
+                    reason=entry.remark,
+                    engine="cpu" if entry.on_cpu else "gpu",
+                    engine_why=entry.manifest.why,
                 )
                 for entry in self._registry.all()
             )
@@ -353,6 +370,13 @@ class Api:
         self._ledger.forget(params.model_name)
         self._leasing.forget(params.model_name)
         return Done()
+
+
+def _interfaces(entry: ServedModel) -> tuple[Interface | None, Interface | None]:
+    """Of a model's compiled form, and of its file where the CPU engine runs that."""
+    compiled = entry.compiled
+    closed = inference.closed(compiled.inputs, compiled.outputs) if compiled is not None else None
+    return closed, entry.manifest.interface
 
 
 def _named(params: ModelParams) -> str:

@@ -10,9 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from honed.protocol import strict
 from honed.protocol.errors import HonedError, ModelRefused
 
+from .blocking import in_thread
 from .building import Builder, BuilderLost, Progress
+from .interface import Interface
 from .limits import Limits
 from .proven import Proven
 from .serving import actions, events
@@ -41,7 +44,7 @@ class Loader:
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
-        self._dueling = asyncio.Lock()  # the worker knows one pair at a time
+        self.comparing = asyncio.Lock()  # the worker knows one pair at a time
 
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
@@ -58,8 +61,9 @@ class Loader:
 
     async def restore(self, action: actions.Load) -> events.Event:
         """Have the worker load a model of the store; what came of it."""
-        key, path = action.model.key, str(self._store.object(action.model.manifest.compiled))
+        key = action.model.key_on(self._engine.name)
         try:
+            path = str(await in_thread(self._store.form, action.model.manifest, key))
             proven_now = await self._prove_apart(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
         except WorkerLost as error:
@@ -72,7 +76,7 @@ class Loader:
 
     async def prove(self, action: actions.Prove) -> events.Event | None:
         """Compare a model that serves already with one more of its probes; None where the worker ended."""
-        key = action.model.key
+        key = action.model.key_on(self._engine.name)
         try:
             outputs = await self._check(key, action.probe, give_way=True)
         except WorkerLost:
@@ -88,7 +92,7 @@ class Loader:
         model, before = action.model, action.before
         try:
             # It is there already, unless the worker was started anew.
-            await self.load(before.key, str(self._store.object(before.manifest.compiled)))
+            await self.load(before.key, str(self._store.form(before.manifest, before.key)))
             duel = await self.duel(before.key, model.key, JUDGE_ROUNDS)
         except WorkerLost as error:
             return events.JudgingBroken(model.number, str(error))
@@ -132,7 +136,9 @@ class Loader:
         if not left:
             self._proven().note(key)
         checked = {"device": built["device"], "outputs": outputs}
-        return Proof(engine=self._engine.name, worker=worker, checked=checked, left=left)
+        said = built.get("interface")
+        interface = strict.from_plain(Interface, said, where="Load") if said is not None else None
+        return Proof(engine=self._engine.name, worker=worker, checked=checked, left=left, interface=interface)
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> list[dict[str, Any]]:
         """The worst of every output so far; raises ModelRefused where an answer is wrong."""
@@ -141,8 +147,8 @@ class Loader:
         return outputs
 
     def _proven(self) -> Proven:
-        assert self._supervisor.profile is not None
-        return Proven(self._cache_dir, self._supervisor.profile.identity)
+        assert self._supervisor.identity is not None
+        return Proven(self._cache_dir, self._supervisor.identity)
 
     def _forget(self, key: str) -> None:
         try:
@@ -157,7 +163,7 @@ class Loader:
         """
         taken: tuple[list[int], list[int]] = ([], [])
         wrong, turn = "", 0
-        async with self._dueling:
+        async with self.comparing:
             while turn < 2 * rounds and not wrong:
                 answer = await self._careful("Duel", {"old": old, "new": new, "turn": turn})
                 taken[turn % 2].append(answer["ns"])
@@ -165,6 +171,19 @@ class Loader:
                 rounds = max(rounds, answer["sets"])
                 turn += 1
         return Duel(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+
+    async def turn(self, key: str, compiled: Path, turn: int) -> int:
+        """One run of a model of the CPU engine on the inputs of its compiled form's probes; nanoseconds."""
+        answer = await self._careful("Turn", {"key": key, "compiled": str(compiled), "turn": turn})
+        return int(answer["ns"])
+
+    async def alone(self, key: str, turn: int) -> int:
+        """One run of a loaded compiled file on the inputs of its probes, 0 first; nanoseconds.
+
+        The caller holds `comparing`.
+        """
+        answer = await self._careful("Duel", {"old": key, "new": key, "turn": 2 * turn})
+        return int(answer["ns"])
 
     async def median_us(self, key: str, rounds: int) -> float:
         """Of one run of a loaded file, in microseconds; raises as `duel`."""

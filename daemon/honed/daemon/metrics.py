@@ -112,11 +112,12 @@ def _model(entry: ServedModel, now: float, uptime: float) -> dict[str, Any]:
     history = entry.manifest.history
     return {
         "name": entry.name,
-        "version": history.current.number,
+        "version": history.number,
         "quarantined_versions": sum(bool(version.quarantine) for version in history.versions),
         "sha256": entry.key,
         "state": entry.state.value,
         "ready": entry.state is State.READY,
         "away": entry.away,
+        "engine": "cpu" if entry.on_cpu else "gpu",
         **entry.statistics.plain(now, uptime),
     }

@@ -90,6 +90,12 @@ def _failures(document: Document) -> Iterator[Sample]:
             yield Sample(count, {"model": model["name"], "code": code})
 
 
+def _answers(document: Document) -> Iterator[Sample]:
+    for model in document["models"]:
+        for engine, count in model["engines"].items():
+            yield Sample(count, {"model": model["name"], "engine": engine})
+
+
 def _summary(part: str) -> Callable[[Document], Iterator[Sample]]:
     def samples(document: Document) -> Iterator[Sample]:
         for model in document["models"]:
@@ -257,6 +263,13 @@ FAMILIES: tuple[Family, ...] = (
         "",
         "Requests run again because their worker failed",
         _each_model(lambda m: m["retries"]),
+    ),
+    Family(
+        "honed_model_answers",
+        "counter",
+        "",
+        "Answered requests, by the engine that answered: cpu, or gpu for compiled forms",
+        _answers,
     ),
     Family(
         "honed_model_kernel_executions",

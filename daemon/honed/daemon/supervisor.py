@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import enum
 import logging
 import time
@@ -14,19 +15,22 @@ from typing import Any
 
 from honed.machine.aiochildren import Child
 from honed.machine.children import kill_group
+from honed.protocol import strict
 from honed.protocol.errors import HonedError, Unavailable
 from honed.runtime.aiolink import AsyncLink
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.profilefile import from_dict
 
 from .limits import Limits
 from .regions import HeldRegion
 from .requests import Restarts
-from .workerprocess import spawn
+from .workerprocess import Program, spawn
 
 _REMEMBERED_ENDS = 10
 _QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
-_AT_WORK = frozenset({"Load", "Check", "Duel", "Infer", "Profile"})  # calls in which a model runs or is built
+_AT_WORK = frozenset(
+    {"Load", "Check", "Duel", "Turn", "Infer", "Profile"}
+)  # calls in which a model runs or is built
 _log = logging.getLogger(__name__)
 
 
@@ -45,13 +49,13 @@ class Supervisor:
     """The worker process and the calls to it.
 
     With `expects_models` a worker that starts is to load some at once. The device that the first worker found
-    is the one that later workers look for.
+    is the one that later workers look for. An engine without a device has an identity and no profile.
     """
 
-    def __init__(self, limits: Limits, cache_dir: Path, device: str) -> None:
+    def __init__(self, limits: Limits, cache_dir: Path, program: Program) -> None:
         self._limits = limits
         self._cache_dir = cache_dir
-        self._device = device
+        self.program = program
         self._process: Child | None = None
         self._link: AsyncLink | None = None
         self._mapped: set[int] = set()  # regions the present worker knows
@@ -68,6 +72,7 @@ class Supervisor:
         self.last_ends: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED_ENDS)
         self.ended_from_outside = False  # the last worker was killed by somebody else, or for want of memory
         self.spec = ""
+        self.identity: DeviceIdentity | None = None
         self.profile: DeviceProfile | None = None
 
     @property
@@ -210,16 +215,17 @@ class Supervisor:
         self.starts += 1
         self._kill_reason = self._kill_kind = ""
         self._lost_at_work = self.ended_from_outside = False
-        process, link = await spawn(
-            self._cache_dir, self._device, self._lost, memory_mib=self._limits.worker_memory_mib
-        )
+        process, link = await spawn(self.program, self._cache_dir, self._lost)
         self._process, self._link = process, link
         seconds = self._limits.load_seconds
         # Half of it for the peaks: a device that is too slow for them is served by all the same.
         wanted = {"models": self.expects_models, "measure_seconds": seconds / 2}
         hello = await self.call("Hello", wanted, seconds=seconds)
-        self.spec = self._device = str(hello["spec"])
-        self.profile = from_dict(hello["profile"])
+        self.spec = str(hello["spec"])
+        self.identity = strict.from_plain(DeviceIdentity, hello["identity"], where="Hello")
+        if hello["profile"] is not None:
+            self.profile = from_dict(hello["profile"])
+            self.program = dataclasses.replace(self.program, argument=self.spec)
         self._state, self.reason = "ready", ""
         self._turned.set()
         _log.info("worker %d is ready on %s", process.pid, self.spec)

@@ -141,8 +141,8 @@ class TunerRuns:
                     name=entry.name,
                     shapes=staged.shapes,
                     precision=staged.precision,
-                    device=self._fleet.of(entry).supervisor.spec or None,
-                    current=self._store.object(entry.manifest.compiled),
+                    device=self._fleet.device_of(entry).supervisor.spec or None,
+                    current=self._store.form(entry.manifest, entry.key),
                     records=self._records,
                     cache_dir=self._cache_dir,
                 )

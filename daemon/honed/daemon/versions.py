@@ -61,13 +61,18 @@ class History:
 
     @property
     def current(self) -> Version:
-        """The one served."""
-        return self.get(self.stints[-1].number)
+        """The one served, or that would be if its device served; raises NotFound where there is none."""
+        return self.get(self.number)
+
+    @property
+    def number(self) -> int:
+        """Of the current version; 0: nothing was compiled."""
+        return self.stints[-1].number if self.stints else 0
 
     @property
     def next_number(self) -> int:
         """For the version to come."""
-        return max(v.number for v in self.versions) + 1
+        return max((v.number for v in self.versions), default=0) + 1
 
     def get(self, number: int) -> Version:
         """Raises NotFound."""
@@ -80,11 +85,12 @@ class History:
         """The latest one before the current that can be gone back to."""
         served = [stint.number for stint in self.stints]
         fit = [
-            v
-            for v in self.versions
-            if v.kept and v.settled and not v.quarantine and v.number != self.current.number
+            v for v in self.versions if v.kept and v.settled and not v.quarantine and v.number != self.number
         ]
         return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
+
+
+NO_HISTORY = History(versions=(), stints=(), pinned=False)
 
 
 def first(version: Version, now: float) -> History:

@@ -41,6 +41,7 @@ class DeviceStatus:
     """A device of the service, and what it serves."""
 
     name: str
+    engine: str
     default: bool
     stand_in: bool
     spec: str
@@ -243,12 +244,13 @@ class RecentFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Figures:
-    """Of requests; `failures` by the error's code."""
+    """Of requests; `failures` by the error's code, `engines` that answered: cpu, gpu."""
 
     requests: int
     served: int
     failures: dict[str, int]
     retries: int
+    engines: dict[str, int]
     kernel_executions: int
     device_seconds: float
     latency: Spans
@@ -276,6 +278,7 @@ class ModelFigures(Figures):
     state: str
     ready: bool
     away: str
+    engine: str
     device: str
     waiting: int
     spent: TimeSpent
