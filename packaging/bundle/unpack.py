@@ -4,9 +4,10 @@ python3 unpack.py PACKAGE WHEELS FOLDER
 python3 unpack.py --links PACKAGE WHEELS FOLDER TRIPLET
 
 Every wheel in WHEELS that PACKAGE brings goes below FOLDER, as pip would put it there. The second form makes
-links in place of the copies of libraries that Debian has, for a machine named TRIPLET, as x86_64-linux-gnu. It
-is a step of its own because dh_python3, which comes between, removes links that lead nowhere on the building machine. The same
-wheels give the same files. Works for any machine on any other: nothing is executed or compiled.
+links in place of the copies of libraries that Debian has, for a machine named TRIPLET, as x86_64-linux-gnu.
+It is a step of its own because dh_python3, which comes between, removes links that lead nowhere on the
+building machine. The same wheels give the same files. Works for any machine on any other: nothing is executed
+or compiled.
 """
 
 from __future__ import annotations

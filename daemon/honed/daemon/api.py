@@ -244,6 +244,11 @@ class Api:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
         entry, _ = self._registry.compiled(params.name)
+        if entry.on_cpu:
+            raise Unavailable(
+                f"the CPU engine serves {entry.name}, which has no kernels to profile; "
+                "'hone add --engine gpu' has the compiled form serve"
+            )
         with self._leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self._fleet.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.on_device:
