@@ -21,7 +21,7 @@ from honed.daemon.engines import ROUNDS, TIE, choose, compare
 from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.store import Manifest, Store, begin, describe
 from honed.daemon.supervisor import WorkerLost
-from honed.runtime import Client
+from honed.runtime import Client, modelfile
 from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound
 
 from . import spin
@@ -155,6 +155,25 @@ def test_a_restart_serves_the_stored_source_and_a_crash_is_survived(
         assert psutil.pid_exists(device(client)["worker"]["pid"])
 
 
+def test_compiling_ends_with_the_model_and_goes_on_after_a_restart(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    path = dense(tmp_path)
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        client.add(path, wait=False)
+        client.remove("dense")
+        assert not client.models()
+        client.add(path, wait=False)
+    service.kill()
+    service.restart()
+    service.wait_listening()
+    with service.client() as client:
+        check(client, "dense", path, {"x": np.ones((3, 6), np.float32)})
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        check(client, "dense", path, {"x": np.ones((1, 6), np.float32)})
+
+
 def test_gpu_refuses_and_cpu_compiles_nothing(both: Service, tmp_path: Path) -> None:
     with both.client() as client:
         with pytest.raises(ModelRefused, match="GRU"):
@@ -282,6 +301,21 @@ def test_a_better_version_of_what_the_cpu_engine_serves_is_compared_with_that(
         client.rollback("m")
         assert engine(client, "m") == "gpu", "a version that was chosen by hand serves"
         right()
+
+
+def test_while_a_damaged_compiled_file_is_made_anew_the_cpu_engine_serves(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    stored_as_slower(tmp_path / "state", tmp_path / "made")
+    objects = (tmp_path / "state" / "objects").iterdir()
+    [compiled] = [path for path in objects if path.read_bytes().startswith(modelfile.MAGIC)]
+    compiled.write_bytes(b"damaged")
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+        wait_for(lambda: client.show("m")["kernels"], "it to be compiled again", service, seconds=200)
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+        assert (engine(client, "m"), client.models()[0]["engine_why"]) == ("cpu", "it was slower")
 
 
 class Turns:

@@ -402,10 +402,22 @@ def _manifest(
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
         kept = replaced.manifest
-        return dataclasses.replace(
+        same = dataclasses.replace(
             manifest, sources=kept.sources, shapes=kept.shapes, precision=kept.precision
         )
-    return manifest
+        return _same_engines(same, kept)
+    return manifest if restored is None else _same_engines(manifest, restored)
+
+
+def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
+    """What is known of engines is of the source, and holds for another compiled form of it."""
+    return dataclasses.replace(
+        manifest,
+        interface=before.interface,
+        wanted=before.wanted,
+        chosen=before.chosen,
+        why=before.why,
+    )
 
 
 def _history(file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None) -> History:
