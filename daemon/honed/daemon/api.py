@@ -366,8 +366,8 @@ class Api:
         def notify(progress: dict[str, Any]) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
-        with self._leasing.adding(call.connection.peer.pid):
-            return await self._jobs.add(params, call.descriptors, notify)
+        meanwhile = self._leasing.adding(call.connection.peer.pid)
+        return await self._jobs.add(params, call.descriptors, notify, meanwhile)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: Call, params: UnloadParams) -> Done:

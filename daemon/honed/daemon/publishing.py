@@ -19,11 +19,12 @@ from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .engines import Choice, compare
 from .inspection import Inspector
-from .jobs import Jobs, failure, same_but_schedules
+from .jobs import Jobs, failure
 from .latencies import Latencies
 from .limits import Limits
 from .loading import JUDGE_ROUNDS
 from .making import load
+from .manifests import same_but_schedules
 from .pool import Pool
 from .serving.events import Added, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .serving.registry import Registry
