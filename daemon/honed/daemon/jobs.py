@@ -132,6 +132,7 @@ class Jobs:
                     made = await self._make(shown, staged, servers)
                     return job.added(made.model, made.file.sha256)
                 job.is_served(given)
+                shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
                 return await self._compile_on(job, shown, staged, servers, given)
 
     async def _serve_as_given(self, job: Job, staged: Staged, wanted: str) -> Manifest | None:
@@ -359,8 +360,8 @@ class Jobs:
             files = [(made.file, made.path), *staged.sources]
             await to_its_end(self._commit(manifest, made.model, made.proof, files))
         job.report("load", 1.0)
-        engine = manifest.why or made.server.shown
-        _log.info("serving model %s (%s) on %s", job.name, made.file.sha256[:12], engine)
+        on = made.server.shown
+        _log.info("model %s (%s) is compiled for %s. %s", job.name, made.file.sha256[:12], on, manifest.why)
         return made
 
     async def _with_choice(self, job: Job, manifest: Manifest, made: Made, given: Manifest) -> Manifest:
