@@ -50,7 +50,7 @@ class Service:
 
     def configure(self, text: str) -> None:
         """Another configuration, read at once."""
-        (self._folder / "honed.toml").write_text(text)
+        (self._folder / "honed.toml").write_text(_served_compiled(text))
         with self.client() as client:
             client.reload_config()
 
@@ -155,6 +155,10 @@ def start(
 def _quiet(config: str) -> str:
     """Tests that tune, or that have the CPU engine serve, say so: everything else is quicker without."""
     config = config if "[tuner]" in config else config + NO_TUNER
+    return _served_compiled(config)
+
+
+def _served_compiled(config: str) -> str:
     return config if "[serve]" in config else config + COMPILED_ONLY
 
 

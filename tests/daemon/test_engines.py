@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -15,10 +17,14 @@ import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.daemon.engines import TIE, choose
-from honed.runtime import Client
+from honed.daemon.engines import ROUNDS, TIE, choose, compare
+from honed.daemon.interface import Interface, OpenTensor
+from honed.daemon.store import Manifest, Store, begin, describe
+from honed.daemon.supervisor import WorkerLost
+from honed.runtime import Client, modelfile
 from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound
 
+from . import spin
 from .running import NO_TUNER, Service, serving, wait_for
 
 FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
@@ -149,6 +155,25 @@ def test_a_restart_serves_the_stored_source_and_a_crash_is_survived(
         assert psutil.pid_exists(device(client)["worker"]["pid"])
 
 
+def test_compiling_ends_with_the_model_and_goes_on_after_a_restart(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    path = dense(tmp_path)
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        client.add(path, wait=False)
+        client.remove("dense")
+        assert not client.models()
+        client.add(path, wait=False)
+    service.kill()
+    service.restart()
+    service.wait_listening()
+    with service.client() as client:
+        check(client, "dense", path, {"x": np.ones((3, 6), np.float32)})
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        check(client, "dense", path, {"x": np.ones((1, 6), np.float32)})
+
+
 def test_gpu_refuses_and_cpu_compiles_nothing(both: Service, tmp_path: Path) -> None:
     with both.client() as client:
         with pytest.raises(ModelRefused, match="GRU"):
@@ -217,3 +242,106 @@ def test_ties_go_to_the_gpu() -> None:
     assert choose(slow, fast).engine == "cpu"
     assert choose([int(1e6 * TIE * 0.99)] * 8, fast).engine == "gpu"
     assert choose(fast, slow).engine == "gpu"
+
+
+def plus_one(path: Path) -> Path:
+    """What `spin` computes."""
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    ends = tensor("x", [spin.SIZE]), tensor("y", [spin.SIZE])
+    return write(
+        path, [helper.make_node("Add", ["x", "one"], ["y"])], [ends[0]], [ends[1]], initializer=[one]
+    )
+
+
+def stored_as_slower(state: Path, folder: Path) -> str:
+    """A state folder with a model whose compiled form was found slower; gives the hash of its source."""
+    folder.mkdir()
+    source = describe(plus_one(folder / "m.onnx"), "m.onnx")
+    slow = spin.write(folder / "m.honed", 400_000, sha256=source.sha256)
+    compiled = describe(slow, "m.honed")
+    ends = (OpenTensor(name="x", dtype="float32", shape=(spin.SIZE,)),)
+    manifest = Manifest(
+        name="m",
+        added=1.0,
+        compiled=compiled,
+        history=begin(compiled, schedules="slow", why="added", now=1.0),
+        sources=(source,),
+        shapes={},
+        precision="auto",
+        interface=Interface(
+            inputs=ends, outputs=(dataclasses.replace(ends[0], name="y"),), opset=17, producer=""
+        ),
+        chosen="cpu",
+        why="it was slower",
+    )
+    store = Store(state)
+    store.open()
+    store.commit(manifest, [(compiled, slow), (source, folder / "m.onnx")])
+    return source.sha256
+
+
+def test_a_better_version_of_what_the_cpu_engine_serves_is_compared_with_that(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    sha256 = stored_as_slower(tmp_path / "state", tmp_path / "made")
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+
+        def right() -> None:
+            np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+
+        right()
+        assert engine(client, "m") == "cpu"
+        fast = spin.write(tmp_path / "fast.honed", 40_000, sha256=sha256)
+        told = client.publish("m", fast, expected=client.show("m")["sha256"], why="tuned: a test")
+        assert "CPU engine is faster" in told["sentence"], told
+        assert (client.history("m")["version"], client.history("m")["on_trial"]) == (2, False)
+        assert engine(client, "m") == "cpu"
+        right()
+        client.rollback("m")
+        assert engine(client, "m") == "gpu", "a version that was chosen by hand serves"
+        right()
+
+
+def test_while_a_damaged_compiled_file_is_made_anew_the_cpu_engine_serves(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    stored_as_slower(tmp_path / "state", tmp_path / "made")
+    objects = (tmp_path / "state" / "objects").iterdir()
+    [compiled] = [path for path in objects if path.read_bytes().startswith(modelfile.MAGIC)]
+    compiled.write_bytes(b"damaged")
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+        wait_for(lambda: client.show("m")["kernels"], "it to be compiled again", service, seconds=200)
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+        assert (engine(client, "m"), client.models()[0]["engine_why"]) == ("cpu", "it was slower")
+
+
+class Turns:
+    """A loader whose runs take what it is told."""
+
+    def __init__(self, ns: int, fails: bool = False) -> None:
+        self.comparing = asyncio.Lock()
+        self.turns: list[int] = []
+        self._ns, self._fails = ns, fails
+
+    async def turn(self, _: str, __: Path, turn: int) -> int:
+        return await self.alone("", turn)
+
+    async def alone(self, _: str, turn: int) -> int:
+        if self._fails:
+            raise WorkerLost("it crashed")
+        self.turns.append(turn)
+        return self._ns
+
+
+def test_engines_run_in_turns_and_the_compiled_form_serves_where_that_is_not_possible() -> None:
+    device, cpu = Turns(5_000_000), Turns(1_000_000)
+    choice = asyncio.run(compare(cast(Any, device), "k", Path(), cast(Any, cpu), "s"))
+    assert choice.engine == "cpu"
+    assert "compiled 5 ms, ONNX Runtime 1 ms" in choice.why
+    assert device.turns == cpu.turns == list(range(ROUNDS))
+    choice = asyncio.run(compare(cast(Any, device), "k", Path(), cast(Any, Turns(1, fails=True)), "s"))
+    assert choice.engine == "gpu"
+    assert "could not be compared" in choice.why

@@ -225,6 +225,11 @@ class Api:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
         entry, _ = self.registry.compiled(params.name)
+        if entry.on_cpu:
+            raise Unavailable(
+                f"the CPU engine serves {entry.name}, which has no kernels to profile; "
+                "'hone add --engine gpu' has the compiled form serve"
+            )
         with self.leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self.fleet.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.on_device:
@@ -340,8 +345,8 @@ class Api:
         def notify(progress: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
-        with self.leasing.adding(call.connection.peer.pid):
-            return await self.jobs.add(params, call.descriptors, notify)
+        meanwhile = self.leasing.adding(call.connection.peer.pid)
+        return await self.jobs.add(params, call.descriptors, notify, meanwhile)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:

@@ -6,9 +6,8 @@ import asyncio
 import dataclasses
 import logging
 import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
 from honed.protocol.errors import (
@@ -35,13 +34,12 @@ from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
 from .loadchecks import check
+from .manifests import made_manifest
 from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Added, Explained, Proof, Removed
 from .serving.registry import Registry
-from .serving.states import ServedModel
-from .store import Manifest, Store, begin, new_version
-from .versions import VersionHistory, succeed
+from .store import Manifest, Store
 
 _log = logging.getLogger(__name__)
 
@@ -76,18 +74,25 @@ class Jobs:
         self._builder = ModelBuilder(limits, pool, inspector, records)
         self.active: dict[str, AddJob] = {}
 
-    async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> ModelAdded:
+    async def add(
+        self,
+        params: LoadParams,
+        descriptors: Sequence[int],
+        notify: Notify,
+        meanwhile: AbstractContextManager[None],
+    ) -> ModelAdded:
         """Serve a model under a new name; the result of RepositoryModelLoad.
 
-        The descriptors stay the caller's. Cancelling, or any error, leaves the models as they were; but what
-        the CPU engine serves already goes on to be compiled.
+        `meanwhile` lasts until it is compiled, though nobody waits. The descriptors stay the caller's.
+        Cancelling, or any error, leaves the models as they were; but what the CPU engine serves already goes
+        on to be compiled.
         """
         options = params.parameters or LoadOptions()
         check(params, descriptors, options)
         if options.replace:
             await self._stop_compiling(params.model_name)
         job = Adding(name=params.model_name, notify=notify)
-        work = asyncio.ensure_future(self._add(job, params, descriptors, options))
+        work = asyncio.ensure_future(self._add(job, params, descriptors, options, meanwhile))
         self._adding[params.model_name] = work
         work.add_done_callback(lambda done: self._added(params.model_name, done))
         try:
@@ -110,10 +115,15 @@ class Jobs:
             _log.debug("model %s was not added: %s", name, error)
 
     async def _add(
-        self, job: Adding, params: LoadParams, descriptors: Sequence[int], options: LoadOptions
+        self,
+        job: Adding,
+        params: LoadParams,
+        descriptors: Sequence[int],
+        options: LoadOptions,
+        meanwhile: AbstractContextManager[None],
     ) -> ModelAdded:
         servers = self._servers(params.model_name, options)
-        with self.job(params.model_name, bool(options.replace), job.report_to) as shown:
+        with meanwhile, self.job(params.model_name, bool(options.replace), job.report_to) as shown:
             async with cleared_in_thread(self._store.staging()) as folder:
                 shown.report("receive", 0.0)
                 staged = await self._receive(params, descriptors, options, folder)
@@ -123,6 +133,7 @@ class Jobs:
                     made = await self._make(shown, staged, servers)
                     return job.added(made.model, made.file.sha256)
                 job.is_served(given)
+                shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
                 return await self._compile_on(job, shown, staged, servers, given)
 
     async def _serve_as_given(self, job: AddJob, staged: Staged, wanted: str) -> Manifest | None:
@@ -344,14 +355,14 @@ class Jobs:
         """From staged files to a served model; `given` is what the CPU engine serves of it so far."""
         async with AsyncExitStack() as held:
             made = await self._builder.build(job, staged, servers, held)
-            manifest = _manifest(job.name, made, staged, self._registry.find(job.name), restored)
+            manifest = made_manifest(job.name, made, staged, self._registry.find(job.name), restored)
             if given is not None:
                 manifest = await self._with_choice(job, manifest, made, given)
             files = [(made.file, made.path), *staged.sources]
             await to_its_end(self._commit(manifest, made.model, made.proof, files))
         job.report("load", 1.0)
-        engine = manifest.why or made.server.shown
-        _log.info("serving model %s (%s) on %s", job.name, made.file.sha256[:12], engine)
+        on = made.server.shown
+        _log.info("model %s (%s) is compiled for %s. %s", job.name, made.file.sha256[:12], on, manifest.why)
         return made
 
     async def _with_choice(self, job: AddJob, manifest: Manifest, made: Built, given: Manifest) -> Manifest:
@@ -378,57 +389,6 @@ class Jobs:
             self._pool.handle(Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu))
             if replaced is not None:
                 await self._commits.sweep()
-
-
-def _manifest(
-    name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
-) -> Manifest:
-    """The manifest of a model just built; `restored` is the one whose file was found damaged."""
-    now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
-    before = restored or (replaced.manifest if replaced is not None else None)
-    if staged.device is not None:
-        device, placed = made.server.name, made.measured or "asked for"
-    else:
-        device, placed = (before.device, before.placed) if before is not None else ("", "")
-    manifest = Manifest(
-        name=name,
-        added=now if restored is None else restored.added,
-        compiled=made.file,
-        history=_history(made.file, made.model.schedules, why, now, replaced),
-        sources=tuple(source for source, _ in staged.sources),
-        shapes=staged.shapes,
-        precision=staged.precision,
-        device=device,
-        placed=placed,
-    )
-    if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
-        kept = replaced.manifest
-        return dataclasses.replace(
-            manifest, sources=kept.sources, shapes=kept.shapes, precision=kept.precision
-        )
-    return manifest
-
-
-def _history(
-    file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
-) -> VersionHistory:
-    """The history of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
-    if replaced is None or not replaced.manifest.history.versions:
-        return begin(file, schedules=schedules, why=why, now=now)
-    before = replaced.manifest.history
-    version = new_version(file, before.next_number, schedules=schedules, why=why, now=now, settled=True)
-    return succeed(before, version, now, keep=False)
-
-
-def same_but_schedules(model: Compiled, replaced: ServedModel) -> bool:
-    """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
-    manifest, before = replaced.manifest, replaced.compiled
-    if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
-        return False
-    shapes = {tensor.name: tensor.shape for tensor in model.inputs}
-    return all(shapes.get(name) == shape for name, shape in manifest.shapes.items()) and (
-        before is None or before.source.precision == model.source.precision
-    )
 
 
 def _is_compiled(path: Path) -> bool:

@@ -22,10 +22,11 @@ from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .engines import Choice, compare
 from .inspection import Inspector
-from .jobs import Jobs, failure, same_but_schedules
+from .jobs import Jobs, failure
 from .latencies import Latencies
 from .limits import Limits
 from .loading import JUDGE_ROUNDS
+from .manifests import same_but_schedules
 from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Added, Pinned, SuccessorReady, TurnedAway, VersionChosen

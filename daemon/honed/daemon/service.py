@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -274,7 +275,11 @@ async def _fill(
             continue
         await in_thread(store.set_aside, manifest)
         reason = f"its compiled file is damaged ({answer})"
-        pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
+        if manifest.interface is not None and pool.cpu is not None:
+            bare = dataclasses.replace(manifest, compiled=None, why=reason)
+            pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
+        else:
+            pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
         broken.append((manifest, str(answer)))
     return broken
 

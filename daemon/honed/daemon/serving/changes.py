@@ -39,9 +39,9 @@ def damaged(core: Core, event: Damaged) -> None:
 
 
 def not_restored(core: Core, event: NotRestored) -> None:
-    """A damaged model says why it stays so."""
+    """A damaged model says why it stays so, where no engine serves it meanwhile."""
     model = core.models.find(event.name)
-    if model is not None and model.compiled is None:
+    if model is not None and model.compiled is None and not model.on_cpu:
         reason = f"{model.reason}, and it could not be compiled again: {event.reason}"
         trials.fail(core, model, reason)
 
