@@ -19,7 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from honed.daemon.engines import ROUNDS, TIE, choose, compare
 from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.store import Manifest, Store, begin, describe
+from honed.daemon.received import describe
+from honed.daemon.store import Manifest, Store, begin
 from honed.daemon.supervisor import WorkerLost
 from honed.runtime import Client, modelfile
 from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound
