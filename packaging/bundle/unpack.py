@@ -1,12 +1,13 @@
-"""Unpacks the wheels that honed-tuner brings along, leaving out what honed never uses.
+"""Unpacks the wheels that honed-cpu and honed-tuner bring along, leaving out what honed never uses.
 
-python3 unpack.py WHEELS FOLDER
-python3 unpack.py --links WHEELS FOLDER TRIPLET
+python3 unpack.py PACKAGE WHEELS FOLDER
+python3 unpack.py --links PACKAGE WHEELS FOLDER TRIPLET
 
-Every wheel in WHEELS goes below FOLDER, as pip would put it there. The second form makes links in place of
-the copies of libraries that Debian has, for a machine named TRIPLET, as x86_64-linux-gnu. It is a step of its
-own because dh_python3, which comes between, removes links that lead nowhere on the building machine. The same
-wheels give the same files. Works for any machine on any other: nothing is executed or compiled.
+Every wheel in WHEELS that PACKAGE brings goes below FOLDER, as pip would put it there. The second form makes
+links in place of the copies of libraries that Debian has, for a machine named TRIPLET, as x86_64-linux-gnu.
+It is a step of its own because dh_python3, which comes between, removes links that lead nowhere on the
+building machine. The same wheels give the same files. Works for any machine on any other: nothing is
+executed or compiled.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import zipfile
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
+# What the CPU engine imports; honed-tuner has all the others, and depends on honed-cpu for these.
+_OF_CPU = {"ml_dtypes", "onnx", "onnxruntime", "protobuf", "typing_extensions"}
 # Patterns of paths in the wheels; * crosses slashes. What is left is what compiling and tuning import.
 _UNUSED = (
     # Other backends, and sources and headers for building against the libraries.
@@ -75,6 +78,11 @@ _UNUSED = (
 _DEBIAN_HAS = {"xgboost_cpu.libs/libgomp-*.so.1.0.0": "libgomp.so.1"}
 
 
+def package_of(wheel: Path) -> str:
+    """Which of the two packages brings a wheel."""
+    return "honed-cpu" if wheel.name.split("-")[0] in _OF_CPU else "honed-tuner"
+
+
 def unpack(wheel: Path, folder: Path) -> None:
     """One wheel; raises ValueError where it holds what has no place here."""
     with zipfile.ZipFile(wheel) as archive:
@@ -111,8 +119,8 @@ def _write(path: Path, data: bytes) -> None:
 def main(arguments: list[str]) -> None:
     """As the module says."""
     links = arguments[0] == "--links"
-    wheels, folder, *triplet = arguments[links:]
-    found = sorted(Path(wheels).glob("*.whl"))
+    package, wheels, folder, *triplet = arguments[links:]
+    found = [path for path in sorted(Path(wheels).glob("*.whl")) if package_of(path) == package]
     if not found:
         sys.exit(f"unpack: {wheels} holds no wheels; run packaging/bundle/fetch first")
     for wheel in found:

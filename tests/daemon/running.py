@@ -21,6 +21,7 @@ from honed.runtime import Client
 from honed.runtime.errors import HonedError
 
 NO_TUNER = "\n[tuner]\nspawn = false\n"
+COMPILED_ONLY = '\n[serve]\nengine = "gpu"\n'
 DEADLINE = 60.0  # seconds; generous, since machines are shared
 
 
@@ -49,7 +50,7 @@ class Service:
 
     def configure(self, text: str) -> None:
         """Another configuration, read at once."""
-        (self._folder / "honed.toml").write_text(text)
+        (self._folder / "honed.toml").write_text(_served_compiled(text))
         with self.client() as client:
             client.reload_config()
 
@@ -128,8 +129,7 @@ def start(
     """Start a daemon and wait until it is ready. `config` is the text of its configuration file."""
     folder = Path(tempfile.mkdtemp(prefix="honed-"))  # a short path: sockets allow 107 bytes
     config_file = folder / "honed.toml"
-    # Tests that tune say so: everything else is quicker and quieter without.
-    config_file.write_text(config if "[tuner]" in config else config + NO_TUNER)
+    config_file.write_text(_quiet(config))
     path = socket or folder / "s"
     command = [
         *prefix,
@@ -150,6 +150,16 @@ def start(
             service.stop()
             raise
     return service
+
+
+def _quiet(config: str) -> str:
+    """Tests that tune, or that have the CPU engine serve, say so: everything else is quicker without."""
+    config = config if "[tuner]" in config else config + NO_TUNER
+    return _served_compiled(config)
+
+
+def _served_compiled(config: str) -> str:
+    return config if "[serve]" in config else config + COMPILED_ONLY
 
 
 def wait_for(

@@ -7,15 +7,17 @@ import itertools
 from collections.abc import Iterator
 from typing import Any, TypeVar, cast
 
+from honed.daemon.engines import cpu_serves
+from honed.daemon.interface import Interface
 from honed.daemon.received import StoredFile
 from honed.daemon.requests import ClientId, Ticket
 from honed.daemon.serving import actions as do
 from honed.daemon.serving import events as told
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
-from honed.daemon.serving.states import ServedModel, State
+from honed.daemon.serving.states import CPU_ENGINE, ServedModel, State
 from honed.daemon.store import Manifest, begin, new_version, version_file
-from honed.daemon.versions import go_back, settle, succeed
+from honed.daemon.versions import NO_HISTORY, go_back, settle, succeed
 from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument
 
@@ -41,6 +43,18 @@ def manifest(name: str, key: str) -> Manifest:
     )
 
 
+def given(name: str) -> Manifest:
+    """As it was given, before it is compiled."""
+    source = StoredFile(name="m.onnx", sha256=f"source of {name}", nbytes=1)
+    return dataclasses.replace(
+        manifest(name, ""),
+        compiled=None,
+        history=NO_HISTORY,
+        sources=(source,),
+        interface=Interface(inputs=(), outputs=(), opset=17, producer=""),
+    )
+
+
 def successor(model: ServedModel, key: str) -> Manifest:
     """As it is stored before it is served."""
     history = model.manifest.history
@@ -57,15 +71,21 @@ class World:
         fallback: str = "",
         disk: dict[str, Manifest] | None = None,
         numbers: Iterator[int] | None = None,
+        *,
+        cpu: bool = False,
     ) -> None:
-        self.machine = Machine(Registry(), ("gpu", "spare"), fallback, max_queue=6)
+        """`cpu`: the CPU engine is installed."""
+        self.machine = Machine(Registry(), ("gpu", "spare"), fallback, max_queue=6, cpu=cpu)
+        self.has_cpu = cpu
         self.disk = disk if disk is not None else {}
         self.now = 100.0
         self.workers: dict[str, int] = {}  # engines with one that calls reach
         self.starts = 0
         self.dying: set[str] = set()  # engines whose worker failed, and its end is not told yet
-        self.stopped = {"cpu"}  # engines whose worker nobody keeps
-        self.loaded: dict[str, set[str]] = {"gpu": set(), "spare": set(), "cpu": set()}  # keys by engine
+        self.stopped = {"cpu", CPU_ENGINE}  # engines whose worker nobody keeps
+        self.loaded: dict[str, set[str]] = {
+            name: set() for name in ("gpu", "spare", "cpu", CPU_ENGINE)
+        }  # keys by engine
         self.runs: dict[str, do.Run] = {}
         self.loads: list[do.Load] = []
         self.proves: list[do.Prove] = []
@@ -78,8 +98,14 @@ class World:
         self.condemned: set[tuple[str, int]] = set()  # models' versions that did wrong
         self.numbers = numbers or itertools.count(1)
         for kept in self.disk.values():
-            assert not kept.history.current.quarantine, "what is stored never leads to what did wrong"
-            self.tell(told.Added(manifest=kept, compiled=COMPILED, home="gpu", proof=None))
+            assert kept.compiled is None or not kept.history.current.quarantine, "it leads to what did wrong"
+            self.serve(kept, None)
+
+    def serve(self, kept: Manifest, proof: told.Proof | None) -> None:
+        """Tell of what is stored, as the service does."""
+        compiled = COMPILED if kept.compiled is not None else None
+        cpu = cpu_serves(kept, "fastest")
+        self.tell(told.Added(manifest=kept, compiled=compiled, home="gpu", proof=proof, cpu=cpu))
 
     @property
     def models(self) -> Registry:
@@ -99,10 +125,10 @@ class World:
                 assert engine not in self.runs, "one at a time"
                 assert ticket.number in self.outstanding
                 assert self.models.serves(model)
-                assert model.engine == engine
-                assert model.key in self.loaded[engine], "only what the worker has and found right"
-                number = model.manifest.history.current.number
-                assert (model.name, number) not in self.condemned, "what did wrong never serves again"
+                assert engine == (CPU_ENGINE if ticket.open else model.engine)
+                assert model.key_on(engine) in self.loaded[engine], "only what it has and found right"
+                condemned = (model.name, model.manifest.history.number) in self.condemned
+                assert engine == CPU_ENGINE or not condemned, "what did wrong never serves again"
                 self.runs[engine] = action
             case do.Answer(request):
                 self.end(request, None)
@@ -133,7 +159,7 @@ class World:
             case do.StartServer(engine):
                 self.stopped.remove(engine)
             case do.StopServer(engine):
-                assert not self.models.of(engine)
+                assert not any(engine in model.deployments for model in self.models.all())
                 assert action not in self.stops
                 self.stops.append(action)
 
@@ -184,7 +210,41 @@ class World:
         self.disk[name] = kept
         self.condemned = {each for each in self.condemned if each[0] != name}
         self.persists = [each for each in self.persists if each.model.name != name]
-        self.tell(told.Added(manifest=kept, compiled=COMPILED, home="gpu", proof=proof))
+        self.serve(kept, proof)
+
+    def add_given(self, name: str, *, proven: bool = False) -> None:
+        """The CPU engine tried it out, and it is stored as it was given."""
+        if not self.has_cpu:
+            return
+        kept = given(name)
+        proof = None
+        self.tell(told.Kept(CPU_ENGINE, kept.source_key))
+        if proven:
+            proof = self.prove(CPU_ENGINE, kept.source_key)
+        self.disk[name] = kept
+        self.condemned = {each for each in self.condemned if each[0] != name}
+        self.persists = [each for each in self.persists if each.model.name != name]
+        self.serve(kept, proof)
+        self.tell(told.LetGo(CPU_ENGINE, kept.source_key))
+
+    def compile(self, name: str, chosen: str, *, stored_only: bool = False) -> None:
+        """What was given is compiled, proven on the device, and compared with the CPU engine."""
+        model = self.models.find(name)
+        if model is None or model.manifest.compiled is not None:
+            return
+        key = f"{name}{next(self.numbers)}"
+        self.tell(told.Kept("gpu", key))
+        proof = self.prove("gpu", key)
+        if proof is not None:
+            history = begin(stored(key), schedules=key, why="added", now=self.now)
+            kept = dataclasses.replace(
+                model.manifest, compiled=stored(key), history=history, chosen=chosen, why="compared"
+            )
+            self.disk[name] = kept
+            self.persists = [each for each in self.persists if each.model.name != name]
+            if not stored_only:
+                self.serve(kept, proof)
+        self.tell(told.LetGo("gpu", key))
 
     def prove(self, engine: str, key: str) -> told.Proof | None:
         worker = self.workers.get(engine)
@@ -196,7 +256,7 @@ class World:
     def publish(self, name: str, *, stored_only: bool = False) -> None:
         """A better version, loaded beside the present one and stored; it may never come to serve."""
         model = self.models.find(name)
-        if model is None or not model.at_home:
+        if model is None or not model.at_home or not model.on_device or model.compiled is None:
             return
         key = f"{name}{next(self.numbers)}"
         self.tell(told.Kept("gpu", key))
@@ -212,7 +272,7 @@ class World:
     def choose(self, name: str) -> None:
         """A user goes back to the first version that is kept."""
         model = self.models.find(name)
-        if model is None:
+        if model is None or model.manifest.compiled is None:
             return
         history = model.manifest.history
         target = next(v for v in history.versions if v.kept)
@@ -235,12 +295,21 @@ class World:
             self.condemned = {each for each in self.condemned if each[0] != name}
             self.tell(told.Removed(name))
 
-    def ask(self, name: str) -> int | None:
-        """The request's number, None where it is refused at once."""
+    def ask(self, name: str, *, is_open: bool = False) -> int | None:
+        """The request's number, None where it is refused at once; `is_open`: in shapes of its own."""
+        model = self.models.find(name)
+        if is_open and (model is None or not model.takes_open or not self.has_cpu):
+            return None
         number = next(self.numbers)
         self.outstanding.add(number)
         ticket = Ticket(
-            number=number, client=CLIENT, model=name, priority=2, arrived=self.now, deadline=self.now + 1e6
+            number=number,
+            client=CLIENT,
+            model=name,
+            priority=2,
+            arrived=self.now,
+            deadline=self.now + 1e6,
+            open=is_open,
         )
         try:
             self.tell(told.Asked(ticket))
@@ -277,7 +346,7 @@ class World:
         self.loads.remove(load)
         match how:
             case "well" | "left":
-                proof = self.prove(load.engine, load.model.key)
+                proof = self.prove(load.engine, load.model.key_on(load.engine))
                 assert proof is not None
                 proof = dataclasses.replace(proof, left=(1, 2) if how == "left" else ())
                 self.tell(told.Loaded(load.deployment, load.model.key, proof))

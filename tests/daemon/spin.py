@@ -21,9 +21,12 @@ _SOURCE = """__kernel void spin(__global const float* x, __global float* y) {{
 }}"""
 
 
-def write(path: Path, turns: int, extra: str = "") -> Path:
-    """A compiled model with a probe. 60,000 turns of the loop take about 10 ms on a processor."""
-    builder = Builder()
+def write(path: Path, turns: int, extra: str = "", sha256: str = "0" * 64) -> Path:
+    """A compiled model with a probe, made from a source with this hash.
+
+    60,000 turns of the loop take about 10 ms on a processor.
+    """
+    builder = Builder(sha256=sha256)
     x, y = builder.input("x", "float32", (SIZE,)), builder.output("y", "float32", (SIZE,))
     source = _SOURCE.format(turns=turns, extra=extra)
     builder.launch(builder.kernel(source, "spin", "rw", 4 * SIZE, groups=1, block=SIZE), x, y)

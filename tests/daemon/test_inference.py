@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.inference import InferencePlan, check
+from honed.daemon.inference import InferencePlan, check, closed
 from honed.daemon.regions import RegionTable
-from honed.daemon.workercalls import GivenInput, RegionSlice, WantedOutput
+from honed.daemon.workercalls import GivenInput, ModelRan, RegionSlice, WantedOutput
 from honed.protocol.errors import HonedError, InvalidArgument
 from honed.protocol.methods import parse
 from honed.protocol.params import InferParams, RegionParams
@@ -44,7 +44,7 @@ def regions() -> Iterator[RegionTable]:
 def planned(regions: RegionTable, **changes: Any) -> InferencePlan:
     params = {"model_name": "m", "inputs": [A, MASK, N], "raw_input_contents": RAW, **changes}
     parsed = parse(InferParams, params)
-    return check(parsed, INPUTS, OUTPUTS, regions, max_bytes=1 << 20, keep=True)
+    return check(parsed, closed(INPUTS, OUTPUTS), None, regions, max_bytes=1 << 20, keep=True)
 
 
 def placed(entry: dict[str, Any], offset: int, size: int, name: str = "r") -> dict[str, Any]:
@@ -84,7 +84,8 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     assert worker.outputs == (
         WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
     )
-    result = plan.result((), 1, 2)
+    ran = ModelRan(raw=(), shapes=((5,),), input_ns=0, infer_ns=2000, output_ns=0)
+    result = plan.result(ran, 1, "gpu")
     assert result.outputs[0].parameters["shared_memory_offset"] == 4086
 
 

@@ -39,7 +39,7 @@ def worst(probe: int) -> ComparedOutput:
 class Worker:
     """In the place of a supervisor: a worker that has `PROBES` for each model, and what it was asked."""
 
-    state, starts, profile = "ready", 1, PROFILE
+    state, starts, identity, profile = "ready", 1, IDENTITY, PROFILE
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -69,7 +69,7 @@ class Pool:
             if isinstance(action, Persist):
                 self.persisting.append(asyncio.ensure_future(self._commits.persist(action.model)))
 
-    def of(self, _: ServedModel) -> SimpleNamespace:
+    def device_of(self, _: ServedModel) -> SimpleNamespace:
         return self._server
 
     def check_at_home(self, _: ServedModel) -> None:

@@ -18,7 +18,7 @@ from honed.runtime import Client
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, Unavailable
 
 from .conftest import SIZE
-from .running import NO_TUNER, Service, wait_for
+from .running import COMPILED_ONLY, NO_TUNER, Service, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Starter = Callable[..., Service]
@@ -29,7 +29,7 @@ RELOADS = 30
 
 def configure(service: Service, text: str) -> Path:
     file = service.log_file.with_name("honed.toml")
-    file.write_text(text + NO_TUNER)
+    file.write_text(text + NO_TUNER + COMPILED_ONLY)
     return file
 
 

@@ -34,7 +34,9 @@ def test_infers_and_describes_itself(client: Client) -> None:
     assert client.live()
     assert client.ready()
     assert client.ready("small")
-    assert {"name": "small", "version": "1", "state": "READY", "reason": ""} in client.models()
+    [listed] = client.models()
+    assert (listed["name"], listed["version"], listed["state"]) == ("small", "1", "READY")
+    assert (listed["engine"], listed["reason"]) == ("gpu", "")
     metadata = client.metadata("small")
     assert metadata["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [SIZE]}]
     assert metadata["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [SIZE]}]

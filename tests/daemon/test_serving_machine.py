@@ -13,7 +13,15 @@ from honed.daemon import serving as serving_package
 from honed.daemon.requests import Ticket
 from honed.daemon.serving import actions as do
 from honed.daemon.serving import events as told
-from honed.daemon.serving.states import MAX_CRASHES, MAX_CRASHES_AN_HOUR, Phase, ServedModel, State
+from honed.daemon.serving.failover import LINGERING_SECONDS
+from honed.daemon.serving.states import (
+    CPU_ENGINE,
+    MAX_CRASHES,
+    MAX_CRASHES_AN_HOUR,
+    Phase,
+    ServedModel,
+    State,
+)
 from honed.daemon.versions import TRIAL_REQUESTS, settle
 from honed.runtime.errors import AlreadyExists, NotFound, Unavailable
 
@@ -414,3 +422,67 @@ def test_the_machine_does_nothing_itself_and_its_files_import_in_one_direction()
         for file in leaves:
             del files[file]
     assert not files, "these import each other"
+
+
+def both_engines() -> tuple[World, ServedModel]:
+    """Model a is compiled, and the CPU engine knows its file."""
+    world = World(cpu=True)
+    world.ready("gpu")
+    world.add_given("a")
+    world.ready(CPU_ENGINE)
+    world.end_load(world.loads[0], "well")
+    return world, world.models.get("a")
+
+
+def test_the_cpu_engine_serves_until_the_compiled_form_does_and_then_rests() -> None:
+    world, model = both_engines()
+    assert (model.on_cpu, model.state) == (True, State.READY)
+    world.ask("a")
+    waiting = world.ask("a")
+    world.compile("a", "gpu")
+    assert world.runs["gpu"].ticket.number == waiting, "what waits moves"
+    world.end_run("gpu", "well")
+    world.end_run(CPU_ENGINE, "well")
+    world.now += LINGERING_SECONDS + 1
+    world.tell(told.Passed())
+    assert [stop.engine for stop in world.stops] == [CPU_ENGINE]
+
+
+def test_other_shapes_are_served_by_the_cpu_engine_which_loads_the_model_for_that() -> None:
+    world, _ = both_engines()
+    world.compile("a", "gpu")
+    world.now += LINGERING_SECONDS + 1
+    world.tell(told.Passed())
+    world.stop(world.stops[0])
+    asked = world.ask("a", is_open=True)
+    world.ready(CPU_ENGINE)
+    world.end_load(world.loads[0], "well")
+    assert world.runs[CPU_ENGINE].ticket.number == asked
+    world.lose(CPU_ENGINE)
+    world.ready(CPU_ENGINE)
+    world.end_load(world.loads[0], "well")
+    world.end_run(CPU_ENGINE, "well")
+    assert asked is not None
+    assert world.answers[asked] is None
+    assert world.models.get("a").on_device
+
+
+def test_a_compiled_form_that_does_wrong_makes_way_for_the_cpu_engine() -> None:
+    world, _ = both_engines()
+    world.compile("a", "gpu")
+    world.lose("gpu", outside=True)
+    world.ready("gpu")
+    world.end_load(next(load for load in world.loads if load.engine == "gpu"), "refused")
+    model = world.models.get("a")
+    assert (model.on_cpu, model.state, model.manifest.chosen) == (True, State.READY, "cpu")
+    assert "wrong answers" in model.manifest.why
+    world.persist(world.persists[0])
+    assert world.disk["a"].chosen == "cpu"
+
+
+def test_without_the_cpu_engine_what_only_that_can_run_says_so() -> None:
+    world, _ = both_engines()
+    again = World(disk=world.disk)
+    model = again.models.get("a")
+    assert model.state is State.UNAVAILABLE
+    assert "install honed-cpu" in model.reason

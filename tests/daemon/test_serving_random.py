@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from honed.daemon.serving import events as told
-from honed.daemon.serving.states import Phase, State
+from honed.daemon.serving.states import CPU_ENGINE, Phase, State
 from honed.daemon.versions import TRIAL_REQUESTS
 
 from .serving_world import T, World
 
 NAMES = st.sampled_from(["a", "b"])
 ENGINES = st.sampled_from(["gpu", "spare"])
+EVERY_ENGINE = st.sampled_from(["gpu", "spare", "cpu", CPU_ENGINE])
 PICKS = st.integers(0, 5)
 
 
@@ -26,16 +27,19 @@ class Serving(RuleBasedStateMachine):
 
     world: World
     fallback: str
+    cpu: bool
 
-    @initialize(fallback=st.sampled_from(["", "spare", "cpu"]), ready=st.booleans())
-    def start(self, fallback: str, ready: bool) -> None:
-        self.fallback = fallback
-        self.world = World(fallback)
+    @initialize(fallback=st.sampled_from(["", "spare", "cpu"]), ready=st.booleans(), cpu=st.booleans())
+    def start(self, fallback: str, ready: bool, cpu: bool) -> None:
+        self.fallback, self.cpu = fallback, cpu
+        self.world = World(fallback, cpu=cpu)
         if ready:
             for engine in ("gpu", "spare"):
                 self.world.ready(engine)
             for name in ("a", "b"):
                 self.world.add(name, proven=True)
+        if ready and cpu:
+            self.serve_given("a", "gpu", True)
 
     @rule(engine=ENGINES)
     def worker_ready(self, engine: str) -> None:
@@ -45,12 +49,53 @@ class Serving(RuleBasedStateMachine):
     def stand_in_ready(self) -> None:
         self.world.ready("cpu")
 
-    @rule(engine=st.sampled_from(["gpu", "spare", "cpu"]), outside=st.booleans())
+    @rule()
+    def cpu_engine_ready(self) -> None:
+        self.world.ready(CPU_ENGINE)
+
+    @rule(name=NAMES, proven=st.booleans(), ready=st.booleans())
+    def add_given(self, name: str, proven: bool, ready: bool) -> None:
+        """What the CPU engine serves."""
+        self.world.add_given(name, proven=proven)
+        if ready:
+            self.world.ready(CPU_ENGINE)
+
+    @rule(
+        name=NAMES, chosen=st.sampled_from(["cpu", "gpu"]), stored_only=st.sampled_from([False] * 4 + [True])
+    )
+    def compile(self, name: str, chosen: str, stored_only: bool) -> None:
+        """What was given is compiled; at times the service crashes before it is served."""
+        self.world.compile(name, chosen, stored_only=stored_only)
+        if stored_only:
+            self.world = World(self.fallback, self.world.disk, self.world.numbers, cpu=self.cpu)
+
+    @rule(name=NAMES, chosen=st.sampled_from(["cpu", "gpu"]), shaped=st.booleans())
+    def serve_given(self, name: str, chosen: str, shaped: bool) -> None:
+        """The whole way: served as it was given, then compiled; then asked for in other shapes."""
+        world = self.world
+        world.add_given(name)
+        for engine in (CPU_ENGINE, "gpu"):
+            self.restart(engine)
+        world.compile(name, chosen)
+        if shaped:
+            world.ask(name, is_open=True)
+
+    @rule(name=NAMES, count=st.integers(1, 2))
+    def ask_in_other_shapes(self, name: str, count: int) -> None:
+        for _ in range(count):
+            self.world.ask(name, is_open=True)
+
+    @rule(seconds=st.sampled_from([5.0, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.world.now += seconds
+        self.world.tell(told.Passed())
+
+    @rule(engine=EVERY_ENGINE, outside=st.booleans())
     def worker_lost(self, engine: str, outside: bool) -> None:
         if engine in self.world.workers | dict.fromkeys(self.world.dying):
             self.world.lose(engine, outside=outside)
 
-    @rule(engine=st.sampled_from(["gpu", "spare", "cpu"]))
+    @rule(engine=EVERY_ENGINE)
     def no_worker_starts(self, engine: str) -> None:
         if engine not in self.world.workers:
             self.world.lose(engine, failed=True)
@@ -165,7 +210,7 @@ class Serving(RuleBasedStateMachine):
         """Of all there was only what is stored is left."""
         if publishing:
             self.world.publish(name, stored_only=True)
-        self.world = World(self.fallback, self.world.disk, self.world.numbers)
+        self.world = World(self.fallback, self.world.disk, self.world.numbers, cpu=self.cpu)
 
     @invariant()
     def no_request_is_lost(self) -> None:
@@ -180,10 +225,13 @@ class Serving(RuleBasedStateMachine):
     @invariant()
     def what_is_ready_is_loaded(self) -> None:
         for model in self.world.models.all():
-            assert set(model.deployments) <= {model.engine, model.home}
+            assert set(model.deployments) <= {model.engine, model.home, CPU_ENGINE}
             assert model.engine in model.deployments
             if model.state is State.READY and model.engine in self.world.workers:
-                assert model.key in self.world.loaded[model.engine]
+                assert model.key_on(model.engine) in self.world.loaded[model.engine]
+            for engine, deployment in model.deployments.items():
+                if deployment.state is State.READY and engine in self.world.workers:
+                    assert model.key_on(engine) in self.world.loaded[engine]
             if model.trial is not None and model.trial.before.engine in self.world.workers:
                 assert model.trial.before.manifest.name == model.name
 
@@ -191,20 +239,37 @@ class Serving(RuleBasedStateMachine):
     def nobody_waits_in_vain(self) -> None:
         world = self.world
         for engine in world.machine.engines.values():
-            for name in engine.queue.models():
-                model = world.models.get(name)
-                assert model.engine == engine.name
-                assert model.state is not State.UNAVAILABLE
+            for ticket in engine.queue._waiting.values():
+                model = world.models.get(ticket.model)
+                assert engine.name == (CPU_ENGINE if ticket.open else model.engine)
+                state = model.deployments[engine.name].state
+                assert state is not State.UNAVAILABLE
                 assert engine.phase not in (Phase.FAILED, Phase.RESTING)
                 idle = engine.running is None and engine.phase is Phase.READY
-                assert not (idle and model.state is State.READY), "it could run now"
+                assert not (idle and state is State.READY), "it could run now"
 
     @invariant()
     def an_engine_with_something_to_load_loads(self) -> None:
         for engine in self.world.machine.engines.values():
-            waiting = [m for m in self.world.models.of(engine.name) if m.state is State.LOADING]
+            wanted = engine.queue.models()
+            waiting = [
+                model
+                for model in self.world.models.all()
+                if engine.name in model.deployments
+                and model.deployments[engine.name].state is State.LOADING
+                and (model.engine == engine.name or model.name in wanted)
+            ]
             if waiting and engine.phase is Phase.READY:
                 assert any(load.engine == engine.name for load in self.world.loads)
+
+    @invariant()
+    def the_cpu_engine_runs_only_while_it_is_needed(self) -> None:
+        engine = self.world.machine.engines.get(CPU_ENGINE)
+        if engine is None:
+            return
+        used = any(CPU_ENGINE in (*m.deployments, m.home) for m in self.world.models.all())
+        if not used and engine.running is None:
+            assert engine.phase in (Phase.RESTING, Phase.STOPPING)
 
     def teardown(self) -> None:
         """From anywhere, all ends well: requests answered, models served at home, and stored so."""
@@ -217,11 +282,16 @@ class Serving(RuleBasedStateMachine):
             assert model.state is State.READY or model.reason
             assert model.at_home or "which fails" in model.away
         assert {m.name: m.manifest for m in world.models.all()} == world.disk
-        again = World(self.fallback, world.disk, world.numbers)
+        again = World(self.fallback, world.disk, world.numbers, cpu=self.cpu)
         again.settle()
         assert all(model.state is State.READY for model in again.models.all())
         for model in again.models.all():
-            assert model.manifest.history.current.settled or model.name in again.disk
+            settled = model.compiled is None or model.manifest.history.current.settled
+            assert settled or model.name in again.disk
+        again.now += 100.0
+        again.tell(told.Passed())
+        for model in again.models.all():
+            assert set(model.deployments) == {model.engine}, "the CPU engine keeps what it does not serve"
 
 
 TestServing = Serving.TestCase

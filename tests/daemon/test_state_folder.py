@@ -208,7 +208,7 @@ def test_a_removal_that_the_disk_refuses_leaves_the_model_served(
         Machine(models, ("",), "", 1).handle(added, 0.0, 0.0)
         store = cast(Any, SimpleNamespace(remove=refused))
         commits = Commits(store, models)
-        jobs = Jobs(Limits(), store, models, nothing, commits, nothing, nothing, tmp_path)
+        jobs = Jobs(Limits(), store, models, nothing, commits, nothing, nothing, tmp_path, "gpu")
         with pytest.raises(PermissionDenied):
             await jobs.remove("m")
         assert models.find("m") is not None

@@ -176,9 +176,9 @@ def test_what_a_newer_honed_stored_is_left_alone(store: Store, tmp_path: Path) -
     (state / "models" / ".c.json.1.tmp").write_bytes(b"half")
     (state / "models" / "0.json").write_bytes(b"damaged")
     kept = (state / "models" / "a.json").read_bytes()
-    rewrite(state / "models" / "b.json", lambda plain: plain.update(format=3, invention={}))
+    rewrite(state / "models" / "b.json", lambda plain: plain.update(format=4, invention={}))
     before = sorted(state.rglob("*"))
-    with pytest.raises(NewerFormat, match=r"model b .* format 3, .* up to 2; install the newer honed again"):
+    with pytest.raises(NewerFormat, match=r"model b .* format 4, .* up to 3; install the newer honed again"):
         store.open()
     assert sorted(state.rglob("*")) == before
     assert (state / "models" / "a.json").read_bytes() == kept

@@ -72,8 +72,8 @@ def test_list(hone: Hone) -> None:
     (model,) = document(hone("list", "--json"))["models"]
     assert (model["name"], model["state"]) == ("small", "READY")
     _, text, _ = hone("list")
-    assert text.splitlines()[0].split() == ["model", "state", "inferences", "mean", "ms", "reason"]
-    assert text.splitlines()[1].split()[:2] == ["small", "ready"]
+    assert text.splitlines()[0].split() == ["model", "state", "engine", "inferences", "mean", "ms", "reason"]
+    assert text.splitlines()[1].split()[:3] == ["small", "ready", "gpu"]
 
 
 def test_infer_from_a_file(hone: Hone, saved: Path, tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ SOURCE = ModelSource(sha256="", filename="", producer="", opset=None, precision=
 SHOWN = ModelShown(
     name="small", state="READY", reason="", sha256="ab", bytes=1, added=0.0, source=SOURCE, shapes={},
     precision="auto", notes=(), compiler={}, device=DEVICE, inputs=(), outputs=(), proof=None,
-    placement=ModelPlacement(device="", served_by="", why="", away=""), checked=None, kernels=(KERNEL,),
-    launches=2, copies=1, host_calls=1, constant_bytes=0, arena_bytes=0, prepared_bytes=0,
+    placement=ModelPlacement(device="", served_by="", engine="gpu", why="", away=""), checked=None,
+    kernels=(KERNEL,), launches=2, copies=1, host_calls=1, constant_bytes=0, arena_bytes=0, prepared_bytes=0,
 )  # fmt: skip
 
 

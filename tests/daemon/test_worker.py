@@ -16,6 +16,7 @@ from honed.daemon.limits import Limits
 from honed.daemon.supervisor import Supervisor, WorkerLost
 from honed.daemon.worker import Worker
 from honed.daemon.workercalls import BuildModel, CompareTurn, FindDevice, OpenDevice, Ping, UnloadModel
+from honed.daemon.workerprocess import device_program
 from honed.runtime.errors import DeviceError, NotFound
 from tests.runtime.builder import add_constant
 
@@ -37,7 +38,7 @@ def test_a_comparison_goes_on_when_another_model_is_unloaded(tmp_path: Path, cac
     paths = {name: add_constant(8).write(tmp_path / f"{name}.honed") for name in ("old", "new", "other")}
 
     async def go() -> None:
-        worker = Supervisor(Limits(), cache_dir, "")
+        worker = Supervisor(Limits(), cache_dir, device_program("", 0))
 
         async def compared(turn: int) -> str:
             call = CompareTurn(old="old", new="new", turn=turn)
@@ -67,7 +68,7 @@ def test_whose_call_was_cut_short_knows_before_the_loss_is_told(cache_dir: Path)
     order: list[str] = []
 
     async def go() -> None:
-        worker = Supervisor(Limits(), cache_dir, "")
+        worker = Supervisor(Limits(), cache_dir, device_program("", 0))
 
         async def ask() -> None:
             with suppress(WorkerLost):
@@ -104,7 +105,7 @@ def test_the_driver_is_loaded_for_the_first_model(
         monkeypatch.setenv(name, value)
 
     async def go() -> None:
-        worker = Supervisor(Limits(), cache_dir, "")
+        worker = Supervisor(Limits(), cache_dir, device_program("", 0))
 
         def driver_is_loaded() -> bool:
             return str(tmp_path) in Path(f"/proc/{worker.pid}/maps").read_text()

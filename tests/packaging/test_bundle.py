@@ -100,3 +100,16 @@ def test_what_libraries_need_becomes_dependencies(tmp_path: Path) -> None:
     names._PROVIDED.pop("libc.so.6")
     with pytest.raises(ValueError, match="neither Debian nor the bundle"):
         names.needs(tmp_path, machine)
+
+
+def test_each_wheel_goes_into_one_package() -> None:
+    """The CPU engine's package has what it imports; the compiler's has the rest, and depends on it."""
+    names = re.findall(r"^([a-z-]+)==", (ROOT / "packaging/bundle/bundle.lock").read_text(), re.M)
+    packages = {
+        name: script("unpack").package_of(Path(f"{name.replace('-', '_')}-1-x.whl")) for name in names
+    }
+    assert {name for name, package in packages.items() if package == "honed-tuner"} == {
+        "apache-tvm",
+        "apache-tvm-ffi",
+        "xgboost-cpu",
+    }

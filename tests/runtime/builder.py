@@ -76,6 +76,7 @@ class Builder:
     inputs: list[Tensor] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    sha256: str = "0" * 64  # of the source
     kernels: list[Kernel] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     prepare: list[Preparation] = field(default_factory=list)
@@ -157,7 +158,7 @@ class Builder:
     def build(self, profile: DeviceProfile = PROFILE) -> CompiledModel:
         return CompiledModel(
             source=Source(
-                sha256="0" * 64, filename="m.onnx", producer="tests", opset=17, precision="fp32", notes=()
+                sha256=self.sha256, filename="m.onnx", producer="tests", opset=17, precision="fp32", notes=()
             ),
             compiler={"tests": "1"},
             device=profile,

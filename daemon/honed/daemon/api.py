@@ -39,6 +39,7 @@ from honed.runtime.version import own_version
 
 from . import inference, models
 from .connection import Connection
+from .interface import Interface
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
@@ -50,7 +51,7 @@ from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
 from .serving.registry import Registry
-from .serving.states import State
+from .serving.states import ServedModel, State
 from .tunerchild import TunerChild
 from .tunerruns import MEASURING, TunerRuns
 
@@ -190,13 +191,18 @@ class Api:
 
     @_answers(methods.MODEL_METADATA)
     async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
-        entry, model = self.registry.compiled(_named(params))
+        entry = self.registry.get(_named(params))
+        compiled, given = _interfaces(entry)
+        shown = given or compiled
+        if shown is None:
+            self.registry.compiled(entry.name)  # which says why
+            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
         return results.ModelMetadata(
             name=entry.name,
             versions=(VERSION,),
-            platform="honed_opencl",
-            inputs=tuple(map(inference.describe, model.inputs)),
-            outputs=tuple(map(inference.describe, model.outputs)),
+            platform="onnxruntime_onnx" if entry.on_cpu else "honed_opencl",
+            inputs=tuple(map(inference.describe, shown.inputs)),
+            outputs=tuple(map(inference.describe, shown.outputs)),
         )
 
     @_answers(methods.MODEL_STATISTICS)
@@ -210,7 +216,7 @@ class Api:
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
         entry = self.registry.get(_named(params))
-        return models.show(entry, self.fleet.placed(entry))
+        return models.show(entry, self.fleet.of(entry).identity, self.fleet.placed(entry))
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
@@ -219,9 +225,14 @@ class Api:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
         entry, _ = self.registry.compiled(params.name)
+        if entry.on_cpu:
+            raise Unavailable(
+                f"the CPU engine serves {entry.name}, which has no kernels to profile; "
+                "'hone add --engine gpu' has the compiled form serve"
+            )
         with self.leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self.fleet.profile(call.connection.client, entry, runs, timeline=timeline)
-        if entry.at_home:
+        if entry.on_device:
             self.ledger.profiled(entry.name, entry.key, profile.rows)
         return profile
 
@@ -231,10 +242,10 @@ class Api:
     ) -> WithDescriptors[results.ModelExported]:
         manifest, descriptors = self.jobs.export(params.name)
         result = results.ModelExported(
-            files=tuple(file.name for file in (manifest.compiled, *manifest.sources)),
+            files=tuple(file.name for file in manifest.files),
             shapes=dict(manifest.shapes),
             precision=manifest.precision,
-            sha256=manifest.compiled.sha256,
+            sha256=self.registry.get(params.name).key,
         )
         return WithDescriptors(result, descriptors)
 
@@ -242,18 +253,21 @@ class Api:
     async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
         with self.registry.statistics(params.model_name).request():
             check_version(params.model_version)
-            entry, model = self.registry.compiled(params.model_name)
+            entry = self.registry.get(params.model_name)
+            compiled, given = _interfaces(entry)
+            if compiled is None and given is None:
+                self.registry.compiled(entry.name)
             with self.leasing.serving(entry.name, call.connection.peer.pid):
                 plan = inference.check(
                     params,
-                    model.inputs,
-                    model.outputs,
+                    compiled,
+                    given,
                     call.connection.regions,
                     max_bytes=self.limits.max_answer_bytes,
                     keep=self.ledger.settings.keep_inputs,
                 )
                 result = await self.fleet.infer(call.connection.client, entry, plan)
-            if self.registry.find(entry.name) is not None and entry.at_home:
+            if self.registry.find(entry.name) is not None and not entry.away:
                 self.ledger.ran(entry.name, result.parameters.compute_us / 1e6)
             return result
 
@@ -315,7 +329,12 @@ class Api:
         return results.ModelIndex(
             models=tuple(
                 results.IndexedModel(
-                    name=entry.name, version=VERSION, state=entry.state.value, reason=entry.remark
+                    name=entry.name,
+                    version=VERSION,
+                    state=entry.state.value,
+                    reason=entry.remark,
+                    engine="cpu" if entry.on_cpu else "gpu",
+                    engine_why=entry.manifest.why,
                 )
                 for entry in self.registry.all()
             )
@@ -326,8 +345,8 @@ class Api:
         def notify(progress: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
-        with self.leasing.adding(call.connection.peer.pid):
-            return await self.jobs.add(params, call.descriptors, notify)
+        meanwhile = self.leasing.adding(call.connection.peer.pid)
+        return await self.jobs.add(params, call.descriptors, notify, meanwhile)
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
@@ -335,6 +354,13 @@ class Api:
         self.ledger.forget(params.model_name)
         self.leasing.forget(params.model_name)
         return Empty()
+
+
+def _interfaces(entry: ServedModel) -> tuple[Interface | None, Interface | None]:
+    """Of a model's compiled form, and of its file where the CPU engine runs that."""
+    compiled = entry.compiled
+    closed = inference.closed(compiled.inputs, compiled.outputs) if compiled is not None else None
+    return closed, entry.manifest.interface
 
 
 def _named(params: ModelParams) -> str:

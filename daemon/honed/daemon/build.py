@@ -31,7 +31,7 @@ from .serving.events import Proof
 from .supervisor import WorkerLost
 
 # Shares of a whole addition, for the progress shown.
-RECEIVED, _COMPILED, _BUILT = 0.02, 0.8, 0.98
+RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
 _ROUNDS = 7  # of runs, where devices are compared
 _log = logging.getLogger(__name__)
 Notify = Callable[[Map], None]
@@ -162,7 +162,7 @@ class ModelBuilder:
         held.enter_context(self._pool.keeping(server, file.sha256))
 
         def built(done: int, of: int) -> None:
-            fraction = _COMPILED + (_BUILT - _COMPILED) * done / of
+            fraction = _COMPILED + (BUILT - _COMPILED) * done / of
             steps.report("load", fraction, f"built {done} of {of} kernels")
 
         proof = await load(server, file.sha256, compiled, self._limits, built)

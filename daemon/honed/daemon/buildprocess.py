@@ -101,11 +101,7 @@ class BuildProcess:
             self._why = ""
             try:
                 process, link = await spawn(
-                    self._cache_dir,
-                    self._supervisor.spec,
-                    self._lost,
-                    memory_mib=self._limits.worker_memory_mib,
-                    niceness=niceness,
+                    self._supervisor.program, self._cache_dir, self._lost, niceness=niceness
                 )
             except OSError as error:
                 raise BuilderLost(f"a process to build in cannot be started: {error}") from error

@@ -1,7 +1,8 @@
 """The service's settings: defaults, then TOML files, then the environment, then the command line.
 
 `honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
-which device is used, [limits] bounds what is accepted, [usage] says how use is remembered, [idle] when the
+which device is used, [serve] which engine, [cpu] bounds the one on the
+processor, [limits] bounds what is accepted, [usage] says how use is remembered, [idle] when the
 machine counts as idle, [tuner] whether the service starts a tuner. Files in `honed.toml.d/` beside it that
 end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
 setting keeps its origin.
@@ -27,7 +28,7 @@ from .ledger import UsageSettings
 from .limits import Limits
 from .placement import Placement
 from .places import Places, drop_in_dir, places
-from .settings import RESTART, Setting, of_table
+from .settings import RESTART, Setting, of_table, setting
 from .tomllines import lines_of
 from .tunerchild import TunerSettings
 
@@ -59,9 +60,43 @@ class Service:
     fallback: str = field(metadata=RESTART)
 
 
+ENGINES: Final = ("fastest", "gpu", "cpu")
+
+
+def check_engine(name: str) -> None:
+    """Raise InvalidArgument for what is none of ENGINES."""
+    if name not in ENGINES:
+        raise InvalidArgument(f"use one of {', '.join(ENGINES)}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """The [serve] table.
+
+    engine: which serves models that do not ask for one: "fastest", by comparison; "gpu", compiled forms only;
+    "cpu", the CPU engine wherever it can.
+    """
+
+    engine: str = setting("fastest", effect="restart", check=check_engine)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuSettings:
+    """The [cpu] table, of the CPU engine.
+
+    threads: of one model's run; 0: as many as ONNX Runtime takes by itself, one for each core.
+    memory_mib: what its process, and the one that tries models out, may each write, MiB; 0: no limit.
+    """
+
+    threads: int = setting(0, minimum=0, effect="restart")
+    memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
+
+
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
     {
         "service": Service,
+        "serve": ServeSettings,
+        "cpu": CpuSettings,
         "limits": Limits,
         "usage": UsageSettings,
         "idle": IdleSettings,
@@ -79,6 +114,8 @@ class Config:
     """
 
     service: Service
+    serve: ServeSettings
+    cpu: CpuSettings
     limits: Limits
     usage: UsageSettings
     idle: IdleSettings

@@ -1,4 +1,4 @@
-"""An OpenCL device that serves: its worker, and what is loaded into that."""
+"""An engine that serves: its worker, and what is loaded into that."""
 
 from __future__ import annotations
 
@@ -14,21 +14,28 @@ from .limits import Limits
 from .loading import Loader
 from .serving.events import WorkerLost, WorkerReady
 from .serving.registry import Registry
-from .serving.states import Engine, Phase
+from .serving.states import CPU_ENGINE, Engine, Phase
 from .store import Store
 from .supervisor import Life, Supervisor
 from .workercalls import DropRegion
+from .workerprocess import Program
 
 
 class DeviceServer:
-    """Keeps a worker on a device, whose state as an engine the machine knows."""
+    """Keeps a worker on a device, or for the CPU engine, whose state as an engine the machine knows."""
 
     def __init__(
-        self, engine: Engine, limits: Limits, cache_dir: Path, models: Registry, store: Store
+        self,
+        engine: Engine,
+        program: Program,
+        limits: Limits,
+        cache_dir: Path,
+        models: Registry,
+        store: Store,
     ) -> None:
         """Nothing runs yet."""
         self.engine = engine
-        self.supervisor = Supervisor(limits, cache_dir, engine.name)
+        self.supervisor = Supervisor(limits, cache_dir, program)
         self.loader = Loader(engine, limits, self.supervisor, store, cache_dir)
         self.running: asyncio.Task[None] | None = None
         self._models = models
@@ -43,6 +50,11 @@ class DeviceServer:
     def shown(self) -> str:
         """The device for people: its full name once it was seen."""
         return self.engine.shown
+
+    @property
+    def kind(self) -> str:
+        """What answers are told to be of: "cpu" for the CPU engine, "gpu" for compiled forms."""
+        return "cpu" if self.name == CPU_ENGINE else "gpu"
 
     @property
     def state(self) -> str:
@@ -80,8 +92,7 @@ class DeviceServer:
     @property
     def identity(self) -> DeviceIdentity | None:
         """None before the device was seen."""
-        profile = self.supervisor.profile
-        return profile.identity if profile else None
+        return self.supervisor.identity
 
     @property
     def peaks(self) -> DevicePeaks | None:
@@ -104,12 +115,11 @@ class DeviceServer:
 
     def _ready(self) -> WorkerReady:
         profile = self.supervisor.profile
-        assert profile is not None
         return WorkerReady(
             engine=self.name,
             worker=self.supervisor.starts,
             spec=self.supervisor.spec,
-            family=profile.rules.family,
+            family=profile.rules.family if profile is not None else "",
         )
 
     def _lost(self) -> WorkerLost:

@@ -40,6 +40,8 @@ class PendingRequest(Generic[R]):
     started: float = 0.0
     model: ServedModel | None = None  # that ran it last
     version: int = 0  # of that
+    engine: str = ""  # that ran it last
+    open: bool = False  # in shapes that only the CPU engine takes
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     async def wait(self, deadline: float) -> None:
@@ -127,10 +129,11 @@ class Dispatcher:
     async def _on_worker(self, action: Run, work: PendingRequest[R]) -> R:
         supervisor, seconds = self._servers[action.engine].supervisor, self._limits.run_seconds
         work.started = time.monotonic()
-        work.model, work.version = action.model, action.model.manifest.history.current.number
+        work.model, work.version = action.model, action.model.manifest.history.number
+        work.engine = action.engine
         for region in work.regions:
             await supervisor.map(region, seconds)
-        return await supervisor.call(work.call(action.model.key), seconds=seconds)
+        return await supervisor.call(work.call(action.model.key_on(action.engine)), seconds=seconds)
 
     def _release(self, work: PendingRequest[Any]) -> None:
         for region in work.regions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorM
 from honed.runtime.dtypes import dtype
 from honed.runtime.model import Tensor
 
+from .interface import Interface, OpenTensor
 from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
-from .workercalls import GivenInput, RegionSlice, RunModel, WantedOutput
+from .workercalls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
 
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 
@@ -31,7 +33,10 @@ class RegionRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferencePlan:
-    """A checked request: what the worker is to be given and to give back."""
+    """A checked request: what the worker is to be given and to give back.
+
+    One that is `open` is in shapes that only the CPU engine takes; inputs have the shapes given.
+    """
 
     model: str
     id: str
@@ -39,9 +44,11 @@ class InferencePlan:
     priority: int
     finite: bool
     keep: bool  # the worker may keep the inputs, to compare a successor on
-    inputs: tuple[tuple[Tensor, RegionRange | None], ...]
-    outputs: tuple[tuple[Tensor, RegionRange | None], ...]
+    inputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
+    outputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
     raw: tuple[Data, ...]
+    max_bytes: int  # of outputs inside the answer
+    open: bool
 
     @property
     def regions(self) -> list[HeldRegion]:
@@ -54,44 +61,51 @@ class InferencePlan:
         return RunModel(
             key=key,
             inputs=tuple(
-                GivenInput(name=t.name, dtype=t.dtype, shape=t.shape, place=_slice(place))
+                GivenInput(name=t.name, dtype=t.dtype, shape=t.shape or (), place=_slice(place))
                 for t, place in self.inputs
             ),
             outputs=tuple(WantedOutput(name=t.name, place=_slice(place)) for t, place in self.outputs),
             raw=self.raw,
             finite=self.finite,
             keep=self.keep,
+            max_bytes=self.max_bytes,
         )
 
-    def result(self, raw: tuple[Data, ...], queue_us: int, compute_us: int) -> Inferred:
-        """The result of ModelInfer for the worker's outputs."""
+    def result(self, ran: ModelRan, queue_us: int, engine: str) -> Inferred:
+        """The result of ModelInfer for what a worker of `engine`, "gpu" or "cpu", answered."""
         return Inferred(
             model_name=self.model,
             model_version=VERSION,
             id=self.id,
-            parameters=InferTimes(queue_us=queue_us, compute_us=compute_us),
+            parameters=InferTimes(queue_us=queue_us, compute_us=round(ran.infer_ns / 1000), engine=engine),
             outputs=tuple(
                 InferredOutput(
                     name=t.name,
                     datatype=dtype(t.dtype).datatype,
-                    shape=t.shape,
+                    shape=shape,
                     parameters=_place_map(place),
                 )
-                for t, place in self.outputs
+                for (t, place), shape in zip(self.outputs, ran.shapes, strict=True)
             ),
-            raw_output_contents=raw,
+            raw_output_contents=ran.raw,
         )
 
 
-def describe(tensor: Tensor) -> TensorMetadata:
-    """A tensor as metadata shows it."""
-    return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape)
+def describe(tensor: Tensor | OpenTensor) -> TensorMetadata:
+    """A tensor as metadata shows it; any number of dimensions as a single open one."""
+    shape = (-1,) if tensor.shape is None else tensor.shape
+    return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
+
+
+def closed(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Interface:
+    """The interface of a compiled form."""
+    return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 
 
 def check(
     params: InferParams,
-    inputs: Sequence[Tensor],
-    outputs: Sequence[Tensor],
+    compiled: Interface | None,
+    given: Interface | None,
     regions: RegionTable,
     *,
     max_bytes: int,
@@ -99,9 +113,14 @@ def check(
 ) -> InferencePlan:
     """The request as a plan; raises InvalidArgument or NotFound for whatever is wrong with it.
 
-    ResourceExhausted where the answer would hold more than `max_bytes`. With `keep` the worker may keep the
-    inputs for comparisons.
+    `compiled` is the interface of the model's compiled form, `given` that of its file where the CPU engine
+    runs that; one of them at least is there. ResourceExhausted where the answer would hold more than
+    `max_bytes`. With `keep` the worker may keep the inputs for comparisons.
     """
+    only_open = compiled is None or (given is not None and not _fits(params, compiled))
+    interface = given if only_open else compiled
+    assert interface is not None
+    inputs, outputs = interface.inputs, interface.outputs
     options = params.parameters
     timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
     priority = 2 if options is None or options.priority is None else options.priority
@@ -110,7 +129,7 @@ def check(
     if priority not in PRIORITIES:
         raise InvalidArgument(f"priority is {priority}; give 1 (first), 2 or 3 (last)")
     asked = _outputs(params, outputs, regions)
-    answer = sum(nbytes(tensor) for tensor, place in asked if place is None)
+    answer = sum(nbytes(tensor) for tensor, place in asked if place is None and not tensor.is_open)
     if answer > max_bytes:
         raise ResourceExhausted(
             f"the outputs have {answer} bytes and an answer may hold {max_bytes}; place them in shared memory"
@@ -125,12 +144,24 @@ def check(
         inputs=_inputs(params, inputs, regions),
         outputs=asked,
         raw=params.raw_input_contents or (),
+        max_bytes=max_bytes,
+        open=only_open,
     )
 
 
+def _fits(params: InferParams, compiled: Interface) -> bool:
+    """Whether every input that the compiled form has comes in the shape that it was compiled for."""
+    shapes = {tensor.name: tensor.shape for tensor in compiled.inputs}
+    return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
+
+
+def _as_open(tensors: Sequence[Tensor]) -> tuple[OpenTensor, ...]:
+    return tuple(OpenTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors)
+
+
 def _inputs(
-    params: InferParams, tensors: Sequence[Tensor], regions: RegionTable
-) -> tuple[tuple[Tensor, RegionRange | None], ...]:
+    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionTable
+) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     given = [_named(known, entry.name, "input") for entry in params.inputs]
     _check_once([tensor.name for tensor in given], "input")
@@ -139,8 +170,9 @@ def _inputs(
         raise InvalidArgument(f"input {missing[0]!r} is missing; the model takes {', '.join(known)}")
     placed = []
     contents = list(params.raw_input_contents or ())
-    for entry, tensor in zip(params.inputs, given, strict=True):
-        _check_input(entry, tensor)
+    for entry, open_tensor in zip(params.inputs, given, strict=True):
+        _check_input(entry, open_tensor)
+        tensor = dataclasses.replace(open_tensor, shape=entry.shape)
         place = _place(entry.parameters, tensor, regions)
         if place is None:
             _check_content(tensor, contents.pop(0) if contents else None)
@@ -154,8 +186,8 @@ def _inputs(
 
 
 def _outputs(
-    params: InferParams, tensors: Sequence[Tensor], regions: RegionTable
-) -> tuple[tuple[Tensor, RegionRange | None], ...]:
+    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionTable
+) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)
     known = {tensor.name: tensor for tensor in tensors}
@@ -164,7 +196,7 @@ def _outputs(
     return tuple((tensor, _place(parameters, tensor, regions)) for tensor, parameters in wanted)
 
 
-def _named(known: dict[str, Tensor], name: str, what: str) -> Tensor:
+def _named(known: dict[str, OpenTensor], name: str, what: str) -> OpenTensor:
     if name not in known:
         raise InvalidArgument(f"the model has no {what} {name[:80]!r}; it has {', '.join(known)}")
     return known[name]
@@ -178,21 +210,22 @@ def _check_once(names: list[str], what: str) -> None:
         seen.add(name)
 
 
-def _check_input(entry: InputTensor, tensor: Tensor) -> None:
+def _check_input(entry: InputTensor, tensor: OpenTensor) -> None:
     expected = describe(tensor)
     if entry.datatype != expected.datatype:
         raise InvalidArgument(
             f"input {tensor.name!r} is {entry.datatype[:20]} and the model takes {expected.datatype}; "
             "convert it"
         )
-    if entry.shape != tensor.shape:
+    if not tensor.takes(entry.shape):
+        fixed = "-1 is any size" if tensor.is_open else "the shapes of a model are fixed when it is added"
         raise InvalidArgument(
             f"input {tensor.name!r} has shape {list(entry.shape)} and the model takes {list(expected.shape)}"
-            "; the shapes of a model are fixed when it is added"
+            f"; {fixed}"
         )
 
 
-def _check_content(tensor: Tensor, content: Data | None) -> None:
+def _check_content(tensor: OpenTensor, content: Data | None) -> None:
     if content is None:
         raise InvalidArgument(f"raw_input_contents has no data for input {tensor.name!r}; append it")
     if len(content) != nbytes(tensor):
@@ -202,19 +235,20 @@ def _check_content(tensor: Tensor, content: Data | None) -> None:
         )
 
 
-def nbytes(tensor: Tensor) -> int:
-    """Bytes of a tensor as it travels."""
-    return dtype(tensor.dtype).itemsize * math.prod(tensor.shape)
+def nbytes(tensor: OpenTensor) -> int:
+    """Bytes of a tensor, whose sizes are known, as it travels."""
+    return dtype(tensor.dtype).itemsize * math.prod(tensor.shape or ())
 
 
-def _place(parameters: RegionPlace | None, tensor: Tensor, regions: RegionTable) -> RegionRange | None:
+def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: RegionTable) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
     region = regions.get(parameters.shared_memory_region)
     size = parameters.shared_memory_byte_size
-    if size != nbytes(tensor):
+    if size is None or (not tensor.is_open and size != nbytes(tensor)):
         raise InvalidArgument(
-            f"shared_memory_byte_size of {tensor.name!r} is {size} and must be the tensor's, {nbytes(tensor)}"
+            f"shared_memory_byte_size of {tensor.name!r} is {size} and must be the tensor's"
+            + ("" if tensor.is_open else f", {nbytes(tensor)}")
         )
     offset = parameters.shared_memory_offset or 0
     region.check_range(offset, size)

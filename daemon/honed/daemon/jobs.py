@@ -2,45 +2,45 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 
 from honed.protocol.errors import (
     AlreadyExists,
     HonedError,
     InvalidArgument,
+    MissingFiles,
     ModelRefused,
     ResourceExhausted,
     Unavailable,
 )
-from honed.protocol.methods import check_name
 from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded
 from honed.runtime import modelfile
 
+from .adding import Adding, as_given, copies
 from .blocking import cleared_in_thread, in_thread, to_its_end
-from .build import RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged
+from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged, load
 from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
+from .engines import compare, cpu_serves
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
+from .loadchecks import check
+from .manifests import made_manifest
 from .pool import Pool
 from .received import StoredFile, receive
-from .serving.events import Added, Removed
+from .serving.events import Added, Explained, Proof, Removed
 from .serving.registry import Registry
-from .serving.states import ServedModel
-from .store import Manifest, Store, begin, new_version
-from .versions import VersionHistory, succeed
+from .store import Manifest, Store
 
-PRECISIONS = ("auto", "fp32", "fp16")
-MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
 _log = logging.getLogger(__name__)
 
 
@@ -57,8 +57,14 @@ class Jobs:
         inspector: Inspector,
         latencies: Latencies,
         records: Path,
+        policy: str,
     ) -> None:
-        """`records` is what tuning has recorded; where there is any, models are compiled with the best."""
+        """`records` is what tuning has recorded; where there is any, models are compiled with the best.
+
+        `policy` is the setting serve.engine.
+        """
+        self._policy = policy
+        self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # by model
         self._limits = limits
         self._store = store
         self._registry = registry
@@ -68,30 +74,153 @@ class Jobs:
         self._builder = ModelBuilder(limits, pool, inspector, records)
         self.active: dict[str, AddJob] = {}
 
-    async def add(self, params: LoadParams, descriptors: Sequence[int], notify: Notify) -> ModelAdded:
+    async def add(
+        self,
+        params: LoadParams,
+        descriptors: Sequence[int],
+        notify: Notify,
+        meanwhile: AbstractContextManager[None],
+    ) -> ModelAdded:
         """Serve a model under a new name; the result of RepositoryModelLoad.
 
-        The descriptors stay the caller's. Cancelling, or any error, leaves the models as they were.
+        `meanwhile` lasts until it is compiled, though nobody waits. The descriptors stay the caller's.
+        Cancelling, or any error, leaves the models as they were; but what the CPU engine serves already goes
+        on to be compiled.
         """
-        begun = time.monotonic()
         options = params.parameters or LoadOptions()
-        _check(params, descriptors, options)
+        check(params, descriptors, options)
+        if options.replace:
+            await self._stop_compiling(params.model_name)
+        job = Adding(name=params.model_name, notify=notify)
+        work = asyncio.ensure_future(self._add(job, params, descriptors, options, meanwhile))
+        self._adding[params.model_name] = work
+        work.add_done_callback(lambda done: self._added(params.model_name, done))
+        try:
+            if options.wait is False:
+                await asyncio.wait([work, job.served], return_when=asyncio.FIRST_COMPLETED)
+                return work.result() if work.done() else job.served.result()
+            return await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if not job.served.done():
+                work.cancel()
+                await asyncio.wait([work])
+            raise
+        finally:
+            job.notify = lambda _: None
+
+    def _added(self, name: str, work: asyncio.Future[ModelAdded]) -> None:
+        if self._adding.get(name) is work:
+            del self._adding[name]
+        if not work.cancelled() and (error := work.exception()) is not None:
+            _log.debug("model %s was not added: %s", name, error)
+
+    async def _add(
+        self,
+        job: Adding,
+        params: LoadParams,
+        descriptors: Sequence[int],
+        options: LoadOptions,
+        meanwhile: AbstractContextManager[None],
+    ) -> ModelAdded:
         servers = self._servers(params.model_name, options)
-        with self.job(params.model_name, bool(options.replace), notify) as job:
+        with meanwhile, self.job(params.model_name, bool(options.replace), job.report_to) as shown:
             async with cleared_in_thread(self._store.staging()) as folder:
-                job.report("receive", 0.0)
+                shown.report("receive", 0.0)
                 staged = await self._receive(params, descriptors, options, folder)
-                job.report("receive", RECEIVED)
-                made = await self._make(job, staged, servers)
-        model = made.model
-        return ModelAdded(
-            model_name=params.model_name,
-            sha256=made.file.sha256,
-            seconds=time.monotonic() - begun,
-            notes=tuple(model.source.notes),
-            kernels=sum(kernel.launches > 0 for kernel in model.kernels),
-            launches=model.launches,
-        )
+                shown.report("receive", RECEIVED)
+                given = await self._serve_as_given(shown, staged, options.engine or "")
+                if given is None:
+                    made = await self._make(shown, staged, servers)
+                    return job.added(made.model, made.file.sha256)
+                job.is_served(given)
+                shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
+                return await self._compile_on(job, shown, staged, servers, given)
+
+    async def _serve_as_given(self, job: AddJob, staged: Staged, wanted: str) -> Manifest | None:
+        """Have the CPU engine serve the file; None where it cannot or shall not, and compiling is next.
+
+        Raises ModelRefused where it must and cannot, MissingFiles where data files are not there.
+        """
+        policy, cpu = wanted or self._policy, self._pool.cpu
+        if policy == "gpu" or not staged.sources:
+            return None
+        if cpu is None:
+            if policy == "cpu":
+                raise Unavailable(
+                    "the CPU engine is not installed; install honed-cpu (apt install honed-cpu)"
+                )
+            return None
+        manifest = as_given(job.name, staged, wanted, self._registry.find(job.name))
+        job.report("load", RECEIVED, "loading it into the CPU engine")
+        try:
+            with self._pool.keeping(cpu, manifest.source_key):
+                proof = await load(cpu, manifest.source_key, staged.given, self._limits)
+                manifest = dataclasses.replace(manifest, interface=proof.interface)
+                if policy == "cpu":
+                    manifest = dataclasses.replace(manifest, chosen="cpu", why="the CPU engine was asked for")
+                # Compiling needs the files where they are.
+                files = await in_thread(copies, staged)
+                await to_its_end(self._commit(manifest, None, proof, files))
+        except MissingFiles:
+            raise
+        except (ModelRefused, Unavailable) as error:
+            if policy == "cpu":
+                raise
+            _log.info("model %s is not served by the CPU engine: %s", job.name, failure(error))
+            return None
+        _log.info("serving model %s by %s", job.name, cpu.shown)
+        return manifest
+
+    async def _compile_on(
+        self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer], given: Manifest
+    ) -> ModelAdded:
+        """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
+        if given.why:
+            return job.told(given)
+        try:
+            made = await self._make(shown, staged, servers, given=given)
+        except HonedError as error:
+            why = f"it is not compiled: {failure(error)}"
+            _log.warning("model %s stays with the CPU engine: %s", given.name, why)
+            given = dataclasses.replace(given, why=why)
+            served = self._registry.find(given.name)
+            if served is not None and served.key == given.source_key:
+                self._pool.handle(Explained(model=served.number, why=why))
+                await self._commits.rewrite(served)
+            return job.told(given)
+        served = self._registry.find(given.name)
+        told = served.manifest if served is not None else given
+        return job.added(made.model, made.file.sha256, told)
+
+    async def resume(self, manifest: Manifest) -> None:
+        """Go on compiling a stored model that the CPU engine serves."""
+        job = Adding(name=manifest.name, notify=lambda _: None)
+
+        async def again() -> ModelAdded:
+            with self.job(manifest.name, True, job.report_to) as shown:
+                async with cleared_in_thread(self._store.staging()) as folder:
+                    staged = await in_thread(self.stage_again, manifest, folder)
+                    server = self._pool.home(manifest.name, manifest.device, manifest.placed)
+                    return await self._compile_on(job, shown, staged, [server], manifest)
+
+        work = self._adding[manifest.name] = asyncio.ensure_future(again())
+        work.add_done_callback(lambda done: self._added(manifest.name, done))
+        await asyncio.wait([work])
+
+    async def _stop_compiling(self, name: str) -> None:
+        """End the compilation of a model that is served already, and of no other."""
+        work = self._adding.get(name)
+        if work is not None and self._registry.find(name) is not None:
+            work.cancel()
+            await asyncio.wait([work])
+
+    async def close(self) -> None:
+        """End what is under way."""
+        works = list(self._adding.values())
+        for work in works:
+            work.cancel()
+        if works:
+            await asyncio.wait(works)
 
     async def restore(self, manifest: Manifest) -> None:
         """Compile a stored model again whose compiled file was found damaged; raises what went wrong."""
@@ -112,7 +241,8 @@ class Jobs:
 
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound."""
-        self._check_idle(self._registry.get(name).name)
+        await self._stop_compiling(self._registry.get(name).name)
+        self._check_idle(name)
         await to_its_end(self._remove(name))
         _log.info("removed model %s", name)
 
@@ -214,114 +344,51 @@ class Jobs:
         return [self._pool.home(name, replaced.manifest.device if replaced else "")]
 
     async def _make(
-        self, job: AddJob, staged: Staged, servers: Sequence[DeviceServer], restored: Manifest | None = None
+        self,
+        job: AddJob,
+        staged: Staged,
+        servers: Sequence[DeviceServer],
+        *,
+        restored: Manifest | None = None,
+        given: Manifest | None = None,
     ) -> Built:
-        """From staged files to a served model."""
+        """From staged files to a served model; `given` is what the CPU engine serves of it so far."""
         async with AsyncExitStack() as held:
             made = await self._builder.build(job, staged, servers, held)
-            manifest = _manifest(job.name, made, staged, self._registry.find(job.name), restored)
-            await to_its_end(self._commit(manifest, made, [(made.file, made.path), *staged.sources]))
+            manifest = made_manifest(job.name, made, staged, self._registry.find(job.name), restored)
+            if given is not None:
+                manifest = await self._with_choice(job, manifest, made, given)
+            files = [(made.file, made.path), *staged.sources]
+            await to_its_end(self._commit(manifest, made.model, made.proof, files))
         job.report("load", 1.0)
-        _log.info("serving model %s (%s) on %s", job.name, made.file.sha256[:12], made.server.shown)
+        on = made.server.shown
+        _log.info("model %s (%s) is compiled for %s. %s", job.name, made.file.sha256[:12], on, manifest.why)
         return made
 
-    async def _commit(self, manifest: Manifest, made: Built, staged: list[tuple[StoredFile, Path]]) -> None:
+    async def _with_choice(self, job: AddJob, manifest: Manifest, made: Built, given: Manifest) -> Manifest:
+        """Say in the manifest which engine is to serve."""
+        cpu = self._pool.cpu
+        assert cpu is not None
+        manifest = dataclasses.replace(manifest, interface=given.interface, wanted=given.wanted)
+        job.report("load", BUILT, "comparing engines")
+        choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, given.source_key)
+        return dataclasses.replace(manifest, chosen=choice.engine, why=choice.why)
+
+    async def _commit(
+        self,
+        manifest: Manifest,
+        compiled: Compiled | None,
+        proof: Proof,
+        staged: list[tuple[StoredFile, Path]],
+    ) -> None:
         async with self._commits.turn:
             await self._commits.commit(manifest, staged)
             replaced = self._registry.find(manifest.name)
             home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
-            self._pool.handle(Added(manifest=manifest, compiled=made.model, home=home, proof=made.proof))
+            cpu = cpu_serves(manifest, self._policy)
+            self._pool.handle(Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu))
             if replaced is not None:
                 await self._commits.sweep()
-
-
-def _check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
-    check_name(params.model_name)
-    if not params.files or len(params.files) != len(descriptors):
-        raise InvalidArgument(
-            f"{len(descriptors)} descriptors came with {len(params.files)} names in files; send the model "
-            "file's descriptor first and one for each name"
-        )
-    if len(set(params.files)) != len(params.files):
-        raise InvalidArgument("files names one file twice; give each once")
-    if options.precision not in (None, *PRECISIONS):
-        raise InvalidArgument(f"precision is {options.precision!r}; use one of {', '.join(PRECISIONS)}")
-    _check_calibration(params.files, options)
-    if len(options.shapes or {}) > MAX_SHAPES:
-        raise InvalidArgument(f"shapes are given for more than {MAX_SHAPES} inputs; give those that are open")
-    for name, shape in (options.shapes or {}).items():
-        if not shape or min(shape) < 1 or len(shape) > MAX_RANK:
-            raise InvalidArgument(
-                f"the shape of {name[:80]!r} is {list(shape)[:9]}; give 1 to {MAX_RANK} sizes of at least 1"
-            )
-        if not name or "\0" in name or len(name) > MAX_INPUT_NAME:
-            raise InvalidArgument(f"shapes names an input {name[:80]!r}, which no model has; check its name")
-
-
-def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
-    count = options.calibration
-    if count is None:
-        return
-    if not 0 < count < len(files):
-        raise InvalidArgument(f"calibration is {count} of {len(files)} files; it counts the last of them")
-    if options.precision not in (None, "auto"):
-        raise InvalidArgument(
-            f"calibration inputs decide precision auto, and it is {options.precision}; leave one out"
-        )
-    for name in files[-count:]:
-        if "/" in name or not name.endswith(".npz"):
-            raise InvalidArgument(f"{name[:80]!r} cannot hold calibration inputs; name it as NAME.npz")
-
-
-def _manifest(
-    name: str, made: Built, staged: Staged, replaced: ServedModel | None, restored: Manifest | None
-) -> Manifest:
-    """The manifest of a model just built; `restored` is the one whose file was found damaged."""
-    now, why = time.time(), "added" if restored is None else "compiled again: its file was damaged"
-    before = restored or (replaced.manifest if replaced is not None else None)
-    if staged.device is not None:
-        device, placed = made.server.name, made.measured or "asked for"
-    else:
-        device, placed = (before.device, before.placed) if before is not None else ("", "")
-    manifest = Manifest(
-        name=name,
-        added=now if restored is None else restored.added,
-        compiled=made.file,
-        history=_history(made.file, made.model.schedules, why, now, replaced),
-        sources=tuple(source for source, _ in staged.sources),
-        shapes=staged.shapes,
-        precision=staged.precision,
-        device=device,
-        placed=placed,
-    )
-    if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
-        kept = replaced.manifest
-        return dataclasses.replace(
-            manifest, sources=kept.sources, shapes=kept.shapes, precision=kept.precision
-        )
-    return manifest
-
-
-def _history(
-    file: StoredFile, schedules: str, why: str, now: float, replaced: ServedModel | None
-) -> VersionHistory:
-    """The history of a model given by a user: earlier versions may answer otherwise, so they are not kept."""
-    if replaced is None:
-        return begin(file, schedules=schedules, why=why, now=now)
-    before = replaced.manifest.history
-    version = new_version(file, before.next_number, schedules=schedules, why=why, now=now, settled=True)
-    return succeed(before, version, now, keep=False)
-
-
-def same_but_schedules(model: Compiled, replaced: ServedModel) -> bool:
-    """Whether a model made elsewhere is what the stored source compiles to as it was asked for."""
-    manifest, before = replaced.manifest, replaced.compiled
-    if not manifest.sources or manifest.sources[0].sha256 != model.source.sha256:
-        return False
-    shapes = {tensor.name: tensor.shape for tensor in model.inputs}
-    return all(shapes.get(name) == shape for name, shape in manifest.shapes.items()) and (
-        before is None or before.source.precision == model.source.precision
-    )
 
 
 def _is_compiled(path: Path) -> bool:

@@ -73,14 +73,18 @@ class Limits:
         """The most bytes of one answer."""
         return 2 * self.max_message_bytes
 
-    def memory_mib(self, *, devices: int, tuner_mib: int) -> int:
-        """What the service and all of its children take at most, in MiB; `tuner_mib` is tuner.memory_mib."""
+    def memory_mib(self, *, devices: int, tuner_mib: int, cpu_mib: int) -> int:
+        """What the service and all of its children take at most, in MiB.
+
+        `tuner_mib` is tuner.memory_mib and `cpu_mib` cpu.memory_mib.
+        """
         messages = self.max_all_bytes + devices * self.max_answer_bytes
         return (
             DAEMON_MIB
             + (messages >> 20)
             + INSPECTIONS * INSPECTION_MIB
             + 2 * devices * self.worker_memory_mib  # a worker, and a process that builds for it
+            + 2 * cpu_mib  # the CPU engine, and a process that tries models out for it
             + self.compile_memory_mib
             + CHECKING_MIB
             + TUNING_PROCESSES * tuner_mib

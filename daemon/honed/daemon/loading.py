@@ -13,6 +13,7 @@ from typing import TypeVar
 from honed.protocol.errors import HonedError, ModelRefused
 from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 
+from .blocking import in_thread
 from .buildprocess import BuilderLost, BuildProcess, Progress
 from .limits import Limits
 from .proofcache import ProofCache
@@ -28,6 +29,7 @@ from .workercalls import (
     CheckProbe,
     ComparedTurn,
     CompareTurn,
+    RunTurn,
     UnloadModel,
     WorkerCall,
 )
@@ -52,7 +54,7 @@ class Loader:
         self._limits = limits
         self._supervisor = supervisor
         self._store = store
-        self._comparing = asyncio.Lock()  # the worker knows one pair at a time
+        self.comparing = asyncio.Lock()  # the worker knows one pair at a time
 
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
@@ -69,8 +71,9 @@ class Loader:
 
     async def restore(self, action: actions.Load) -> events.Event:
         """Have the worker load a model of the store; what came of it."""
-        key, path = action.model.key, str(self._store.object(action.model.manifest.compiled))
+        key = action.model.key_on(self._engine.name)
         try:
+            path = str(await in_thread(self._store.form, action.model.manifest, key))
             proven_now = await self._prove_in_subprocess(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
         except WorkerLost as error:
@@ -83,7 +86,7 @@ class Loader:
 
     async def prove(self, action: actions.Prove) -> events.Event | None:
         """Compare a model that serves already with one more of its probes; None where the worker ended."""
-        key = action.model.key
+        key = action.model.key_on(self._engine.name)
         try:
             outputs = await self._check(key, action.probe, give_way=True)
         except WorkerLost:
@@ -99,7 +102,7 @@ class Loader:
         model, before = action.model, action.before
         try:
             # It is there already, unless the worker was started anew.
-            await self.load(before.key, str(self._store.object(before.manifest.compiled)))
+            await self.load(before.key, str(self._store.form(before.manifest, before.key)))
             compared = await self.compare(before.key, model.key, JUDGE_ROUNDS)
         except WorkerLost as error:
             return events.JudgingBroken(model.number, str(error))
@@ -142,15 +145,17 @@ class Loader:
         if not left:
             self._proofs().note(key)
         checked = ModelChecked(device=built.device, outputs=outputs)
-        return Proof(engine=self._engine.name, worker=worker, checked=checked, left=left)
+        return Proof(
+            engine=self._engine.name, worker=worker, checked=checked, left=left, interface=built.interface
+        )
 
     async def _check(self, key: str, probe: int, *, give_way: bool) -> tuple[ComparedOutput, ...]:
         """The worst of every output so far; raises ModelRefused where an answer is wrong."""
         return (await self._careful(CheckProbe(key=key, probe=probe), give_way=give_way)).outputs
 
     def _proofs(self) -> ProofCache:
-        assert self._supervisor.profile is not None
-        return ProofCache(self._cache_dir, self._supervisor.profile.identity)
+        assert self._supervisor.identity is not None
+        return ProofCache(self._cache_dir, self._supervisor.identity)
 
     def _forget(self, key: str) -> None:
         try:
@@ -165,7 +170,7 @@ class Loader:
         """
         taken: tuple[list[int], list[int]] = ([], [])
         wrong, turn = "", 0
-        async with self._comparing:
+        async with self.comparing:
             while turn < 2 * rounds and not wrong:
                 ran = await self._careful(CompareTurn(old=old, new=new, turn=turn))
                 taken[turn % 2].append(ran.ns)
@@ -173,6 +178,17 @@ class Loader:
                 rounds = max(rounds, ran.sets)
                 turn += 1
         return ComparisonResult(old=tuple(taken[0]), new=tuple(taken[1]), wrong=wrong)
+
+    async def turn(self, key: str, compiled: Path, turn: int) -> int:
+        """One run of a model of the CPU engine on the inputs of its compiled form's probes; nanoseconds."""
+        return (await self._careful(RunTurn(key=key, compiled=str(compiled), turn=turn))).ns
+
+    async def alone(self, key: str, turn: int) -> int:
+        """One run of a loaded compiled file on the inputs of its probes, 0 first; nanoseconds.
+
+        The caller holds `comparing`.
+        """
+        return (await self._careful(CompareTurn(old=key, new=key, turn=2 * turn))).ns
 
     async def median_us(self, key: str, rounds: int) -> float:
         """The median of a run of a loaded file, in microseconds; raises as `compare`."""

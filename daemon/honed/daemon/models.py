@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from honed.protocol import strict
+from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import Unavailable
 from honed.protocol.results import ModelPlacement, ModelShown, ModelSource
 
 from .inference import describe
+from .interface import Interface
 from .serving.states import ServedModel
 
 
-def show(entry: ServedModel, placement: ModelPlacement) -> ModelShown:
-    """The result of ModelShow; raises Unavailable where the file is not readable."""
+def show(entry: ServedModel, identity: DeviceIdentity | None, placement: ModelPlacement) -> ModelShown:
+    """The result of ModelShow; `identity` is of the engine that serves it, once known.
+
+    Raises Unavailable where the file is not readable.
+    """
     model, manifest = entry.compiled, entry.manifest
-    if model is None:
+    if model is None and entry.on_cpu and manifest.interface is not None and identity is not None:
+        return _as_given(entry, manifest.interface, identity, placement)
+    if model is None or manifest.compiled is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
     return strict.like(
         ModelShown,
@@ -32,4 +39,45 @@ def show(entry: ServedModel, placement: ModelPlacement) -> ModelShown:
         outputs=tuple(map(describe, model.outputs)),
         placement=placement,
         checked=entry.checked,
+    )
+
+
+def _as_given(
+    entry: ServedModel, interface: Interface, identity: DeviceIdentity, placement: ModelPlacement
+) -> ModelShown:
+    """A model without a compiled form."""
+    manifest = entry.manifest
+    source = manifest.sources[0]
+    return ModelShown(
+        name=entry.name,
+        state=entry.state.value,
+        reason=entry.remark,
+        sha256=source.sha256,
+        bytes=sum(file.nbytes for file in manifest.sources),
+        added=manifest.added,
+        source=ModelSource(
+            sha256=source.sha256,
+            filename=source.name,
+            producer=interface.producer,
+            opset=interface.opset,
+            precision="as given",
+            choice=None,
+        ),
+        shapes=manifest.shapes,
+        precision=manifest.precision,
+        notes=(),
+        compiler={},
+        device=identity,
+        inputs=tuple(map(describe, interface.inputs)),
+        outputs=tuple(map(describe, interface.outputs)),
+        proof=None,
+        placement=placement,
+        checked=None,
+        kernels=(),
+        launches=0,
+        copies=0,
+        host_calls=0,
+        constant_bytes=0,
+        arena_bytes=0,
+        prepared_bytes=0,
     )

@@ -92,6 +92,12 @@ def _failures(document: Metrics) -> Iterator[MetricSample]:
             yield MetricSample(count, {"model": model.name, "code": code})
 
 
+def _answers(document: Metrics) -> Iterator[MetricSample]:
+    for model in document.models:
+        for engine, count in model.engines.items():
+            yield MetricSample(count, {"model": model.name, "engine": engine})
+
+
 def _summary(part: Callable[[ModelFigures], Spans]) -> Callable[[Metrics], Iterator[MetricSample]]:
     def samples(document: Metrics) -> Iterator[MetricSample]:
         for model in document.models:
@@ -207,6 +213,11 @@ FAMILIES: tuple[Family, ...] = (
         "honed_model_retries",
         "Requests run again because their worker failed",
         _each_model(lambda m: m.retries),
+    ),
+    _counter(
+        "honed_model_answers",
+        "Answered requests, by the engine that answered: cpu, or gpu for compiled forms",
+        _answers,
     ),
     _counter(
         "honed_model_kernel_executions",

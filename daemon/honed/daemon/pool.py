@@ -15,8 +15,9 @@ from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.results import Inferred, ModelPlacement, ModelProfile
 from honed.protocol.service import DeviceStatus, QueueStatus
 
+from . import installed
 from .commits import Commits
-from .config import Service
+from .config import CpuSettings, Service
 from .deviceserver import DeviceServer
 from .dispatch import Dispatcher, PendingRequest
 from .inference import InferencePlan
@@ -30,13 +31,15 @@ from .requests import ClientId, Ticket
 from .serving import actions, events
 from .serving.machine import Machine
 from .serving.registry import Registry
-from .serving.states import Engine, ServedModel
+from .serving.states import CPU_ENGINE, Engine, ServedModel
 from .servinglog import write
 from .statistics import ServedInference
 from .store import Store
 from .workercalls import ProfileModel, R, UnloadModel
+from .workerprocess import Program, device_program
 
 PROFILE_SECONDS = 600.0
+_PASSED_SECONDS = 5.0  # between two looks at what is not used any more
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
 _log = logging.getLogger(__name__)
 
@@ -53,8 +56,10 @@ class Pool:
         commits: Commits,
         inspector: Inspector,
         latencies: Latencies,
+        cpu: CpuSettings,
     ) -> None:
         self._limits = limits
+        self._cpu = cpu
         self._cache_dir = service.cache_dir
         self._models = models
         self._store = store
@@ -62,14 +67,27 @@ class Pool:
         self._inspector = inspector
         self._latencies = latencies
         self.placement = Placement(service.device, service.devices, service.placement)
-        self._machine = Machine(models, self.placement.names, service.fallback, limits.max_queue)
+        self._machine = Machine(
+            models, self.placement.names, service.fallback, limits.max_queue, cpu=installed.cpu_engine()
+        )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self._dispatcher = Dispatcher(limits, self.servers)
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> DeviceServer:
-        return DeviceServer(engine, self._limits, self._cache_dir, self._models, self._store)
+        if engine.name == CPU_ENGINE:
+            program = Program(
+                module="honed.cpu.worker", argument=str(self._cpu.threads), memory_mib=self._cpu.memory_mib
+            )
+        else:
+            program = device_program(engine.name, self._limits.worker_memory_mib)
+        return DeviceServer(engine, program, self._limits, self._cache_dir, self._models, self._store)
+
+    @property
+    def cpu(self) -> DeviceServer | None:
+        """The CPU engine; None where it is not installed."""
+        return self.servers.get(CPU_ENGINE)
 
     @property
     def default(self) -> DeviceServer:
@@ -147,7 +165,7 @@ class Pool:
     async def _inspected(self, model: ServedModel) -> events.Event | None:
         """Read the file of a version that was gone back to."""
         try:
-            read = await self._inspector.inspect(self._store.object(model.manifest.compiled))
+            read = await self._inspector.inspect(self._store.form(model.manifest, model.key))
         except HonedError as error:  # the worker finds so, too, and says it of the model
             _log.error("model %s: its earlier version cannot be read: %s", model.name, error)
             return None
@@ -165,12 +183,19 @@ class Pool:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(settled, _SETTLING_SECONDS)
                 self._warn_of_twins(self.servers[name])
+            self._begin(self._tell_time())
             await self._failure
         finally:
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _tell_time(self) -> None:
+        """Now and then, where something depends on it."""
+        while self.cpu is not None:
+            await asyncio.sleep(_PASSED_SECONDS)
+            self.handle(events.Passed())
 
     def _start(self, name: str) -> None:
         if name not in self.servers:
@@ -201,8 +226,9 @@ class Pool:
     async def infer(self, client: ClientId, model: ServedModel, plan: InferencePlan) -> Inferred:
         """The result of ModelInfer; raises what went wrong."""
         arrived = time.monotonic()
-        work = PendingRequest(call=plan.for_worker, regions=plan.regions)
+        work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
         [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
+        ran = work.model or model
         now, queued = time.monotonic(), work.started - arrived
         served = ServedInference(
             queued=queued,
@@ -210,12 +236,14 @@ class Pool:
             input_ns=answer.input_ns,
             infer_ns=answer.infer_ns,
             output_ns=answer.output_ns,
-            launches=model.compiled.launches if model.compiled else 0,
+            launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
-        if model.at_home:  # another device's times say nothing about the version
+        if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(model.name, work.version, answer.infer_ns * 1e-9, time.time())
-        return plan.result(answer.raw, round(queued * 1e6), round(answer.infer_ns / 1000))
+        kind = self.servers[work.engine].kind
+        model.statistics.answered_by(kind)
+        return plan.result(answer, round(queued * 1e6), kind)
 
     async def profile(
         self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool
@@ -241,6 +269,7 @@ class Pool:
                 priority=priority,
                 arrived=now,
                 deadline=now + timeout,
+                open=work.open,
             )
             try:
                 self.handle(events.Asked(ticket))
@@ -273,9 +302,13 @@ class Pool:
         """The one that serves a model now."""
         return self.servers[model.engine]
 
+    def device_of(self, model: ServedModel) -> DeviceServer:
+        """Where its compiled form is."""
+        return self.servers[model.device]
+
     def check_at_home(self, model: ServedModel) -> None:
         """Raise Unavailable where another device stands in for the model's own."""
-        if not model.at_home:
+        if model.away:
             raise Unavailable(f"{model.name} has its versions changed on its own device only; {model.away}")
 
     def asked(self, model: str, device: str) -> list[DeviceServer]:
@@ -332,8 +365,9 @@ class Pool:
         return tuple(
             DeviceStatus(
                 name=server.name,
+                engine=server.kind,
                 default=server is self.default,
-                stand_in=server.engine.stand_in,
+                stand_in=server.engine.stand_in and server is not self.cpu,
                 spec=server.supervisor.spec,
                 device=server.identity,
                 peaks=server.peaks,
@@ -353,8 +387,9 @@ class Pool:
         """The part `placement` of ModelShow."""
         manifest = model.manifest
         return ModelPlacement(
-            device=self.servers[model.home].shown,
+            device=self.servers[model.device].shown,
             served_by=self.of(model).shown,
-            why=self.placement.home(model.name, manifest.device, manifest.placed).why,
+            engine=self.of(model).kind,
+            why=manifest.why or self.placement.home(model.name, manifest.device, manifest.placed).why,
             away=model.away,
         )

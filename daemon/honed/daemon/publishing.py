@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +19,17 @@ from .blocking import cleared_in_thread, in_thread
 from .build import load
 from .commits import Commits
 from .compiled import Compiled
+from .deviceserver import DeviceServer
+from .engines import Choice, compare
 from .inspection import Inspector
-from .jobs import Jobs, failure, same_but_schedules
+from .jobs import Jobs, failure
 from .latencies import Latencies
 from .limits import Limits
 from .loading import JUDGE_ROUNDS
+from .manifests import same_but_schedules
 from .pool import Pool
 from .received import StoredFile, receive
-from .serving.events import Pinned, SuccessorReady, TurnedAway, VersionChosen
+from .serving.events import Added, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .serving.registry import Registry
 from .serving.states import ServedModel
 from .store import Store, new_version, version_file
@@ -54,7 +58,7 @@ class Publisher:
         history = entry.manifest.history
         return ModelHistory(
             name=entry.name,
-            version=history.current.number,
+            version=history.number,
             pinned=history.pinned,
             on_trial=entry.trial is not None,
             versions=history.versions,
@@ -99,12 +103,16 @@ class Publisher:
         self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, schedules: str, why: str
     ) -> ModelPublished:
         """Load the successor beside the present version, and let the better one serve."""
-        history, server = entry.manifest.history, self.pool.of(entry)
+        history, server = entry.manifest.history, self.pool.device_of(entry)
         version = new_version(
             file, history.next_number, schedules=schedules, why=why, now=time.time(), settled=False
         )
-        with self.pool.keeping(server, file.sha256):
+        with ExitStack() as held:
+            held.enter_context(self.pool.keeping(server, file.sha256))
             try:
+                if entry.on_cpu:
+                    held.enter_context(self.pool.keeping(server, entry.key))
+                    await server.loader.load(entry.key, str(self.store.form(entry.manifest, entry.key)))
                 proof = await server.loader.load(file.sha256, str(path), hurried=False)
                 compared = await server.loader.compare(entry.key, file.sha256, JUDGE_ROUNDS)
             except WorkerLost as error:
@@ -117,23 +125,48 @@ class Publisher:
             objection = compared.objection(serving=False)
             if objection:
                 return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
+            choice = await self._chosen(entry, server, file.sha256, path) if entry.on_cpu else None
             async with self.commits.turn:
                 self._check_served(entry)
                 history = succeed(entry.manifest.history, version, time.time(), keep=True)
                 manifest = dataclasses.replace(entry.manifest, compiled=file, history=history)
+                event: Added | SuccessorReady
+                if choice is None:
+                    event = SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
+                else:
+                    # It was compared with all there is; no trial of it would tell more.
+                    manifest = dataclasses.replace(
+                        manifest, history=settle(history), chosen=choice.engine, why=choice.why
+                    )
+                    event = Added(
+                        manifest=manifest,
+                        compiled=model,
+                        home=entry.device,
+                        proof=proof,
+                        cpu=choice.engine == "cpu",
+                    )
                 await self.commits.commit(manifest, [(file, path)])
-                ready = SuccessorReady(model=entry.number, manifest=manifest, compiled=model, proof=proof)
-                self.pool.handle(ready)
+                self.pool.handle(event)
                 await self.commits.sweep()
         ratio = compared.old_us / compared.new_us
-        _log.info("model %s: version %d is served, %.2f times as fast", entry.name, version.number, ratio)
+        told = f"version {version.number} is served, {ratio:.2f} times as fast"
+        if choice is not None and choice.engine == "cpu":
+            told = f"version {version.number} is kept, {ratio:.2f} times as fast; {choice.why}"
+        _log.info("model %s: %s", entry.name, told)
         return ModelPublished(
             published=True,
             version=version.number,
-            sentence=f"version {version.number} is served, {ratio:.2f} times as fast",
+            sentence=told,
             old_us=compared.old_us,
             new_us=compared.new_us,
         )
+
+    async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> Choice:
+        """The engine that is to serve a new version of a model that the CPU engine serves."""
+        cpu, manifest = self.pool.cpu, entry.manifest
+        if cpu is None or manifest.wanted == "cpu":
+            return Choice("cpu", manifest.why)
+        return await compare(server.loader, key, path, cpu.loader, manifest.source_key)
 
     def _check_served(self, entry: ServedModel) -> None:
         """It may have been rolled back meanwhile, which is then stored, and must not be undone."""
@@ -196,7 +229,7 @@ class Publisher:
         self, entry: ServedModel, target: ModelVersion, reason: str, *, quarantine: str, pinned: bool | None
     ) -> None:
         """Load an earlier version and put it in place, by hand."""
-        file, server = version_file(entry.manifest, target), self.pool.of(entry)
+        file, server = version_file(entry.manifest, target), self.pool.device_of(entry)
         with self.jobs.job(entry.name, True, lambda _: None), self.pool.keeping(server, file.sha256):
             path = self.store.object(file)
             model = await self.inspector.inspect(path)

@@ -34,7 +34,7 @@ def receive(descriptor: int, name: str, folder: Path, limit: int) -> tuple[Store
     `limit` in bytes. Raises InvalidArgument for what is no readable regular file, or a name that leads
     out of the folder; ResourceExhausted where it is too large or the disk is full.
     """
-    path = folder / _relative(name)
+    path = folder / relative(name)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise InvalidArgument(f"{name} is not a regular file; send the model as a file or memfd")
@@ -66,7 +66,8 @@ def describe(path: Path, name: str) -> StoredFile:
         return StoredFile(name=name, sha256=digest, nbytes=os.fstat(file.fileno()).st_size)
 
 
-def _relative(name: str) -> PurePosixPath:
+def relative(name: str) -> PurePosixPath:
+    """A client's name of a file, below some folder; raises InvalidArgument where it leads elsewhere."""
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(name) > 1024:
         raise InvalidArgument(f"{name[:80]!r} is not a relative file name without '..'; rename the file")

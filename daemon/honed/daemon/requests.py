@@ -35,6 +35,7 @@ class Ticket:
     arrived: float
     deadline: float
     attempts: int = 0
+    open: bool = False  # in shapes that only the CPU engine takes
 
 
 class Queue:
@@ -117,9 +118,9 @@ class Queue:
         """Remove a ticket; False where it does not wait."""
         return self._waiting.pop(number, None) is not None
 
-    def drop_model(self, model: str) -> list[Ticket]:
-        """Remove and give the tickets for a model that can no longer be served."""
-        return self._remove(lambda t: t.model == model)
+    def drop_model(self, model: str, *, open_ones: bool | None = None) -> list[Ticket]:
+        """Remove and give the tickets for a model, all of them or those that are `open` or are not."""
+        return self._remove(lambda t: t.model == model and open_ones in (None, t.open))
 
     def drop_all(self) -> list[Ticket]:
         """Remove and give every ticket."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -24,7 +25,9 @@ from honed.runtime.version import own_version
 from . import api, lock, server
 from .blocking import in_thread
 from .commits import Commits
+from .compiled import Compiled
 from .config import Config, load
+from .engines import cpu_serves, unfinished
 from .inspection import SECONDS, Inspector, inspect_all
 from .jobs import Jobs, failure
 from .kernelwatch import KernelWatch
@@ -148,13 +151,14 @@ async def _run(
     registry = Registry()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
     commits, inspector = Commits(store, registry), Inspector()
-    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies)
-    broken = await _fill(pool, store, models, systemd)
+    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies, config.cpu)
+    policy = config.serve.engine
+    broken = await _fill(pool, store, models, systemd, policy)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
         _log.error("damaged: %s", sentence)
     records = records_in(places.state_dir)
-    jobs = Jobs(limits, store, registry, pool, commits, inspector, curves.latencies, records)
+    jobs = Jobs(limits, store, registry, pool, commits, inspector, curves.latencies, records, policy)
     clients = server.Server(listening, limits, pool)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
     ledger.keep_only(models)
@@ -228,6 +232,10 @@ async def _run(
             task = asyncio.ensure_future(work)
             task.add_done_callback(partial(_stop_if_failed, stop))
             running.push_async_callback(_end, task)
+        running.push_async_callback(jobs.close)
+        for manifest in models.values():
+            if pool.cpu is not None and unfinished(manifest, policy):
+                running.push_async_callback(_end, asyncio.ensure_future(jobs.resume(manifest)))
         for manifest, _ in broken:
             running.push_async_callback(_end, asyncio.ensure_future(_restore(jobs, pool, manifest)))
         _settle_memory()
@@ -244,24 +252,34 @@ async def _run(
 
 
 async def _fill(
-    pool: Pool, store: Store, models: dict[str, Manifest], systemd: Systemd
+    pool: Pool, store: Store, models: dict[str, Manifest], systemd: Systemd, policy: str
 ) -> list[tuple[Manifest, str]]:
     """Enter the stored models; gives those whose compiled file cannot be used, with the reason."""
-    paths = {manifest.name: store.object(manifest.compiled) for manifest in models.values()}
-    found = {}
-    async for path, answer in inspect_all(sorted(set(paths.values()))):
-        found[path] = answer
+    paths = {
+        manifest.name: store.object(manifest.compiled)
+        for manifest in models.values()
+        if manifest.compiled is not None
+    }
+    found: dict[Path, Compiled | HonedError] = {}
+    async for inspected, said in inspect_all(sorted(set(paths.values()))):
+        found[inspected] = said
         systemd.tell(f"EXTEND_TIMEOUT_USEC={round(2 * SECONDS * 1e6)}")
     broken: list[tuple[Manifest, str]] = []
     for manifest in models.values():
-        answer = found[paths[manifest.name]]
+        path = paths.get(manifest.name)
+        answer = found[path] if path is not None else None
         home = pool.home(manifest.name, manifest.device, manifest.placed).name
         if not isinstance(answer, HonedError):
-            pool.handle(Added(manifest=manifest, compiled=answer, home=home, proof=None))
+            cpu = cpu_serves(manifest, policy)
+            pool.handle(Added(manifest=manifest, compiled=answer, home=home, proof=None, cpu=cpu))
             continue
         await in_thread(store.set_aside, manifest)
         reason = f"its compiled file is damaged ({answer})"
-        pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
+        if manifest.interface is not None and pool.cpu is not None:
+            bare = dataclasses.replace(manifest, compiled=None, why=reason)
+            pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
+        else:
+            pool.handle(Damaged(manifest=manifest, home=home, reason=reason))
         broken.append((manifest, str(answer)))
     return broken
 

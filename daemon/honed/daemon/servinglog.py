@@ -24,6 +24,8 @@ def write(action: actions.Action) -> None:
         case actions.HandOver(engine, other, models, why):
             told = "%s is lost (%s): %s stands in for it and serves %s"
             _log.error(told, engine, why, other, ", ".join(models))
+        case actions.Switched(model, engine, other, why):
+            _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
         case actions.Back(model, engine):
             _log.info("model %s is served by %s again", model, engine)
         case actions.StaysAway(model, engine, why):

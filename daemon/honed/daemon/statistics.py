@@ -55,6 +55,7 @@ class Statistics:
     requests: int = 0
     retries: int = 0  # runs of a request beyond its first
     kernels: int = 0  # executed for requests that were answered
+    engines: Counter[str] = field(default_factory=Counter)  # that answered, by kind
     failures: Counter[str] = field(default_factory=Counter)  # by the error's code
     latency: Histogram = field(default_factory=Histogram)
     queued: Histogram = field(default_factory=Histogram)
@@ -97,6 +98,11 @@ class Statistics:
             each.compute_infer.add(inference.infer_ns)
             each.compute_output.add(inference.output_ns)
 
+    def answered_by(self, engine: str) -> None:
+        """An engine of this kind, "gpu" or "cpu", made the answer."""
+        for each in self._self_and_whole():
+            each.engines[engine] += 1
+
     def retried(self) -> None:
         """A request is run again, because its worker failed."""
         for each in self._self_and_whole():
@@ -123,6 +129,7 @@ class Statistics:
             served=self.success.count,
             failures=dict(sorted(self.failures.items())),
             retries=self.retries,
+            engines=dict(sorted(self.engines.items())),
             kernel_executions=self.kernels,
             device_seconds=self.compute_infer.ns / 1e9,
             latency=self.latency.spans(),

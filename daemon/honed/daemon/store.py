@@ -35,10 +35,11 @@ from honed.protocol.methods import NAME
 from honed.protocol.versions import ModelVersion
 from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
 
-from .received import StoredFile, explained
+from .interface import Interface
+from .received import StoredFile, explained, relative
 from .versions import VersionHistory, first
 
-FORMAT = 2  # of manifests; 1 are those that do not say theirs
+FORMAT = 3  # of manifests; 1 are those that do not say theirs, 3 those that may have no compiled file
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
 _MAX_MANIFEST = 16 << 20  # bytes
 _log = logging.getLogger(__name__)
@@ -50,20 +51,45 @@ class NewerFormat(InvalidArgument):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """One model of the store. `compiled` is the file of `history.current`.
+    """One model of the store. `compiled` is the file of `history.current`; None: there is no compiled form.
 
     `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
+    `interface` is of the source, None where the CPU engine does not run it. `wanted` is the engine that its
+    user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
+    that came, or why there is no compiled form. Both are "" while it is being compiled.
     """
 
     name: str
     added: float  # seconds since 1970
-    compiled: StoredFile
+    compiled: StoredFile | None
     history: VersionHistory
     sources: tuple[StoredFile, ...]  # the model file first; enough to compile it again
     shapes: dict[str, tuple[int, ...]]
     precision: str
     device: str = ""
     placed: str = ""
+    interface: Interface | None = None
+    wanted: str = ""
+    chosen: str = ""
+    why: str = ""
+
+    @property
+    def key(self) -> str:
+        """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
+        return self.compiled.sha256 if self.compiled is not None else self.source_key
+
+    @property
+    def source_key(self) -> str:
+        """What the CPU engine calls the source: its SHA-256, or one over all of its files."""
+        if len(self.sources) == 1:
+            return self.sources[0].sha256
+        files = "\n".join(f"{file.sha256} {file.name}" for file in self.sources)
+        return hashlib.sha256(files.encode()).hexdigest()
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        """All that it stands for, the compiled one first."""
+        return (*((self.compiled,) if self.compiled is not None else ()), *self.sources)
 
 
 class Store:
@@ -99,6 +125,28 @@ class Store:
         """Where the bytes of a stored file are."""
         return self._objects / file.sha256
 
+    def form(self, manifest: Manifest, key: str) -> Path:
+        """The file that an engine loads: the compiled one, or the source with its data beside it.
+
+        Raises Unavailable where the latter cannot be put there.
+        """
+        if manifest.compiled is not None and manifest.compiled.sha256 == key:
+            return self.object(manifest.compiled)
+        if len(manifest.sources) == 1:
+            return self.object(manifest.sources[0])
+        folder = self._staging / f"source-{key}"
+        try:
+            for file in manifest.sources:
+                place = folder / relative(file.name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with suppress(FileExistsError):
+                    os.link(self.object(file), place)
+        except OSError as error:
+            raise Unavailable(
+                f"the stored files of {manifest.name} cannot be used ({error.strerror}); add the model again"
+            ) from error
+        return folder / relative(manifest.sources[0].name)
+
     def open_files(self, manifest: Manifest) -> tuple[int, ...]:
         """Read-only descriptors of the model's compiled file and its sources, in this order; the caller's.
 
@@ -106,7 +154,7 @@ class Store:
         """
         opened: list[int] = []
         try:
-            opened.extend(self.open_file(file) for file in (manifest.compiled, *manifest.sources))
+            opened.extend(self.open_file(file) for file in manifest.files)
         except BaseException:
             close_all(opened)
             raise
@@ -162,7 +210,7 @@ class Store:
 
     def set_aside(self, manifest: Manifest) -> None:
         """Move a compiled file that turned out damaged out of the way; its manifest and sources stay."""
-        if os.path.lexists(self.object(manifest.compiled)):
+        if manifest.compiled is not None and os.path.lexists(self.object(manifest.compiled)):
             self._put_aside(self.object(manifest.compiled))
 
     def _manifest(self, name: str) -> Path:
@@ -228,7 +276,7 @@ class Store:
         if self._unread:
             return
         models = list(models)
-        used = {file.sha256 for manifest in models for file in (manifest.compiled, *manifest.sources)}
+        used = {file.sha256 for manifest in models for file in manifest.files}
         used |= {v.sha256 for manifest in models for v in manifest.history.versions if v.kept}
         for path in self._objects.iterdir():
             if path.name not in used:

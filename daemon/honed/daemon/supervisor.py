@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import enum
 import logging
 import time
@@ -16,7 +17,7 @@ from honed.machine.children import kill_group
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.service import WorkerEnd
 from honed.runtime.aiolink import AsyncLink
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.profilefile import check
 
 from . import workercalls
@@ -24,7 +25,7 @@ from .limits import Limits
 from .regions import HeldRegion
 from .requests import Restarts
 from .workercalls import FindDevice, MapRegion, OpenDevice, Ping, R, WorkerCall
-from .workerprocess import spawn
+from .workerprocess import Program, spawn
 
 _REMEMBERED_ENDS = 10
 _QUIET_SECONDS = 15.0  # after which a worker with nothing to do is asked whether it still answers
@@ -46,13 +47,13 @@ class Supervisor:
     """The worker process and the calls to it.
 
     With `expects_models` a worker that starts is to load some at once. The device that the first worker found
-    is the one that later workers look for.
+    is the one that later workers look for. An engine without a device has an identity and no profile.
     """
 
-    def __init__(self, limits: Limits, cache_dir: Path, device: str) -> None:
+    def __init__(self, limits: Limits, cache_dir: Path, program: Program) -> None:
         self._limits = limits
         self._cache_dir = cache_dir
-        self._device = device
+        self.program = program
         self._process: Child | None = None
         self._link: AsyncLink | None = None
         self._mapped: set[int] = set()  # regions the present worker knows
@@ -69,6 +70,7 @@ class Supervisor:
         self.last_ends: deque[WorkerEnd] = deque(maxlen=_REMEMBERED_ENDS)
         self.ended_from_outside = False  # the last worker was killed by somebody else, or for want of memory
         self.spec = ""
+        self.identity: DeviceIdentity | None = None
         self.profile: DeviceProfile | None = None
 
     @property
@@ -209,17 +211,17 @@ class Supervisor:
         self.starts += 1
         self._kill_reason = self._kill_kind = ""
         self._lost_at_work = self.ended_from_outside = False
-        process, link = await spawn(
-            self._cache_dir, self._device, self._lost, memory_mib=self._limits.worker_memory_mib
-        )
+        process, link = await spawn(self.program, self._cache_dir, self._lost)
         self._process, self._link = process, link
         seconds = self._limits.load_seconds
         # Half of it for the peaks: a device that is too slow for them is served by all the same.
         find = FindDevice(models=self.expects_models, measure_seconds=seconds / 2)
         found = await self.call(find, seconds=seconds)
-        check(found.profile)
-        self.spec = self._device = found.spec
-        self.profile = found.profile
+        self.spec, self.identity = found.spec, found.identity
+        if found.profile is not None:
+            check(found.profile)
+            self.profile = found.profile
+            self.program = dataclasses.replace(self.program, argument=self.spec)
         self._state, self.reason = "ready", ""
         self._turned.set()
         _log.info("worker %d is ready on %s", process.pid, self.spec)

@@ -137,8 +137,8 @@ class TunerRuns:
                     name=entry.name,
                     shapes=staged.shapes,
                     precision=staged.precision,
-                    device=self.fleet.of(entry).supervisor.spec or None,
-                    current=self.store.object(entry.manifest.compiled),
+                    device=self.fleet.device_of(entry).supervisor.spec or None,
+                    current=self.store.form(entry.manifest, entry.key),
                     records=self.records,
                     cache_dir=self.cache_dir,
                 )
@@ -163,7 +163,7 @@ class TunerRuns:
         if tuned.output is None:
             return None
         now = self.registry.compiled(name)[0].manifest
-        served = (now if now.added == begun.added else begun).compiled.sha256
+        served = (now if now.added == begun.added else begun).key
         descriptor = os.open(output, os.O_RDONLY | os.O_CLOEXEC)
         try:
             why = f"hone tune: {tuned.trials} trials in {tuned.seconds:.0f} s"

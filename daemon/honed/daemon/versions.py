@@ -31,13 +31,18 @@ class VersionHistory:
 
     @property
     def current(self) -> ModelVersion:
-        """The one served."""
-        return self.get(self.stints[-1].number)
+        """The one served, or that would be if its device served; raises NotFound where there is none."""
+        return self.get(self.number)
+
+    @property
+    def number(self) -> int:
+        """The number of the current version; 0: nothing was compiled."""
+        return self.stints[-1].number if self.stints else 0
 
     @property
     def next_number(self) -> int:
         """For the version to come."""
-        return max(v.number for v in self.versions) + 1
+        return max((v.number for v in self.versions), default=0) + 1
 
     def get(self, number: int) -> ModelVersion:
         """Raises NotFound."""
@@ -50,11 +55,12 @@ class VersionHistory:
         """The latest one before the current that can be gone back to."""
         served = [span.number for span in self.stints]
         fit = [
-            v
-            for v in self.versions
-            if v.kept and v.settled and not v.quarantine and v.number != self.current.number
+            v for v in self.versions if v.kept and v.settled and not v.quarantine and v.number != self.number
         ]
         return max(fit, key=lambda v: len(served) - served[::-1].index(v.number), default=None)
+
+
+NO_HISTORY = VersionHistory(versions=(), stints=(), pinned=False)
 
 
 def first(version: ModelVersion, now: float) -> VersionHistory:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from honed.protocol import strict
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.profile import DeviceIdentity, DeviceProfile
+
+from .interface import Interface
 
 if TYPE_CHECKING:  # asyncio is the service's
     from honed.runtime.aiolink import AsyncLink
@@ -49,7 +51,8 @@ class FoundDevice:
     """The device that the worker is for."""
 
     spec: str
-    profile: DeviceProfile
+    identity: DeviceIdentity
+    profile: DeviceProfile | None  # None: an engine without one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +77,19 @@ class OpenDevice(WorkerCall[Empty]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
-    """The full name of the device that a model was built for, and how many probes its file has."""
+    """The full name of the device that a model was built for, and how many probes its file has.
+
+    `interface` is the file's, where the engine tells it.
+    """
 
     device: str
     probes: int
+    interface: Interface | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildModel(WorkerCall[BuiltModel]):
-    """Build and hold the compiled file at `path`; tells progress."""
+    """Build and hold the file at `path`; tells progress."""
 
     method = "Load"
     work = True
@@ -126,6 +133,17 @@ class CompareTurn(WorkerCall[ComparedTurn]):
     work = True
     old: str
     new: str
+    turn: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunTurn(WorkerCall[ComparedTurn]):
+    """Ask the CPU engine for one run on the inputs that came with a compiled file, those of set `turn`."""
+
+    method = "Turn"
+    work = True
+    key: str
+    compiled: str
     turn: int
 
 
@@ -192,9 +210,10 @@ class WantedOutput:
 
 @dataclass(slots=True, kw_only=True)
 class ModelRan:
-    """The outputs that have no place, in the order asked for, and the time of each part."""
+    """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part."""
 
     raw: tuple[Data, ...]
+    shapes: tuple[tuple[int, ...], ...]
     input_ns: int
     infer_ns: int
     output_ns: int
@@ -202,7 +221,10 @@ class ModelRan:
 
 @dataclass(slots=True, kw_only=True)
 class RunModel(WorkerCall[ModelRan]):
-    """Run once. `keep`: the inputs may be kept, to compare a successor on."""
+    """Run once, for at most `max_bytes` of outputs in line.
+
+    `keep`: the inputs may be kept, to compare a successor on.
+    """
 
     method = "Infer"
     work = True
@@ -212,6 +234,7 @@ class RunModel(WorkerCall[ModelRan]):
     raw: tuple[Data, ...]
     finite: bool
     keep: bool
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

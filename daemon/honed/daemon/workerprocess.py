@@ -1,9 +1,10 @@
-"""A process that runs `honed.daemon.worker`, and the link to it."""
+"""A process that runs models, and the link to it."""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from honed.machine import aiochildren
@@ -18,21 +19,30 @@ from honed.runtime.aiolink import AsyncLink
 FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory."""
+
+    module: str
+    argument: str
+    memory_mib: int
+
+
+def device_program(spec: str, memory_mib: int) -> Program:
+    """The worker of an OpenCL device."""
+    return Program(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib)
+
+
 async def spawn(
-    cache_dir: Path,
-    device: str,
-    lost: Callable[[], HonedError],
-    *,
-    memory_mib: int,
-    niceness: int = 0,
+    program: Program, cache_dir: Path, lost: Callable[[], HonedError], *, niceness: int = 0
 ) -> tuple[Child, AsyncLink]:
-    """Start a worker for `device`; `lost` makes the error of calls cut short. Raises OSError."""
+    """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        program = python("honed.daemon.worker", str(theirs.fileno()), str(cache_dir), device)
-        bounds = Bounds(memory_mib=memory_mib, niceness=niceness)
+        command = python(program.module, str(theirs.fileno()), str(cache_dir), program.argument)
+        bounds = Bounds(memory_mib=program.memory_mib, niceness=niceness)
         try:
-            process = await aiochildren.spawn(program, bounds, pass_fds=[theirs.fileno()])
+            process = await aiochildren.spawn(command, bounds, pass_fds=[theirs.fileno()])
         except BaseException:
             ours.close()
             raise

@@ -96,6 +96,8 @@ class LoadOptions:
     """How an ONNX file is to be compiled, and for which device; "fastest" compares all there are.
 
     `calibration` is how many of the files, the last, are sets of inputs that errors in fp16 are measured on.
+    `engine` is "fastest", "gpu" or "cpu"; None: as configured. Without `wait` the answer comes as soon as the
+    model is served, though it be compiled further; None: with.
     """
 
     shapes: dict[str, tuple[int, ...]] | None = None
@@ -103,6 +105,8 @@ class LoadOptions:
     replace: bool | None = None
     device: str | None = None
     calibration: int | None = None
+    engine: str | None = None
+    wait: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

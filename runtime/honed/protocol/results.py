@@ -61,10 +61,11 @@ class ModelMetadata:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferTimes:
-    """Microseconds that a request waited, and that the worker took."""
+    """Microseconds that a request waited, and that the worker took; the engine that answered, cpu or gpu."""
 
     queue_us: int
     compute_us: int
+    engine: str
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -113,6 +114,8 @@ class IndexedModel:
     version: str
     state: str
     reason: str
+    engine: str = "gpu"
+    engine_why: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -132,6 +135,8 @@ class ModelAdded:
     notes: tuple[str, ...]
     kernels: int
     launches: int
+    engine: str = "gpu"
+    engine_why: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -218,6 +223,7 @@ class ModelPlacement:
 
     device: str
     served_by: str
+    engine: str
     why: str
     away: str
 

@@ -44,6 +44,7 @@ class DeviceStatus:
     """A device of the service, and what it serves."""
 
     name: str
+    engine: str
     default: bool
     stand_in: bool
     spec: str
@@ -253,12 +254,13 @@ class RecentFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Figures:
-    """Requests so far; `failures` by the error's code."""
+    """Requests so far; `failures` by the error's code, `engines` that answered: cpu, gpu."""
 
     requests: int
     served: int
     failures: dict[str, int]
     retries: int
+    engines: dict[str, int]
     kernel_executions: int
     device_seconds: float
     latency: Spans
@@ -286,6 +288,7 @@ class ModelFigures(Figures):
     state: str
     ready: bool
     away: str
+    engine: str
     device: str
     waiting: int
     spent: TimeSpent

@@ -262,9 +262,15 @@ class Operations:
         replace: bool = False,
         device: str | None = None,
         calibration: str | os.PathLike[str] | None = None,
+        engine: str | None = None,
+        wait: bool = True,
         progress: Progress | None = None,
     ) -> Steps[Map]:
-        """Add an ONNX or `.honed` file; returns when it is served. `name` defaults to the file's stem.
+        """Add an ONNX or `.honed` file; returns when it is compiled, or known why not.
+
+        `name` defaults to the file's stem. `engine` is "fastest", "gpu" or "cpu", None what the service is
+        configured for; the CPU engine may serve the model long before it is compiled, and without `wait` this
+        returns then. "engine" and "engine_why" of the result say which one serves.
 
         External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
         have them compared; None leaves that to the service. `calibration` is a folder of .npz files, each
@@ -284,6 +290,8 @@ class Operations:
                 replace=replace,
                 device=device,
                 calibration=len(sets) or None,
+                engine=engine,
+                wait=None if wait else False,
             )
             params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
             sent = [*opened.values(), *sets.values()]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import bundle
+from honed.machine import bundle
 
 if TYPE_CHECKING:
     from .tune.function import TunedFunction, tune_function
 
 __all__ = ["TunedFunction", "tune_function"]
 
-bundle.use()
+bundle.use(__file__)
 
 
 def __getattr__(name: str) -> Any:

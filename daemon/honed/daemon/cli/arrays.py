@@ -77,7 +77,7 @@ def load(file: Path, tensor: TensorMetadata) -> Array:
         array.close()
         raise InvalidArgument(f"{file} holds several arrays (.npz); save each one with numpy.save")
     expected = from_datatype(tensor.datatype).name
-    if array.dtype.name != expected or list(array.shape) != list(tensor.shape):
+    if array.dtype.name != expected or not _takes(tensor.shape, array.shape):
         raise InvalidArgument(
             f"{file} is {shape_text(array.dtype.name, array.shape)} and input {tensor.name} is "
             f"{_type(tensor)}; convert it with astype and reshape"
@@ -85,10 +85,18 @@ def load(file: Path, tensor: TensorMetadata) -> Array:
     return array
 
 
+def _takes(shape: Sequence[int], given: Sequence[int]) -> bool:
+    """Whether a tensor of this shape, in which -1 is any size, may be of the one given."""
+    return len(shape) == len(given) and all(size in (-1, n) for size, n in zip(shape, given, strict=True))
+
+
 def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
-    """Made-up values: normal for floats, 0 or 1 for the rest, which as indices are seldom out of range."""
+    """Made-up values: normal for floats, 0 or 1 for the rest, which as indices are seldom out of range.
+
+    Sizes that are open are 1.
+    """
     kind = from_datatype(tensor.datatype).numpy
-    shape = tuple(tensor.shape)
+    shape = tuple(1 if size < 0 else size for size in tensor.shape)
     if kind.kind == "f":
         return generator.standard_normal(shape).astype(kind)
     return generator.integers(0, 2, shape).astype(kind)

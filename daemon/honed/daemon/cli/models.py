@@ -54,7 +54,7 @@ def register(commands: Any) -> None:
         commands,
         "add",
         _add,
-        about="add a model: compile it, prove it right, serve it",
+        about="add a model: serve it, compile it, prove it right",
         details="Takes an ONNX file, with its external data beside it, or a compiled .honed file.",
         examples="""\
             hone add lightglue.onnx
@@ -62,7 +62,9 @@ def register(commands: Any) -> None:
             hone add squeezenet.onnx --precision fp32 --replace
             hone add yolox.onnx --calibration pictures/
             hone add lightglue.onnx --device mali
-            hone add lightglue.onnx --device fastest""",
+            hone add lightglue.onnx --device fastest
+            hone add silero_vad.onnx --no-wait
+            hone add yolox.onnx --engine gpu""",
     )
     add.add_argument("file", metavar="FILE", type=Path, help="an ONNX or .honed file")
     add.add_argument("--name", metavar="N", help="the name to serve it by (default: the file's name)")
@@ -77,6 +79,22 @@ def register(commands: Any) -> None:
         metavar="SPEC",
         help="which device of the service is to serve it: part of its name, or 'fastest' to have all "
         "compared (default: what the configuration says)",
+    )
+    add.add_argument(
+        "--engine",
+        choices=("fastest", "gpu", "cpu"),
+        help="what is to serve it: the faster engine, its compiled form, or ONNX Runtime on the processor "
+        "(default: what the configuration says)",
+    )
+    waiting = add.add_mutually_exclusive_group()
+    waiting.add_argument(
+        "--wait",
+        action="store_true",
+        default=True,
+        help="end when it is compiled, or known why not (default); the CPU engine serves it meanwhile",
+    )
+    waiting.add_argument(
+        "--no-wait", dest="wait", action="store_false", help="end as soon as it is served; compiling goes on"
     )
     show = add_command(
         commands,
@@ -138,6 +156,10 @@ def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault
     ]  # fmt: skip
     if status.peaks:
         rows.insert(4, ("peaks", peaks_text(status.peaks)))
+    if all(each.engine != "cpu" for each in status.devices):
+        rows.append(
+            ("CPU engine", "not installed; 'apt install honed-cpu' has every ONNX model served at once")
+        )
     rows += [
         ("adding", f"{job.model_name}: {job.fraction:.0%} {job.text or job.stage}") for job in status.jobs
     ]
@@ -178,6 +200,8 @@ class ListedModel:
     version: str
     state: str
     reason: str
+    engine: str
+    engine_why: str
     device: str
     inferences: int
     mean_ms: float | None
@@ -202,7 +226,7 @@ def _list(arguments: argparse.Namespace, output: Output) -> int:
         )
         for model in models
     )
-    several = len(placed) > 1
+    several = sum(device.engine == "gpu" for device in placed) > 1
     output.emit({"models": listed}, lambda console: _print_list(console, listed, several))
     return 0
 
@@ -222,15 +246,22 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
         (
             model.name,
             model.state.lower(),
+            model.engine,
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
-            model.reason,
+            model.reason or _why_cpu(model),
         )
         for model in models
     ]
-    headings = ("model", "state", *(("device",) if devices else ()), ">inferences", ">mean ms", "reason")
+    device = ("device",) if devices else ()
+    headings = ("model", "state", "engine", *device, ">inferences", ">mean ms", "reason")
     console.print(table(headings, rows))
+
+
+def _why_cpu(model: ListedModel) -> str:
+    """In short; 'hone show' has all of it."""
+    return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
 
 
 def _add(arguments: argparse.Namespace, output: Output) -> int:
@@ -250,6 +281,8 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
             replace=arguments.replace,
             device=arguments.device,
             calibration=arguments.calibration,
+            engine=arguments.engine,
+            wait=arguments.wait,
             progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
         )
     added = REPOSITORY_MODEL_LOAD.result_of(told)
@@ -258,11 +291,11 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _print_added(console: Console, added: ModelAdded) -> None:
-    line(
-        console,
-        f"{added.model_name} is served: {added.kernels} kernels, {added.launches} launches an "
-        f"inference, added in {added.seconds:.1f} s.",
-    )
+    compiled = f"{added.kernels} kernels, {added.launches} launches an inference, " if added.kernels else ""
+    by = " by the CPU engine" if added.engine == "cpu" else ""
+    line(console, f"{added.model_name} is served{by}: {compiled}added in {added.seconds:.1f} s.")
+    if added.engine_why:
+        line(console, f"engine: {added.engine_why}")
     for note in added.notes:
         line(console, f"note: {note}")
 
@@ -295,8 +328,7 @@ def _show(arguments: argparse.Namespace, output: Output) -> int:
 def _print_model(console: Console, model: ModelShown) -> None:
     from datetime import datetime
 
-    source, device = model.source, model.device
-    kernels = sum(kernel.launches > 0 for kernel in model.kernels)
+    source = model.source
     state = model.state.lower() + (f": {model.reason}" if model.reason else "")
     console.print(fields([
         ("model", f"{model.name} ({state})"),
@@ -307,15 +339,8 @@ def _print_model(console: Console, model: ModelShown) -> None:
         ("asked for", f"precision {model.precision}{_asked_shapes(model.shapes)}"),
         ("computes in", source.precision),
         *(("", why) for why in _chosen(source.choice)),
-        ("compiled for", f"{device.name} ({device.platform}), driver {device.driver_version}"),
         ("served by", placement_text(model.placement)),
-        ("compiled by", ", ".join(f"{name} {version}" for name, version in model.compiler.items())),
-        ("size", f"file {bytes_text(model.bytes)}; on the device constants "
-                 f"{bytes_text(model.constant_bytes)}, scratch {bytes_text(model.arena_bytes)}"),
-        ("steps", f"{model.launches} launches of {kernels} kernels, "
-                  f"{model.copies} copies, {model.host_calls} host calls"),
-        *_prepared(model),
-        *_proof(model),
+        *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
@@ -326,10 +351,27 @@ def _print_model(console: Console, model: ModelShown) -> None:
             [(k, t.name, shape_text(t.datatype, t.shape)) for k, t in tensors],
         )
     )
+    if not model.kernels:
+        return
     console.print()
     console.print(
         table(("kernel", ">launches", ">groups", ">items", "schedule"), map(_kernel_row, model.kernels))
     )
+
+
+def _compiled(model: ModelShown) -> list[tuple[str, str]]:
+    """What is known of the compiled form."""
+    device, kernels = model.device, sum(kernel.launches > 0 for kernel in model.kernels)
+    return [
+        ("compiled for", f"{device.name} ({device.platform}), driver {device.driver_version}"),
+        ("compiled by", ", ".join(f"{name} {version}" for name, version in model.compiler.items())),
+        ("size", f"file {bytes_text(model.bytes)}; on the device constants "
+                 f"{bytes_text(model.constant_bytes)}, scratch {bytes_text(model.arena_bytes)}"),
+        ("steps", f"{model.launches} launches of {kernels} kernels, "
+                  f"{model.copies} copies, {model.host_calls} host calls"),
+        *_prepared(model),
+        *_proof(model),
+    ]  # fmt: skip
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:

@@ -166,6 +166,16 @@ class StaysAway:
 
 
 @dataclass(frozen=True, slots=True)
+class Switched:
+    """Told: an engine cannot serve a model, and another does from now on."""
+
+    model: str
+    engine: str
+    other: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Told: a run of a model failed with its worker."""
 
@@ -193,5 +203,6 @@ Action = (
     | HandOver
     | Back
     | StaysAway
+    | Switched
     | Failed
 )

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from . import failover, trials
 from .core import Core, removed
-from .events import Added, Damaged, NotRestored, Removed
-from .scheduling import admit
-from .states import Phase, ServedModel
+from .events import Added, Damaged, Explained, NotRestored, Removed
+from .scheduling import admit, dismiss, wake
+from .states import CPU_ENGINE, Phase, ServedModel
 
 
 def added(core: Core, event: Added) -> None:
     """Serve a model, in the place of another of its name."""
-    model = core.new_model(event.manifest, event.compiled, event.home)
+    cpu = event.cpu or (event.manifest.compiled is None and event.manifest.interface is not None)
+    if cpu and core.cpu is None:
+        if event.compiled is None:
+            _unable(core, event)
+            return
+        cpu = False
+    model = core.new_model(event.manifest, event.compiled, event.home, home=CPU_ENGINE if cpu else None)
     replaced = core.enter(model)
     engine = core.engines[model.engine]
+    wake(core, engine)
     if engine.phase is Phase.FAILED:
         failover.fail_over(core, engine)
     else:
@@ -30,23 +39,39 @@ def damaged(core: Core, event: Damaged) -> None:
 
 
 def not_restored(core: Core, event: NotRestored) -> None:
-    """A damaged model says why it stays so."""
+    """A damaged model says why it stays so, where no engine serves it meanwhile."""
     model = core.models.find(event.name)
-    if model is not None and model.compiled is None:
+    if model is not None and model.compiled is None and not model.on_cpu:
         reason = f"{model.reason}, and it could not be compiled again: {event.reason}"
         trials.fail(core, model, reason)
+
+
+def explained(core: Core, event: Explained) -> None:
+    """Remember why a model is served as it is."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.manifest = dataclasses.replace(model.manifest, why=event.why)
 
 
 def gone(core: Core, event: Removed) -> None:
     """Answer what waits for a model, and forget it."""
     model = core.models.pop(event.name)
     core.refuse_waiting(model, removed(model.name))
+    core.refuse_open(model.name, removed(model.name))
     _forget(core, model)
 
 
 def _forget(core: Core, model: ServedModel) -> None:
     """What engines have of a model that is not served any more."""
     for engine in model.deployments:
-        core.unload_unused(engine, model.key)
+        core.unload_unused(engine, model.key_on(engine))
     trials.end_trial(core, model)
-    failover.dismiss(core, core.engines[model.engine])
+    for engine in model.deployments:
+        dismiss(core, core.engines[engine])
+
+
+def _unable(core: Core, event: Added) -> None:
+    """The CPU engine was removed, and the model has no other form."""
+    model = core.new_model(event.manifest, None, event.home)
+    core.enter(model)
+    trials.fail(core, model, "only the CPU engine can run it, which is not installed; install honed-cpu")

@@ -5,19 +5,24 @@ from __future__ import annotations
 import itertools
 
 from honed.daemon.compiled import Compiled
-from honed.daemon.requests import Queue
+from honed.daemon.requests import Queue, Ticket
 from honed.daemon.store import Manifest
-from honed.protocol.errors import HonedError, NotFound
+from honed.protocol.errors import HonedError, NotFound, Unavailable
 
 from .actions import Action, Refuse, Unload
 from .registry import Registry
-from .states import Deployment, Engine, Phase, ServedModel
+from .states import CPU_ENGINE, Deployment, Engine, Phase, ServedModel, State
 
 
 class Core:
-    """The state of one machine. `fallback` names the engine that stands in for others; "" for none."""
+    """The state of one machine. `fallback` names the engine that stands in for others; "" for none.
 
-    def __init__(self, registry: Registry, engines: tuple[str, ...], fallback: str, max_queue: int) -> None:
+    `cpu` is the CPU engine, None without it.
+    """
+
+    def __init__(
+        self, registry: Registry, engines: tuple[str, ...], fallback: str, max_queue: int, cpu: bool
+    ) -> None:
         self.models = registry
         self.fallback = fallback
         self.max_queue = max_queue
@@ -28,6 +33,7 @@ class Core:
         self._numbers = itertools.count(1)
         for name in engines:
             self.add_engine(name)
+        self.cpu = self.add_engine(CPU_ENGINE, stand_in=True) if cpu else None
 
     def act(self, action: Action) -> None:
         """Have something done."""
@@ -46,12 +52,24 @@ class Core:
         return engine
 
     def new_model(
-        self, manifest: Manifest, compiled: Compiled | None, home: str, engine: str | None = None
+        self,
+        manifest: Manifest,
+        compiled: Compiled | None,
+        device: str,
+        *,
+        home: str | None = None,
+        engine: str | None = None,
     ) -> ServedModel:
-        """A version that is to be served by `engine`, or by the one it belongs to; not entered yet."""
-        serves = home if engine is None else engine
+        """A version that is to be served by `engine`, or by its home, or by its device; not entered yet."""
+        belongs = device if home is None else home
+        serves = belongs if engine is None else engine
         model = ServedModel(
-            number=next(self._numbers), manifest=manifest, compiled=compiled, home=home, engine=serves
+            number=next(self._numbers),
+            manifest=manifest,
+            compiled=compiled,
+            device=device,
+            home=belongs,
+            engine=serves,
         )
         self.deploy(model, serves)
         return model
@@ -59,9 +77,21 @@ class Core:
     def enter(self, model: ServedModel) -> ServedModel | None:
         """Serve it from now on; gives what it replaces, whose requests wait for it."""
         replaced = self.models.put(model)
-        if replaced is not None and replaced.engine != model.engine:
-            self.move_waiting(model.name, replaced.engine, model.engine)
+        if replaced is not None:
+            self._take_over(model, replaced)
+            if replaced.engine != model.engine:
+                self.move_waiting(model.name, replaced.engine, model.engine)
         return replaced
+
+    def _take_over(self, model: ServedModel, replaced: ServedModel) -> None:
+        """What the CPU engine has of another version of the same source is this one's, too."""
+        kept = replaced.deployments.get(CPU_ENGINE)
+        if kept is not None and model.takes_open and model.key_on(CPU_ENGINE) == replaced.key_on(CPU_ENGINE):
+            model.deployments[CPU_ENGINE] = kept
+            if kept.state is State.UNAVAILABLE:
+                self.deploy(model, CPU_ENGINE)
+            return
+        self.refuse_open(model.name, replaced_error(model.name))
 
     def deploy(self, model: ServedModel, engine: str) -> Deployment:
         """Have a deployment of a model on an engine, where it is not loaded yet."""
@@ -89,26 +119,54 @@ class Core:
         return model.engine == engine.name and self.models.serves(model)
 
     def refuse_waiting(self, model: ServedModel, error: HonedError) -> None:
-        """Answer everything that waits for a model with `error`."""
+        """Answer everything that waits for a model, where it is served, with `error`."""
         for ticket in self.engines[model.engine].queue.drop_model(model.name):
             self.act(Refuse(ticket.number, error))
 
+    def refuse_open(self, name: str, error: HonedError) -> None:
+        """Answer what only the CPU engine can run of a model with `error`."""
+        if self.cpu is not None:
+            for ticket in self.cpu.queue.drop_model(name, open_ones=True):
+                self.act(Refuse(ticket.number, error))
+
     def move_waiting(self, name: str, left: str, other: str) -> None:
-        """Have everything that waits for a model at one engine wait at another."""
-        for ticket in self.engines[left].queue.drop_model(name):
+        """Have everything that waits for a model at one engine, and can run elsewhere, wait at another."""
+        for ticket in self.engines[left].queue.drop_model(name, open_ones=False):
             self.engines[other].queue.retry(ticket)
+
+    def place(self, model: ServedModel, ticket: Ticket) -> Engine:
+        """Where a request is to run."""
+        return self.cpu if ticket.open and self.cpu is not None else self.engines[model.engine]
+
+    def leave(self, model: ServedModel, engine: Engine) -> None:
+        """Have no deployment on an engine that does not serve the model, unless requests need it there."""
+        if model.name in engine.queue.models():
+            model.deployments[engine.name].used = self.now
+            return
+        del model.deployments[engine.name]
+        self.unload_unused(engine.name, model.key_on(engine.name))
+
+    def needed(self, engine: Engine) -> bool:
+        """Whether there is anything for it to do."""
+        belong = any(model.home == engine.name for model in self.models.all())
+        return belong or bool(self.on(engine)) or any(engine.kept.values())
 
     def unload_unused(self, engine: str, key: str) -> None:
         """Have an engine forget a compiled file, unless it is that of a model there or kept."""
         for model in self.models.all():
             before = model.trial.before if model.trial is not None else None
-            if (model.key == key and engine in model.deployments) or (
-                before is not None and (before.key, before.engine) == (key, engine)
+            if (engine in model.deployments and model.key_on(engine) == key) or (
+                before is not None and (before.key_on(engine), before.engine) == (key, engine)
             ):
                 return
         if not self.engines[engine].kept[key]:
             del self.engines[engine].kept[key]
             self.act(Unload(engine, key))
+
+
+def replaced_error(name: str) -> Unavailable:
+    """The error for requests in other shapes whose model is another one by now."""
+    return Unavailable(f"model {name!r} was replaced while the request waited; send it again")
 
 
 def removed(name: str) -> NotFound:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from honed.daemon.compiled import Compiled
+from honed.daemon.interface import Interface
 from honed.daemon.requests import ClientId, Ticket
 from honed.daemon.store import Manifest
 from honed.protocol.errors import HonedError
@@ -111,6 +112,7 @@ class Proof:
     worker: int
     checked: ModelChecked
     left: tuple[int, ...] = ()
+    interface: Interface | None = None  # where the engine tells it
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,12 +159,17 @@ class Disproved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """A model is in the store, new or in another's place; with `proof` it is in a worker, too."""
+    """A model is in the store, new or in another's place; with `proof` it is in a worker, too.
+
+    `home` is the device of its compiled form, which is None where there is none; with `cpu` the CPU engine
+    serves it.
+    """
 
     manifest: Manifest
-    compiled: Compiled
+    compiled: Compiled | None
     home: str
     proof: Proof | None
+    cpu: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +187,19 @@ class NotRestored:
 
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explained:
+    """The manifest of `model` says now why it is served as it is."""
+
+    model: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Some seconds have passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +305,8 @@ Event = (
     | Damaged
     | NotRestored
     | Removed
+    | Explained
+    | Passed
     | Kept
     | LetGo
     | SuccessorReady

@@ -6,17 +6,20 @@ only if its probes are answered right (docs/format.md).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from honed.protocol.errors import Unavailable
 from honed.runtime.families import FAMILIES
 
 from . import trials
-from .actions import Back, HandOver, Refuse, StartServer, StaysAway, StopServer
+from .actions import Back, HandOver, Refuse, StaysAway
 from .core import Core
-from .events import ServerStopped, WorkerLost, WorkerReady
-from .scheduling import load_next
-from .states import MAX_CRASHES_AN_HOUR, Engine, Phase, ServedModel, State
+from .events import Passed, ServerStopped, WorkerLost, WorkerReady
+from .scheduling import dismiss, load_next, run_next, wake
+from .states import CPU_ENGINE, MAX_CRASHES_AN_HOUR, Engine, Phase, ServedModel, State
 
 CPU = "cpu"  # as a device: the first CPU there is
+LINGERING_SECONDS = 40.0  # that the CPU engine keeps what it does not serve
 
 
 def worker_ready(core: Core, event: WorkerReady) -> None:
@@ -41,10 +44,11 @@ def worker_lost(core: Core, event: WorkerLost) -> None:
     _forget_loaded(core, engine)
     suspect, engine.suspect = engine.suspect, None
     if suspect is not None and not event.from_outside:
-        trials.fault(core, suspect, event.reason)
+        trials.fault(core, suspect, engine, event.reason)
         _count_crash(core, engine, suspect, event.reason)
     if engine.phase is Phase.FAILED:
         fail_over(core, engine)
+    dismiss(core, engine)
 
 
 def server_stopped(core: Core, event: ServerStopped) -> None:
@@ -52,18 +56,17 @@ def server_stopped(core: Core, event: ServerStopped) -> None:
     engine = core.engines[event.engine]
     engine.phase = Phase.RESTING
     _forget_loaded(core, engine)
-    if core.models.of(engine.name):
-        _start(core, engine)
+    if core.needed(engine):
+        wake(core, engine)
 
 
 def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
     """The engine that a model belongs to has loaded it: it serves again."""
     left = core.engines[model.engine]
-    del model.deployments[left.name]
     model.engine, model.away = engine.name, ""
     model.blame.crashes = 0
     core.move_waiting(model.name, left.name, engine.name)
-    core.unload_unused(left.name, model.key)
+    core.leave(model, left)
     core.act(Back(model.name, engine.shown))
     dismiss(core, left)
 
@@ -76,13 +79,18 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
     core.act(StaysAway(model.name, stand_in, reason))
 
 
-def dismiss(core: Core, engine: Engine) -> None:
-    """Stop a stand-in that serves nothing any more, once what runs there has ended."""
-    if not engine.stand_in or engine.running is not None or core.models.of(engine.name):
+def passed(core: Core, _: Passed) -> None:
+    """Let go of what the CPU engine does not serve, and nobody asked for lately."""
+    if core.cpu is None:
         return
-    if engine.phase not in (Phase.RESTING, Phase.STOPPING):
-        engine.phase = Phase.STOPPING
-        core.act(StopServer(engine.name))
+    wanted = core.cpu.queue.models()
+    for model, deployment in core.on(core.cpu):
+        idle = core.now - deployment.used > LINGERING_SECONDS and model.name not in wanted
+        if model.on_cpu or deployment.loading or not idle:
+            continue
+        if core.cpu.running is None or core.cpu.running.model is not model:
+            core.leave(model, core.cpu)
+    dismiss(core, core.cpu)
 
 
 def fail_over(core: Core, engine: Engine) -> None:
@@ -94,41 +102,56 @@ def fail_over(core: Core, engine: Engine) -> None:
 
 def _forget_loaded(core: Core, engine: Engine) -> None:
     engine.proving = None
+    wanted = engine.queue.models()
     for model, deployment in core.on(engine):
         deployment.lost()
-        if model.engine != engine.name:
+        if model.engine != engine.name and model.name not in wanted:
             del model.deployments[engine.name]
 
 
 def _count_crash(core: Core, engine: Engine, model: ServedModel, reason: str) -> None:
     """A model that ends workers now and then goes, before it costs the others more."""
     times = model.blame.crashed(core.now)
-    here = core.served_by(model, engine) and model.state is not State.UNAVAILABLE
+    deployment = model.deployments.get(engine.name) if core.models.serves(model) else None
+    here = deployment is not None and deployment.state is not State.UNAVAILABLE
     if times > MAX_CRASHES_AN_HOUR and here:
-        trials.give_up(core, model, f"{times} workers ended running it within an hour; last: {reason}")
+        told = f"{times} workers ended running it within an hour; last: {reason}"
+        trials.give_up_on(core, model, engine, told)
 
 
 def _hand_over(core: Core, engine: Engine) -> None:
-    models = [model for model in core.models.of(engine.name) if model.state is not State.UNAVAILABLE]
-    other = _stand_in_for(core, engine) if models else None
-    if other is None or other.phase is Phase.FAILED:
-        return
+    moved: dict[str, list[ServedModel]] = {}
+    for model in core.models.of(engine.name):
+        other = _other_for(core, engine, model) if model.state is not State.UNAVAILABLE else None
+        if other is not None and other.phase is not Phase.FAILED:
+            moved.setdefault(other.name, []).append(model)
+    for name, models in moved.items():
+        _move(core, models, engine, core.engines[name])
+
+
+def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engine) -> None:
     away = f"{other.shown} stands in for {engine.shown}, which is lost: {engine.reason}"
     for model in models:
         del model.deployments[engine.name]
-        core.deploy(model, other.name)
+        if other.name not in model.deployments:
+            core.deploy(model, other.name)
         model.engine, model.away = other.name, away
         core.move_waiting(model.name, engine.name, other.name)
     names = tuple(model.name for model in models)
     core.act(HandOver(engine.shown, other.shown, names, engine.reason))
-    if other.phase is Phase.RESTING:
-        _start(core, other)
+    wake(core, other)
     load_next(core, other)
+    run_next(core, other)
 
 
-def _start(core: Core, engine: Engine) -> None:
-    engine.phase = Phase.STARTING
-    core.act(StartServer(engine.name))
+def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
+    """Who serves a model while an engine is lost: the CPU engine where it can, the device in its place."""
+    if engine is core.cpu:
+        usable = model.compiled is not None and model.device not in model.failed
+        return core.engines[model.device] if usable else None
+    if core.cpu is not None and model.takes_open and CPU_ENGINE not in model.failed:
+        return core.cpu
+    return _stand_in_for(core, engine)
 
 
 def _on_processor(engine: Engine) -> bool:

@@ -8,7 +8,7 @@ from . import failover, trials
 from .actions import Unload
 from .core import Core
 from .events import Disproved, Kept, LetGo, LoadBroken, Loaded, LoadRefused, Proven
-from .scheduling import is_here, load_next, run_next
+from .scheduling import dismiss, is_here, load_next, run_next, wake
 from .states import State
 
 
@@ -24,7 +24,7 @@ def loaded(core: Core, event: Loaded) -> None:
         if is_here(engine, proof):
             deployment.ready(proof.checked, proof.left)
             model.blame.load_crashes = 0
-            if model.engine != engine.name:
+            if model.engine != engine.name and model.home == engine.name:
                 failover.come_back(core, model, engine)
             run_next(core, engine)
     load_next(core, engine)
@@ -39,10 +39,10 @@ def refused(core: Core, event: LoadRefused) -> None:
     model, deployment = found
     engine = core.engines[deployment.engine]
     deployment.loading = False
-    if model.engine == engine.name:
-        trials.give_up(core, model, event.reason)
-    else:
+    if model.engine != engine.name and model.home == engine.name:
         failover.stay_away(core, model, engine, event.reason)
+    else:
+        trials.give_up_on(core, model, engine, event.reason)
     load_next(core, engine)
 
 
@@ -58,15 +58,16 @@ def broken(core: Core, event: LoadBroken) -> None:
     deployment.loading = False
     if not event.apart:
         engine.worker_ends()
-    if model.engine != engine.name and event.apart:
+    comes_back = model.engine != engine.name and model.home == engine.name
+    if comes_back and event.apart:
         failover.stay_away(core, model, engine, event.reason)
-    elif model.engine != engine.name:
+    elif comes_back:
         del model.deployments[engine.name]  # the next worker's turn
     else:
         model.blame.load_crashes += 1
         if model.blame.load_crashes > 1:
             reason = f"{model.blame.load_crashes} workers failed loading it; last: {event.reason}"
-            trials.give_up(core, model, reason)
+            trials.give_up_on(core, model, engine, reason)
     load_next(core, engine)
 
 
@@ -85,23 +86,31 @@ def disproved(core: Core, event: Disproved) -> None:
     """Whatever serves this file here must go."""
     found = core.deployed(event.deployment)
     if found is not None:
-        key, engine = found[0].key, core.engines[found[1].engine]
+        engine = core.engines[found[1].engine]
+        key = found[0].key_on(engine.name)
         core.act(Unload(engine.name, key))
         for model, deployment in core.on(engine):
-            if model.key == key and core.served_by(model, engine) and deployment.state is State.READY:
+            if (
+                model.key_on(engine.name) == key
+                and core.served_by(model, engine)
+                and deployment.state is State.READY
+            ):
                 trials.give_up(core, model, event.reason)
     _end_proving(core, event.deployment)
 
 
 def kept(core: Core, event: Kept) -> None:
     """Something is done with a file that no model stands for yet."""
-    core.engines[event.engine].kept[event.key] += 1
+    engine = core.engines[event.engine]
+    engine.kept[event.key] += 1
+    wake(core, engine)
 
 
 def let_go(core: Core, event: LetGo) -> None:
     """It ended."""
     core.engines[event.engine].kept[event.key] -= 1
     core.unload_unused(event.engine, event.key)
+    dismiss(core, core.engines[event.engine])
 
 
 def _load_all(core: Core) -> None:

@@ -16,9 +16,17 @@ from .states import Engine
 class Machine:
     """Which engine serves which version of which model, and which request runs next."""
 
-    def __init__(self, registry: Registry, engines: tuple[str, ...], fallback: str, max_queue: int) -> None:
-        """`engines` by name; `fallback` is the one that stands in for others, "" for none."""
-        self._core = Core(registry, engines, fallback, max_queue)
+    def __init__(
+        self,
+        registry: Registry,
+        engines: tuple[str, ...],
+        fallback: str,
+        max_queue: int,
+        *,
+        cpu: bool = False,
+    ) -> None:
+        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there."""
+        self._core = Core(registry, engines, fallback, max_queue, cpu)
 
     @property
     def models(self) -> Registry:
@@ -69,6 +77,8 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     events.Damaged: changes.damaged,
     events.NotRestored: changes.not_restored,
     events.Removed: changes.gone,
+    events.Explained: changes.explained,
+    events.Passed: failover.passed,
     events.SuccessorReady: trials.successor_ready,
     events.VersionChosen: trials.version_chosen,
     events.TurnedAway: trials.turned_away,

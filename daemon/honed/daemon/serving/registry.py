@@ -58,8 +58,11 @@ class Registry:
         return model.statistics if model else self.whole
 
     def compiled(self, name: str) -> tuple[ServedModel, Compiled]:
-        """A model whose file is readable; raises NotFound or Unavailable."""
+        """A model whose compiled file is there and readable; raises NotFound or Unavailable."""
         model = self.get(name)
+        if model.compiled is None and model.on_cpu:
+            why = model.manifest.why or "it is being compiled"
+            raise Unavailable(f"model {name!r} has no compiled form: {why}")
         if model.compiled is None:
             raise Unavailable(f"model {name!r} cannot be used: {model.reason}")
         return model, model.compiled

@@ -5,11 +5,11 @@ from __future__ import annotations
 from honed.daemon.requests import full
 from honed.protocol.errors import Unavailable
 
-from . import failover, trials
+from . import trials
 from .actions import Answer, Failed, Kill, Refuse
 from .core import Core, removed
 from .events import Asked, Broken, ClientGone, Left, NotRun, Served, Stopping, Unfit
-from .scheduling import run_next
+from .scheduling import dismiss, load_next, run_next, wake
 from .states import MAX_CRASHES, Engine, Phase, Running, State
 
 
@@ -17,14 +17,20 @@ def asked(core: Core, event: Asked) -> None:
     """Let a request wait. Raises NotFound, Unavailable, or ResourceExhausted where too many wait."""
     ticket = event.ticket
     model = core.models.get(ticket.model)
-    engine = core.engines[model.engine]
-    if model.state is State.UNAVAILABLE:
-        raise Unavailable(f"model {model.name!r} cannot be used: {model.reason}")
+    engine = core.place(model, ticket)
+    deployment = model.deployments.get(engine.name)
+    if deployment is not None and deployment.state is State.UNAVAILABLE:
+        raise Unavailable(f"model {model.name!r} cannot be used: {deployment.reason}")
     if engine.phase is Phase.FAILED:
         raise Unavailable(f"the worker does not start ({engine.reason}); 'hone doctor' may know why")
     victim = engine.queue.submit(ticket)
     if victim is not None:
         core.act(Refuse(victim.number, full(engine.queue.limit)))
+    if deployment is None:  # in other shapes than the compiled form's
+        deployment = core.deploy(model, engine.name)
+        wake(core, engine)
+        load_next(core, engine)
+    deployment.used = core.now
     run_next(core, engine)
 
 
@@ -67,7 +73,7 @@ def broken(core: Core, event: Broken) -> None:
     core.act(Failed(running.model.name, running.ticket.attempts, event.reason))
     if event.device:
         core.act(Kill(engine.name, f"the device failed: {event.reason}"))  # its context may be spoilt
-    if core.served_by(running.model, engine):
+    if core.models.serves(running.model) and engine.name in running.model.deployments:
         _blame(core, engine, running, event.reason)
     if not running.left:
         _retry(core, running, event.reason)
@@ -92,6 +98,7 @@ def not_run(core: Core, event: NotRun) -> None:
     running.ticket.attempts -= 1
     if not running.left:
         _wait_again(core, running)
+    dismiss(core, engine)
 
 
 def stopping(core: Core, _: Stopping) -> None:
@@ -114,7 +121,7 @@ def _ended(core: Core, engine: Engine) -> Running:
 
 def _go_on(core: Core, engine: Engine) -> None:
     run_next(core, engine)
-    failover.dismiss(core, engine)
+    dismiss(core, engine)
 
 
 def _wait_again(core: Core, running: Running) -> None:
@@ -123,12 +130,16 @@ def _wait_again(core: Core, running: Running) -> None:
     if model is None:
         core.act(Refuse(ticket.number, removed(ticket.model)))
         return
-    other = core.engines[model.engine]
-    if model.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
-        told = model.reason or f"the worker does not start ({other.reason})"
+    other = core.place(model, ticket)
+    deployment = model.deployments.get(other.name)
+    if deployment is None:
+        deployment = core.deploy(model, other.name)
+    if deployment.state is State.UNAVAILABLE or other.phase is Phase.FAILED:
+        told = deployment.reason or f"the worker does not start ({other.reason})"
         core.act(Refuse(ticket.number, Unavailable(f"model {model.name!r} cannot be used: {told}")))
     else:
         other.queue.retry(ticket)
+        load_next(core, other)
         run_next(core, other)
 
 
@@ -136,18 +147,20 @@ def _blame(core: Core, engine: Engine, running: Running, reason: str) -> None:
     model = engine.suspect = running.model
     model.blame.crashes += 1
     if model.blame.crashes >= MAX_CRASHES:
-        trials.give_up(
-            core, model, f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
-        )
+        told = f"{model.blame.crashes} workers in a row failed running it; last: {reason}"
+        trials.give_up_on(core, model, engine, told)
 
 
 def _retry(core: Core, running: Running, reason: str) -> None:
     ticket = running.ticket
     model = core.models.find(ticket.model)  # perhaps another version, or elsewhere by now
-    usable = model is not None and model.state is not State.UNAVAILABLE
-    if model is not None and usable and core.engines[model.engine].queue.retry(ticket):
-        model.statistics.retried()
-        run_next(core, core.engines[model.engine])
-        return
+    if model is not None:
+        engine = core.place(model, ticket)
+        deployment = model.deployments.get(engine.name)
+        usable = deployment is not None and deployment.state is not State.UNAVAILABLE
+        if usable and engine.phase is not Phase.FAILED and engine.queue.retry(ticket):
+            model.statistics.retried()
+            run_next(core, engine)
+            return
     told = f"the request failed in {ticket.attempts} workers; last: {reason}"
     core.act(Refuse(ticket.number, Unavailable(told)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .actions import Load, Prove, Run
+from .actions import Load, Prove, Run, StartServer, StopServer
 from .core import Core
 from .events import Proof
 from .states import Deployment, Engine, Phase, Running, ServedModel, State
@@ -15,13 +15,30 @@ def run_next(core: Core, engine: Engine) -> None:
 
     def servable(name: str) -> bool:
         model = core.models.find(name)
-        return model is not None and model.engine == engine.name and model.state is State.READY
+        deployment = model.deployments.get(engine.name) if model is not None else None
+        return deployment is not None and deployment.state is State.READY
 
     ticket = engine.queue.take(core.now, servable)
     if ticket is not None:
         model = core.models.get(ticket.model)
         engine.running = Running(ticket=ticket, model=model)
         core.act(Run(engine.name, ticket, model))
+
+
+def wake(core: Core, engine: Engine) -> None:
+    """Start one that rests."""
+    if engine.phase is Phase.RESTING:
+        engine.phase = Phase.STARTING
+        core.act(StartServer(engine.name))
+
+
+def dismiss(core: Core, engine: Engine) -> None:
+    """Stop a stand-in that nothing needs any more, once what runs there has ended."""
+    if not engine.stand_in or engine.running is not None or core.needed(engine):
+        return
+    if engine.phase not in (Phase.RESTING, Phase.STOPPING):
+        engine.phase = Phase.STOPPING
+        core.act(StopServer(engine.name))
 
 
 def load_next(core: Core, engine: Engine) -> None:
@@ -38,7 +55,7 @@ def load_next(core: Core, engine: Engine) -> None:
         model.blame.load_crashes = 0
         run_next(core, engine)
     for model, deployment in core.on(engine):
-        if model.engine != engine.name:
+        if model.engine != engine.name and deployment.state is State.LOADING:
             _load(core, model, deployment, awaited=False)
             return
     _prove_next(core, engine)
@@ -75,7 +92,7 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
     waiting = [
         (model, deployment)
         for model, deployment in core.on(engine)
-        if model.engine == engine.name and deployment.state is State.LOADING
+        if deployment.state is State.LOADING and (model.engine == engine.name or model.name in wanted)
     ]
     return min(waiting, key=lambda m: (m[0].blame.load_crashes, m[0].name not in wanted), default=None)
 
@@ -83,7 +100,8 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
 def _twin(core: Core, engine: Engine, model: ServedModel) -> Deployment | None:
     """A ready deployment of the same compiled file."""
     for other, deployment in core.on(engine):
-        if other is not model and other.key == model.key and deployment.state is State.READY:
+        same = other.key_on(engine.name) == model.key_on(engine.name)
+        if other is not model and same and deployment.state is State.READY:
             return deployment
     return None
 

@@ -12,6 +12,7 @@ from honed.daemon.statistics import Statistics
 from honed.daemon.store import Manifest
 from honed.protocol.results import ModelChecked
 
+CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
 _HOUR = 3600.0
@@ -49,6 +50,7 @@ class Deployment:
     checked: ModelChecked | None = None
     left: tuple[int, ...] = ()
     loading: bool = False  # a Load is under way
+    used: float = 0.0  # when a request came for it last, in monotonic seconds
 
     def ready(self, checked: ModelChecked | None, left: tuple[int, ...] = ()) -> None:
         """The engine has loaded it and found it right."""
@@ -91,15 +93,18 @@ class ServedModel:
     """A model at the version that is served; another version is another object. The machine alone changes it.
 
     It belongs to the engine `home`, and `engine` is the one that serves it; `away` says why these differ, or
-    "". `compiled` is None where its file could not be read.
+    "". Home is the engine `device`, where its compiled form is or would be, or the CPU engine. `compiled` is
+    None where there is no compiled form or it could not be read. `failed` are engines that gave it up.
     """
 
     number: int
     manifest: Manifest
     compiled: Compiled | None
+    device: str
     home: str
     engine: str
     away: str = ""
+    failed: set[str] = field(default_factory=set)
     deployments: dict[str, Deployment] = field(default_factory=dict)  # by engine
     blame: Blame = field(default_factory=Blame)
     trial: Trial | None = None
@@ -112,8 +117,27 @@ class ServedModel:
 
     @property
     def key(self) -> str:
-        """What workers call it: the compiled file's SHA-256."""
-        return self.manifest.compiled.sha256
+        """What tells it from others: the compiled file's SHA-256, or the source's where there is none."""
+        return self.manifest.key
+
+    def key_on(self, engine: str) -> str:
+        """What the worker of an engine calls it."""
+        return self.manifest.source_key if engine == CPU_ENGINE else self.key
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether the CPU engine serves it."""
+        return self.engine == CPU_ENGINE
+
+    @property
+    def on_device(self) -> bool:
+        """Whether the device of its compiled form serves it."""
+        return self.engine == self.device
+
+    @property
+    def takes_open(self) -> bool:
+        """Whether the CPU engine can run it, in whatever shapes its file allows."""
+        return self.manifest.interface is not None
 
     @property
     def at_home(self) -> bool:
@@ -157,10 +181,11 @@ class Running:
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """One that runs models, a request at a time: today always the worker of an OpenCL device.
+    """One that runs models, a request at a time: the worker of an OpenCL device, or the CPU engine.
 
-    `name` is the device's as configured, "" for the best there is. A `stand_in` runs only while it serves the
-    models of an engine that is lost. `worker` counts its workers; what one had loaded is gone with it.
+    `name` is the device's as configured, "" for the best there is, or CPU_ENGINE. A `stand_in`, and the CPU
+    engine is one, runs only while it has something to do. `worker` counts its workers; what one had loaded is
+    gone with it.
     """
 
     name: str

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .external import MissingExternalData
+from honed.onnxfile.external import MissingExternalData
+
 from .importing import ImportedModule, import_named, import_relax
 from .load import FrontendLimits, load
 from .normalise import Normalised, in_half, normalise

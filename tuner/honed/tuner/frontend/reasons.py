@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from honed.onnxfile.text import shown
+
 SHOWN_NODES = 3
 _WHY = {
     "LSTM": "recurrent operators are not compiled; unroll the recurrence when exporting",
@@ -14,13 +16,6 @@ _WHY = {
     "Loop": "loops are not compiled; export the model with the loop unrolled",
     "Scan": "loops are not compiled; export the model with the loop unrolled",
 }
-
-
-def shown(text: str, limit: int = 400) -> str:
-    """Text out of an untrusted file on one line, without control characters, cut at `limit`."""
-    plain = "".join(c if c.isprintable() else " " for c in text)
-    plain = " ".join(plain.split())
-    return plain if len(plain) <= limit else plain[: limit - 3] + "..."
 
 
 def unsupported(op: str, domain: str) -> str:

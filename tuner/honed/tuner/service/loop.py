@@ -166,19 +166,25 @@ def _look(client: Client) -> _View:
     memory = TuningState(state_dir / "tuner.json")
     seen = [each for each in status["devices"] if each["device"] is not None]
     setups = {
-        each["spec"]: setup_for(from_plain(DeviceIdentity, each["device"], where="device")) for each in seen
+        each["spec"]: setup_for(from_plain(DeviceIdentity, each["device"], where="device"))
+        for each in seen
+        if each["engine"] == "gpu"
     }
-    homes = {name: each["spec"] for each in seen for name in each["models"]}
+    homes = {name: each["spec"] for each in seen if each["engine"] == "gpu" for name in each["models"]}
     away = {name for each in status["devices"] for name in each["away"]}
     wanted, unprofiled = [], []
     for model in client.metrics()["models"]:
         name = model["name"]
-        setup = setups[homes.get(name, status["device_spec"])]
         shown = client.show(name) if model["ready"] else None
+        if shown and shown["kernels"] and model["engine"] == "cpu" and shown["placement"]["device"] in setups:
+            homes[name] = shown["placement"]["device"]  # its compiled form may become the faster one
+        setup = setups[homes.get(name, status["device_spec"])]
         history = client.history(name)
         source = shown["source"]["sha256"] if shown else ""
         key = f"{source} {setup.device_key} {setup.driver} {setup.compiler}"
         obstacle = "" if shown and name in homes else "it is not served"
+        if shown and not shown["kernels"]:
+            obstacle = "it has no compiled form"
         if name in away:
             obstacle = "its device is lost"
         elif history["pinned"]:
@@ -190,7 +196,12 @@ def _look(client: Client) -> _View:
         wanted.append(
             Wanted(name=name, seconds=spent["seconds"], tasks=spent["tasks"], obstacle=obstacle, known=known)
         )
-        if not obstacle and not known.finished and (version := profiles.wanted(model, history["latency"])):
+        if (
+            not obstacle
+            and not known.finished
+            and model["engine"] == "gpu"
+            and (version := profiles.wanted(model, history["latency"]))
+        ):
             unprofiled.append(version)
     records, cache_dir = state_dir / "records.sqlite", Path(status["places"]["cache_dir"])
     return _View(

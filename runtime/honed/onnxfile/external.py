@@ -13,7 +13,7 @@ from onnx import TensorProto, helper
 
 from honed.protocol.errors import MissingFiles, ModelRefused
 
-from .reasons import shown
+from .text import shown
 
 # Bits per element of types whose raw data is packed.
 _PACKED_BITS = {

@@ -1,0 +1,141 @@
+"""One ONNX file in ONNX Runtime: what it takes and gives, and its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from honed.daemon.interface import Interface, OpenTensor
+from honed.onnxfile.reading import read
+from honed.onnxfile.text import shown
+from honed.protocol.errors import DeviceError, InvalidArgument, MissingFiles, ModelRefused
+from honed.runtime.dtypes import dtype
+
+Array = NDArray[Any]
+_NAMES = {
+    "bool": "bool",
+    "uint8": "uint8",
+    "uint16": "uint16",
+    "uint32": "uint32",
+    "uint64": "uint64",
+    "int8": "int8",
+    "int16": "int16",
+    "int32": "int32",
+    "int64": "int64",
+    "float16": "float16",
+    "float": "float32",
+    "double": "float64",
+}
+_MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
+_FEW = 1 << 26  # elements of a made-up input at most
+
+
+class Session:
+    """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good)."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        """Raises ModelRefused or MissingFiles where this engine cannot run the file."""
+        try:
+            model, external = read(path)
+        except MissingFiles as missing:  # a subclass does not travel
+            raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
+        # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
+        given = model.SerializeToString() if external else str(path)
+        try:
+            self._session = onnxruntime.InferenceSession(
+                given, _options(threads), providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            if _out_of_memory(error):
+                raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+            raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
+        self.interface = _interface(model, self._session)
+        self._outputs = [tensor.name for tensor in self.interface.outputs]
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name. Raises InvalidArgument where the model cannot be run on these inputs."""
+        try:
+            found = self._session.run(self._outputs, dict(inputs))
+        except Exception as error:
+            if _out_of_memory(error):
+                raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+            raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
+        for name, value in zip(self._outputs, found, strict=True):
+            if not isinstance(value, np.ndarray):
+                raise InvalidArgument(f"output {name!r} is no tensor for these inputs; take the others")
+        return {name: np.ascontiguousarray(value) for name, value in zip(self._outputs, found, strict=True)}
+
+    def try_out(self) -> None:
+        """Run once on zeros, whatever the model says to them: what ends a process shall do so here."""
+        made = {t.name: _zeros(t) for t in self.interface.inputs}
+        if sum(array.size for array in made.values()) <= _FEW:
+            try:
+                self.run(made)
+            except InvalidArgument:
+                return
+
+
+def _options(threads: int) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    # Threads wait actively within a run, and not after it, which would take the cores from apps.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return options
+
+
+def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) -> Interface:
+    declared = {info.name: info for info in (*model.graph.input, *model.graph.output)}
+    opset = next((i.version for i in model.opset_import if i.domain in ("", "ai.onnx")), 0)
+    problems: list[str] = []
+    inputs = tuple(_tensors("input", session.get_inputs(), declared, problems))
+    outputs = tuple(_tensors("output", session.get_outputs(), declared, problems))
+    if problems:
+        raise ModelRefused(f"what the model takes or gives cannot be carried: {problems[0]}", tuple(problems))
+    producer = " ".join(part for part in (model.producer_name, model.producer_version) if part)
+    return Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
+
+
+def _tensors(
+    what: str, nodes: Iterable[Any], declared: Mapping[str, onnx.ValueInfoProto], problems: list[str]
+) -> Iterable[OpenTensor]:
+    for node in nodes:
+        kind = node.type.removeprefix("tensor(").removesuffix(")")
+        name = _NAMES.get(kind) if node.type.startswith("tensor(") else None
+        if name is None:
+            problems.append(
+                f"{what} {shown(node.name, 80)!r} is {shown(node.type, 80)}; "
+                f"only tensors of {', '.join(_NAMES.values())} travel"
+            )
+            continue
+        info = declared.get(node.name)
+        known = bool(node.shape) or (info is not None and info.type.tensor_type.HasField("shape"))
+        sizes = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
+        yield OpenTensor(name=node.name, dtype=name, shape=sizes if known else None)
+
+
+def _zeros(tensor: OpenTensor) -> Array:
+    sizes = [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
+    return np.broadcast_to(np.zeros((), dtype(tensor.dtype).numpy), sizes)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    text = str(error)
+    return isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate" in text
+
+
+def _said(error: Exception) -> str:
+    """What ONNX Runtime says, without its own prefix and paths."""
+    text = str(error)
+    if text.startswith("[ONNXRuntimeError]"):
+        text = text.split(" : ", 3)[-1]
+    if text.startswith("Load model from"):
+        text = text.split(":", 1)[-1]
+    return shown(text, 300) or type(error).__name__

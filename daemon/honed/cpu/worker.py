@@ -1,0 +1,129 @@
+"""The CPU engine's process, which runs ONNX files as they are for the service.
+
+python -m honed.cpu.worker FD CACHE_DIR THREADS
+
+It answers the service on the socket FD until that closes (`honed.daemon.hosting`), as the worker of a device
+does. A file has one probe, a run on zeros, which shows whether it ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import onnxruntime
+
+from honed.daemon.hosting import Array, Host, by_name, connect
+from honed.daemon.workercalls import (
+    BuildModel,
+    BuiltModel,
+    CheckedProbe,
+    CheckProbe,
+    ComparedTurn,
+    FindDevice,
+    FoundDevice,
+    OpenDevice,
+    ProfileModel,
+    RunTurn,
+    UnloadModel,
+)
+from honed.protocol.errors import NotFound, Unimplemented
+from honed.protocol.results import Empty, ModelProfile
+from honed.runtime import modelfile
+from honed.runtime.profile import DeviceIdentity
+
+from .session import Session
+
+_DEVICE = "ONNX Runtime/CPU"
+
+
+class Worker(Host):
+    """The loaded models by key."""
+
+    def __init__(self, connected: socket.socket, threads: int) -> None:
+        super().__init__(connected)
+        self._threads = threads
+        self._models: dict[str, Session] = {}
+        self._sets: tuple[str, list[dict[str, Array]]] = ("", [])  # of the model compared now
+
+    def loaded(self, key: str) -> Session:
+        """A loaded model; raises NotFound."""
+        session = self._models.get(key)
+        if session is None:
+            raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")
+        return session
+
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> None:
+        """Nothing is remembered."""
+
+    def _find(self, call: FindDevice) -> FoundDevice:
+        identity = DeviceIdentity(
+            platform="ONNX Runtime",
+            vendor=platform.machine(),
+            name="CPU",
+            driver_version=onnxruntime.__version__,
+            kernel_driver="",
+        )
+        return FoundDevice(spec=_DEVICE, identity=identity, profile=None)
+
+    def _open(self, call: OpenDevice) -> Empty:
+        return Empty()
+
+    def _load(self, call: BuildModel) -> BuiltModel:
+        if call.key not in self._models:
+            self._models[call.key] = Session(Path(call.path), self._threads)
+        return BuiltModel(device=_DEVICE, probes=1, interface=self._models[call.key].interface)
+
+    def _check(self, call: CheckProbe) -> CheckedProbe:
+        self.loaded(call.key).try_out()
+        return CheckedProbe()
+
+    def _turn(self, call: RunTurn) -> ComparedTurn:
+        session = self.loaded(call.key)
+        if self._sets[0] != call.compiled:
+            self._sets = call.compiled, _probes(call.compiled)
+        sets = self._sets[1]
+        if not sets:
+            raise NotFound("the compiled file has no inputs to compare engines on")
+        inputs = sets[call.turn % len(sets)]
+        begun = time.monotonic_ns()
+        session.run(inputs)
+        return ComparedTurn(ns=time.monotonic_ns() - begun, sets=len(sets))
+
+    def _unload(self, call: UnloadModel) -> Empty:
+        self._models.pop(call.key, None)
+        self._sets = "", []
+        return Empty()
+
+    def _profile(self, call: ProfileModel) -> ModelProfile:
+        raise Unimplemented("the CPU engine gives no profile; only compiled models have one")
+
+    LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
+    METHODS: ClassVar = by_name(
+        {CheckProbe: _check, RunTurn: _turn, UnloadModel: _unload, ProfileModel: _profile}
+    )
+
+
+def _probes(compiled: str) -> list[dict[str, Array]]:
+    with modelfile.read(compiled) as file:
+        proof, tensors = file.model.proof, file.model.inputs
+        return [
+            {t.name: file.constant(i).copy() for t, i in zip(tensors, probe.inputs, strict=True)}
+            for probe in (proof.probes if proof else ())
+        ]
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on the socket whose descriptor number is given."""
+    connected = connect(int(arguments[0]))
+    with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
+        Worker(connected, int(arguments[2])).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

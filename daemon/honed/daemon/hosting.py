@@ -1,0 +1,235 @@
+"""What every process that runs models for the service has in common: its calls, and its tensors.
+
+The service talks MessagePack-RPC to it on a socket pair. A kind of engine is a subclass of `Host` with
+methods of its own: `worker` owns an OpenCL device, `honed.cpu.worker` has ONNX Runtime. Models are loaded in
+a thread of their own, which does not hold up inferences. Whatever goes wrong in here ends this process and
+not the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.protocol import strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import DeviceError, HonedError, Internal, InvalidArgument, ResourceExhausted
+from honed.protocol.params import Data
+from honed.protocol.peer import Peer, RequestReceived
+from honed.protocol.results import Empty
+from honed.protocol.wire import FrameLimits
+from honed.runtime import transport
+from honed.runtime.dtypes import dtype
+from honed.runtime.regions import map_descriptor
+
+from .workercalls import DropRegion, GivenInput, MapRegion, ModelRan, Ping, RegionSlice, RunModel, WorkerCall
+
+Array = NDArray[Any]
+_FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
+_log = logging.getLogger(__name__)
+Method = tuple[type[WorkerCall[Any]], Callable[..., object]]  # a call, and what answers it of a Host
+
+
+class Runs(Protocol):
+    """A loaded model."""
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The outputs by name; raises a HonedError."""
+
+
+class Host(ABC):
+    """Answers the service. `LOADING` are calls that may take long, `METHODS` those that run in their turn."""
+
+    LOADING: ClassVar[Mapping[str, Method]]
+    METHODS: ClassVar[Mapping[str, Method]]
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._regions: dict[int, Array] = {}
+        self._peer = Peer(serves=True, receiving=_FRAMES, sending=_FRAMES)
+        self._descriptors: list[int] = []  # of the request being answered
+        self._sending = threading.Lock()
+        self._loads: queue.SimpleQueue[RequestReceived] = queue.SimpleQueue()
+        self._loading = 0  # number of the request that loads now
+
+    @abstractmethod
+    def loaded(self, key: str) -> Runs:
+        """A loaded model; raises NotFound."""
+
+    @abstractmethod
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> None:
+        """A client's inputs were run; with `keep` they may be remembered."""
+
+    def serve(self) -> None:
+        """Answer until the service hangs up."""
+        threading.Thread(target=self._load_all, name="loader", daemon=True).start()
+        while transport.receive(self._socket, self._peer):
+            while (event := self._peer.next_event()) is not None:
+                match event:
+                    case RequestReceived(method=method) if method in self.LOADING:
+                        self._loads.put(event)
+                    case RequestReceived(method=method):
+                        self._descriptors = event.descriptors
+                        self._answer(event, self.METHODS.get(method) or _COMMON[method])
+                        close_all(self._descriptors)
+
+    def _load_all(self) -> None:
+        while True:
+            request = self._loads.get()
+            self._loading = request.msgid
+            self._answer(request, self.LOADING[request.method])
+
+    def built(self, done: int, of: int) -> None:
+        """Tell how many kernels of the model being loaded are built."""
+        progress = {"msgid": self._loading, "done": done, "of": of}
+        with self._saying() as peer:
+            peer.notify("Progress", progress)
+
+    def _answer(self, request: RequestReceived, method: Method) -> None:
+        """Call a method and send what it returns or raises."""
+        kind, handler = method
+        error: HonedError
+        try:
+            call = strict.from_plain(kind, request.params, where=request.method)
+            result = strict.to_plain(handler(self, call))
+        except HonedError as raised:
+            error = raised
+        except MemoryError:
+            error = DeviceError("the worker ran out of memory; remove models or use smaller ones")
+        except Exception as raised:  # noqa: BLE001 - a bug in one request must not end the others
+            _log.exception("%s failed", request.method)
+            error = Internal(f"the worker failed in {request.method} ({raised!r}); its log says more")
+        else:
+            with self._saying() as peer:
+                peer.answer(request.msgid, result)
+            return
+        with self._saying() as peer:
+            peer.refuse(request.msgid, error)
+
+    @contextlib.contextmanager
+    def _saying(self) -> Iterator[Peer]:
+        """One thread at a time says something, which is then sent."""
+        with self._sending:
+            yield self._peer
+            transport.send(self._socket, self._peer)
+
+    def _map(self, call: MapRegion) -> Empty:
+        descriptor = self._descriptors.pop(0)
+        try:
+            self._regions[call.region] = map_descriptor(descriptor, call.offset, call.byte_size)
+        except (OSError, ValueError, OverflowError) as error:
+            raise InvalidArgument(
+                f"the shared memory cannot be mapped any more ({error}); register a region anew"
+            ) from error
+        finally:
+            os.close(descriptor)
+        return Empty()
+
+    def _ping(self, call: Ping) -> Empty:
+        return Empty()
+
+    def _drop(self, call: DropRegion) -> Empty:
+        self._regions.pop(call.region, None)
+        return Empty()
+
+    def _infer(self, call: RunModel) -> ModelRan:
+        start = time.monotonic_ns()
+        model = self.loaded(call.key)
+        contents = iter(call.raw)
+        given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
+        if call.finite:
+            _check_finite(given)
+        begun = time.monotonic_ns()
+        computed = model.run(given)
+        ended = time.monotonic_ns()
+        self.ran(call.key, given, call.keep)
+        inline = self._delivered(computed, call)
+        done = time.monotonic_ns()
+        return ModelRan(
+            raw=tuple(inline),
+            shapes=tuple(computed[output.name].shape for output in call.outputs),
+            input_ns=begun - start,
+            infer_ns=ended - begun,
+            output_ns=done - ended,
+        )
+
+    def _delivered(self, computed: dict[str, Array], call: RunModel) -> list[memoryview]:
+        """Outputs that have a place are written there; gives the others, at most so many bytes."""
+        inline: list[memoryview] = []
+        for output in call.outputs:
+            array = computed[output.name]
+            data = array.reshape(-1).view(np.uint8)
+            if output.place is None:
+                inline.append(data.data)
+                continue
+            target = self._place(output.place)
+            if target.size != data.size:
+                raise InvalidArgument(
+                    f"output {output.name!r} has {data.size} bytes for these inputs (shape "
+                    f"{list(array.shape)}) and {target.size} are given for it in shared memory; "
+                    "give as many, or take it inline"
+                )
+            target[:] = data
+        whole = sum(map(len, inline))
+        if whole > call.max_bytes:
+            raise ResourceExhausted(
+                f"the outputs have {whole} bytes and an answer may hold {call.max_bytes}; "
+                "place them in shared memory"
+            )
+        return inline
+
+    def _tensor(self, given: GivenInput, contents: Iterator[Data]) -> Array:
+        data = next(contents) if given.place is None else self._place(given.place)
+        array = np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
+        if given.dtype == "bool":
+            values = array.view(np.uint8)
+            if given.place is not None:
+                return np.not_equal(values, 0)  # the client can write any byte at any time
+            if np.any(values > 1):
+                raise InvalidArgument(
+                    f"the data of input {given.name!r} must hold the bytes 0 and 1 only; it is BOOL"
+                )
+        return array
+
+    def _place(self, place: RegionSlice) -> Array:
+        return self._regions[place.region][place.offset : place.offset + place.nbytes]
+
+
+def by_name(handlers: Mapping[type[WorkerCall[Any]], Callable[..., object]]) -> dict[str, Method]:
+    """What answers each call, by the name that travels."""
+    return {call.method: (call, handler) for call, handler in handlers.items()}
+
+
+_COMMON = by_name({MapRegion: Host._map, DropRegion: Host._drop, Ping: Host._ping, RunModel: Host._infer})
+
+
+def _check_finite(inputs: dict[str, Array]) -> None:
+    for name, array in inputs.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise InvalidArgument(
+                f"input {name!r} holds NaN or infinity; correct it, or do not ask for finite"
+            )
+
+
+def connect(descriptor: int) -> socket.socket:
+    """The socket to the service, in a process made ready to run models."""
+    connected = socket.socket(fileno=descriptor)
+    os.set_inheritable(connected.fileno(), False)
+    os.dup2(2, 1)  # drivers print to both; only standard error goes to the log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="worker: %(message)s")
+    return connected

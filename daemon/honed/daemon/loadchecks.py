@@ -1,0 +1,55 @@
+"""What RepositoryModelLoad may be asked for. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.methods import check_name
+from honed.protocol.params import LoadOptions, LoadParams
+
+from .config import ENGINES
+
+PRECISIONS = ("auto", "fp32", "fp16")
+MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
+
+
+def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
+    """Raise InvalidArgument for what no addition can be."""
+    check_name(params.model_name)
+    if not params.files or len(params.files) != len(descriptors):
+        raise InvalidArgument(
+            f"{len(descriptors)} descriptors came with {len(params.files)} names in files; send the model "
+            "file's descriptor first and one for each name"
+        )
+    if len(set(params.files)) != len(params.files):
+        raise InvalidArgument("files names one file twice; give each once")
+    if options.precision not in (None, *PRECISIONS):
+        raise InvalidArgument(f"precision is {options.precision!r}; use one of {', '.join(PRECISIONS)}")
+    _check_calibration(params.files, options)
+    if options.engine not in (None, *ENGINES):
+        raise InvalidArgument(f"engine is {options.engine!r}; use one of {', '.join(ENGINES)}")
+    if len(options.shapes or {}) > MAX_SHAPES:
+        raise InvalidArgument(f"shapes are given for more than {MAX_SHAPES} inputs; give those that are open")
+    for name, shape in (options.shapes or {}).items():
+        if not shape or min(shape) < 1 or len(shape) > MAX_RANK:
+            raise InvalidArgument(
+                f"the shape of {name[:80]!r} is {list(shape)[:9]}; give 1 to {MAX_RANK} sizes of at least 1"
+            )
+        if not name or "\0" in name or len(name) > MAX_INPUT_NAME:
+            raise InvalidArgument(f"shapes names an input {name[:80]!r}, which no model has; check its name")
+
+
+def _check_calibration(files: Sequence[str], options: LoadOptions) -> None:
+    count = options.calibration
+    if count is None:
+        return
+    if not 0 < count < len(files):
+        raise InvalidArgument(f"calibration is {count} of {len(files)} files; it counts the last of them")
+    if options.precision not in (None, "auto"):
+        raise InvalidArgument(
+            f"calibration inputs decide precision auto, and it is {options.precision}; leave one out"
+        )
+    for name in files[-count:]:
+        if "/" in name or not name.endswith(".npz"):
+            raise InvalidArgument(f"{name[:80]!r} cannot hold calibration inputs; name it as NAME.npz")

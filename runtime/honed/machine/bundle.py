@@ -1,0 +1,21 @@
+"""Finds what Debian packages bring along for children of honed alone, which no other program should see."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_NAME = "bundled"  # beside the package that needs it
+
+
+def folder(package: str) -> Path | None:
+    """What was brought along for a package whose `__init__` is the file `package`; None for nothing."""
+    found = Path(package).with_name(_NAME)
+    return found if found.is_dir() else None
+
+
+def use(package: str) -> None:
+    """Let this process import from the bundle, where there is one, before anything of the same name."""
+    found = folder(package)
+    if found is not None and str(found) not in sys.path:
+        sys.path.insert(0, str(found))

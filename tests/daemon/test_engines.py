@@ -1,0 +1,348 @@
+"""The CPU engine in a real service: served from the first second, right, in any shape, and told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import onnx
+import onnxruntime
+import psutil
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from honed.daemon.engines import ROUNDS, TIE, choose, compare
+from honed.daemon.interface import Interface, OpenTensor
+from honed.daemon.received import describe
+from honed.daemon.store import Manifest, Store, begin
+from honed.daemon.supervisor import WorkerLost
+from honed.runtime import Client, modelfile
+from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound
+
+from . import spin
+from .running import NO_TUNER, Service, serving, wait_for
+
+FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
+CPU = "ONNX Runtime/CPU"
+pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
+
+
+def tensor(name: str, shape: list[Any], kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def write(
+    path: Path, nodes: list[onnx.NodeProto], inputs: list[Any], outputs: list[Any], **more: Any
+) -> Path:
+    graph = helper.make_graph(nodes, "g", inputs, outputs, **more)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+def recurrent(folder: Path) -> Path:
+    """What is not compiled: a GRU over any number of steps."""
+    r = np.random.default_rng(1)
+    weights = [
+        numpy_helper.from_array(r.normal(size=shape).astype(np.float32), name)
+        for name, shape in (("w", (1, 12, 3)), ("r", (1, 12, 4)))
+    ]
+    return write(
+        folder / "recurrent.onnx",
+        [helper.make_node("GRU", ["x", "w", "r"], ["y"], hidden_size=4)],
+        [tensor("x", ["steps", 1, 3])],
+        [tensor("y", ["steps", 1, 1, 4])],
+        initializer=weights,
+    )
+
+
+def dense(folder: Path) -> Path:
+    """What is compiled."""
+    w = np.random.default_rng(2).normal(size=(6, 6)).astype(np.float32)
+    return write(
+        folder / "dense.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
+        [tensor("x", ["n", 6])],
+        [tensor("y", ["n", 6])],
+        initializer=[numpy_helper.from_array(w, "w")],
+    )
+
+
+def expected(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
+    session = onnxruntime.InferenceSession(str(path))
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def check(client: Client, name: str, path: Path, inputs: dict[str, Any]) -> None:
+    found = client.infer(name, inputs)
+    for output, value in expected(path, inputs).items():
+        np.testing.assert_allclose(found[output], value, rtol=1e-3, atol=1e-4)
+
+
+def engine(client: Client, name: str) -> str:
+    return next(model["engine"] for model in client.models() if model["name"] == name)
+
+
+def device(client: Client) -> dict[str, Any]:
+    return next(each for each in client.status()["devices"] if each["engine"] == "cpu")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    with serving(tmp_path_factory, cache_dir, config=FASTEST) as running:
+        yield running
+
+
+def test_what_cannot_be_compiled_is_served_right_in_every_shape(both: Service, tmp_path: Path) -> None:
+    path = recurrent(tmp_path)
+    with both.client() as client:
+        added = client.add(path)
+        assert (added["engine"], added["kernels"]) == ("cpu", 0)
+        assert "GRU" in added["engine_why"]
+        assert client.metadata("recurrent")["inputs"] == [
+            {"name": "x", "datatype": "FP32", "shape": [-1, 1, 3]}
+        ]
+        for steps in (1, 5, 2):
+            check(client, "recurrent", path, {"x": np.ones((steps, 1, 3), np.float32)})
+        with pytest.raises(InvalidArgument, match=r"the model takes \[-1, 1, 3\]"):
+            client.infer("recurrent", {"x": np.ones((1, 2, 3), np.float32)})
+        shown = client.show("recurrent")
+        assert shown["placement"]["engine"] == "cpu"
+        assert "GRU" in shown["placement"]["why"]
+        assert device(client)["models"] == ["recurrent"]
+        [figures] = [model for model in client.metrics()["models"] if model["name"] == "recurrent"]
+        assert figures["engines"] == {"cpu": 3}
+        client.remove("recurrent")
+        wait_for(lambda: device(client)["worker"]["state"] == "resting", "the CPU engine to rest", both)
+
+
+def test_what_is_compiled_is_served_meanwhile_and_in_other_shapes(both: Service, tmp_path: Path) -> None:
+    path = dense(tmp_path)
+    with both.client() as client:
+        added = client.add(path, wait=False)
+        assert (added["engine"], added["engine_why"]) == ("cpu", "it is being compiled")
+        check(client, "dense", path, {"x": np.ones((3, 6), np.float32)})
+        wait_for(lambda: client.models()[0]["engine_why"], "it to be compiled", both, seconds=200)
+        shown = client.show("dense")
+        assert shown["kernels"]
+        assert "measured in turns" in shown["placement"]["why"]
+        for rows in (1, 4):
+            check(client, "dense", path, {"x": np.ones((rows, 6), np.float32)})
+        client.remove("dense")
+
+
+def test_a_restart_serves_the_stored_source_and_a_crash_is_survived(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    path = recurrent(tmp_path)
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        client.add(path)
+    service.kill()
+    service.restart()
+    service.wait_listening()
+    service.wait_ready()
+    with service.client() as client:
+        check(client, "recurrent", path, {"x": np.ones((2, 1, 3), np.float32)})
+        os.kill(device(client)["worker"]["pid"], signal.SIGKILL)
+        check(client, "recurrent", path, {"x": np.ones((3, 1, 3), np.float32)})
+        assert psutil.pid_exists(device(client)["worker"]["pid"])
+
+
+def test_compiling_ends_with_the_model_and_goes_on_after_a_restart(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    path = dense(tmp_path)
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        client.add(path, wait=False)
+        client.remove("dense")
+        assert not client.models()
+        client.add(path, wait=False)
+    service.kill()
+    service.restart()
+    service.wait_listening()
+    with service.client() as client:
+        check(client, "dense", path, {"x": np.ones((3, 6), np.float32)})
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        check(client, "dense", path, {"x": np.ones((1, 6), np.float32)})
+
+
+def test_gpu_refuses_and_cpu_compiles_nothing(both: Service, tmp_path: Path) -> None:
+    with both.client() as client:
+        with pytest.raises(ModelRefused, match="GRU"):
+            client.add(recurrent(tmp_path), engine="gpu")
+        with pytest.raises(NotFound):
+            client.show("recurrent")
+        added = client.add(dense(tmp_path), engine="cpu")
+        assert added["engine_why"] == "the CPU engine was asked for"
+        assert engine(client, "dense") == "cpu"
+        client.remove("dense")
+        with pytest.raises(InvalidArgument, match="use one of fastest, gpu, cpu"):
+            client.add(dense(tmp_path), engine="npu")
+
+
+def test_shapes_that_depend_on_the_data(both: Service, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "nonzero.onnx",
+        [helper.make_node("NonZero", ["x"], ["y"])],
+        [tensor("x", [4])],
+        [tensor("y", [1, "found"], TensorProto.INT64)],
+    )
+    with both.client() as client:
+        client.add(path, engine="cpu")
+        for x in ([0, 1, 1, 0], [0, 0, 0, 0]):
+            check(client, "nonzero", path, {"x": np.array(x, np.float32)})
+        client.remove("nonzero")
+
+
+def test_what_cannot_travel_is_one_clear_error(both: Service, tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "text.onnx",
+        [helper.make_node("Identity", ["x"], ["y"])],
+        [tensor("x", [2], TensorProto.STRING)],
+        [tensor("y", [2], TensorProto.STRING)],
+    )
+    with both.client() as client, pytest.raises(ModelRefused, match=r"input 'x' is tensor\(string\)"):
+        client.add(path, engine="cpu")
+
+
+def test_external_data_stays_beside_the_file(both: Service, tmp_path: Path) -> None:
+    path = dense(tmp_path)
+    model = onnx.load(path)
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    with both.client() as client:
+        client.add(path, engine="cpu")
+        check(client, "dense", path, {"x": np.ones((2, 6), np.float32)})
+        client.remove("dense")
+        (tmp_path / "w.bin").unlink()
+        with pytest.raises(MissingFiles):
+            client.add(path, engine="cpu")
+        for entry in (model := onnx.load(path, load_external_data=False)).graph.initializer[0].external_data:
+            if entry.key == "location":
+                entry.value = "/etc/passwd"
+        onnx.save(model, path)
+        with pytest.raises(ModelRefused, match="leads outside"):
+            client.add(path, engine="cpu")
+
+
+def test_the_service_itself_loads_no_onnx(both: Service) -> None:
+    mapped = {Path(each.path).name for each in psutil.Process(both.process.pid).memory_maps()}
+    assert not [name for name in mapped if "onnx" in name or "multiarray" in name]
+
+
+def test_ties_go_to_the_gpu() -> None:
+    slow, fast = [int(1e6 * TIE * 1.1)] * 8, [1_000_000] * 8
+    assert choose(slow, fast).engine == "cpu"
+    assert choose([int(1e6 * TIE * 0.99)] * 8, fast).engine == "gpu"
+    assert choose(fast, slow).engine == "gpu"
+
+
+def plus_one(path: Path) -> Path:
+    """What `spin` computes."""
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    ends = tensor("x", [spin.SIZE]), tensor("y", [spin.SIZE])
+    return write(
+        path, [helper.make_node("Add", ["x", "one"], ["y"])], [ends[0]], [ends[1]], initializer=[one]
+    )
+
+
+def stored_as_slower(state: Path, folder: Path) -> str:
+    """A state folder with a model whose compiled form was found slower; gives the hash of its source."""
+    folder.mkdir()
+    source = describe(plus_one(folder / "m.onnx"), "m.onnx")
+    slow = spin.write(folder / "m.honed", 400_000, sha256=source.sha256)
+    compiled = describe(slow, "m.honed")
+    ends = (OpenTensor(name="x", dtype="float32", shape=(spin.SIZE,)),)
+    manifest = Manifest(
+        name="m",
+        added=1.0,
+        compiled=compiled,
+        history=begin(compiled, schedules="slow", why="added", now=1.0),
+        sources=(source,),
+        shapes={},
+        precision="auto",
+        interface=Interface(
+            inputs=ends, outputs=(dataclasses.replace(ends[0], name="y"),), opset=17, producer=""
+        ),
+        chosen="cpu",
+        why="it was slower",
+    )
+    store = Store(state)
+    store.open()
+    store.commit(manifest, [(compiled, slow), (source, folder / "m.onnx")])
+    return source.sha256
+
+
+def test_a_better_version_of_what_the_cpu_engine_serves_is_compared_with_that(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    sha256 = stored_as_slower(tmp_path / "state", tmp_path / "made")
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+
+        def right() -> None:
+            np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+
+        right()
+        assert engine(client, "m") == "cpu"
+        fast = spin.write(tmp_path / "fast.honed", 40_000, sha256=sha256)
+        told = client.publish("m", fast, expected=client.show("m")["sha256"], why="tuned: a test")
+        assert "CPU engine is faster" in told["sentence"], told
+        assert (client.history("m")["version"], client.history("m")["on_trial"]) == (2, False)
+        assert engine(client, "m") == "cpu"
+        right()
+        client.rollback("m")
+        assert engine(client, "m") == "gpu", "a version that was chosen by hand serves"
+        right()
+
+
+def test_while_a_damaged_compiled_file_is_made_anew_the_cpu_engine_serves(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    stored_as_slower(tmp_path / "state", tmp_path / "made")
+    objects = (tmp_path / "state" / "objects").iterdir()
+    [compiled] = [path for path in objects if path.read_bytes().startswith(modelfile.MAGIC)]
+    compiled.write_bytes(b"damaged")
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+        wait_for(lambda: client.show("m")["kernels"], "it to be compiled again", service, seconds=200)
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+        assert (engine(client, "m"), client.models()[0]["engine_why"]) == ("cpu", "it was slower")
+
+
+class Turns:
+    """A loader whose runs take what it is told."""
+
+    def __init__(self, ns: int, fails: bool = False) -> None:
+        self.comparing = asyncio.Lock()
+        self.turns: list[int] = []
+        self._ns, self._fails = ns, fails
+
+    async def turn(self, _: str, __: Path, turn: int) -> int:
+        return await self.alone("", turn)
+
+    async def alone(self, _: str, turn: int) -> int:
+        if self._fails:
+            raise WorkerLost("it crashed")
+        self.turns.append(turn)
+        return self._ns
+
+
+def test_engines_run_in_turns_and_the_compiled_form_serves_where_that_is_not_possible() -> None:
+    device, cpu = Turns(5_000_000), Turns(1_000_000)
+    choice = asyncio.run(compare(cast(Any, device), "k", Path(), cast(Any, cpu), "s"))
+    assert choice.engine == "cpu"
+    assert "compiled 5 ms, ONNX Runtime 1 ms" in choice.why
+    assert device.turns == cpu.turns == list(range(ROUNDS))
+    choice = asyncio.run(compare(cast(Any, device), "k", Path(), cast(Any, Turns(1, fails=True)), "s"))
+    assert choice.engine == "gpu"
+    assert "could not be compared" in choice.why
