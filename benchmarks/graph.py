@@ -1,23 +1,24 @@
 """What the passes over the graph bring: `python -m benchmarks.graph MODEL.onnx...`.
 
-Compiles each model with default rules, and attentions in one kernel as they are first served, for PoCL, a
-Mali-G610 and an imagined GPU: with all passes, with each one left out that applies, and with none. Prints a
-table of launches, kernels, the arena and the sum of what lies in it. `--times` runs the models on PoCL
-instead, with all passes and with none, in turns.
+Compiles each model as it is first served for PoCL, and with default rules, attentions in one kernel as they
+are first served, for a Mali-G610 and an imagined GPU: with all passes, with each one left out that applies,
+and with none. Prints a table of launches, kernels, the arena and the sum of what lies in it. `--times` runs
+the models on PoCL instead, with all passes, without each of those that processors alone have, and with none,
+in turns.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from tvm import tirx
 from tvm.target import Target
 
-from benchmarks.running import made_up, ready
+from benchmarks.running import in_turns, made_up, ready
 from honed.jobs.commands import parse_shapes
 from honed.runtime import devices
 from honed.runtime.devices import rules_for
@@ -25,19 +26,20 @@ from honed.runtime.families import FAMILIES
 from honed.runtime.model import Launch
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import attentions
+from honed.tuner.attend import attentions, joins, separables
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.graph import PASSES, Pass
-from honed.tuner.lower.joining import never
+from honed.tuner.lower.joining import Joins, never
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.search.attention import attention_of
 from honed.tuner.valhall.benches import predicted
 
-_TURNS = 15
+_TURNS = 41
 Shapes = Mapping[str, tuple[int, ...]]
+JoinsOf = Callable[[DeviceProfile], Joins]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ class Variant:
     label: str
     normalised: Normalised
     views: bool = True
-    attended: bool = True  # attentions that pay are one kernel
+    joins: JoinsOf = joins  # which functions are one kernel
+    blocked: bool = True  # channels lie in blocks where that pays
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +70,7 @@ def main() -> int:
     parser.add_argument(
         "--shape", action="append", default=[], metavar="INPUT=1,3,48,320", help="of each model"
     )
-    parser.add_argument("--times", action="store_true", help="run on PoCL, with all passes and with none")
+    parser.add_argument("--times", action="store_true", help="run on PoCL instead")
     options = parser.parse_args()
     shapes = parse_shapes(options.shape)
     if options.times:
@@ -96,15 +99,29 @@ def _profiles() -> dict[str, DeviceProfile]:
 def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
     """The model in float32 with all passes, without each that applies, with none."""
     whole = _normalised(path, shapes, PASSES)
-    applied = {one.name: one.times for one in whole.applied}
     yield Variant("all", whole)
     for one in PASSES:
-        if applied[one.name]:
+        if _applied(whole, one.name):
             left = _normalised(path, shapes, [p for p in PASSES if p is not one])
             yield Variant(f"all but {one.name}", left)
     yield Variant("all but views", whole, views=False)
-    yield Variant("all but attentions", whole, attended=False)
-    yield Variant("none", _normalised(path, shapes, ()), views=False, attended=False)
+    yield Variant("all but attentions", whole, joins=separables)
+    yield from _of_processors(whole)
+    yield _none(path, shapes)
+
+
+def _of_processors(whole: Normalised) -> Iterator[Variant]:
+    """The model without what only processors have."""
+    yield Variant("all but separables", whole, joins=attentions)
+    yield Variant("all but blocks", whole, blocked=False)
+
+
+def _none(path: Path, shapes: Shapes) -> Variant:
+    return Variant("none", _normalised(path, shapes, ()), views=False, joins=lambda _: never, blocked=False)
+
+
+def _applied(whole: Normalised, name: str) -> bool:
+    return any(one.name == name and one.times for one in whole.applied)
 
 
 def _normalised(path: Path, shapes: Shapes, passes: Sequence[Pass]) -> Normalised:
@@ -115,9 +132,10 @@ def _lowered(variant: Variant, profile: DeviceProfile) -> LoweredModel:
     return lower_module(
         frontend.import_relax(variant.normalised),
         profile,
-        first=_first,
-        joins=attentions(profile) if variant.attended else never,
+        first=first_kernels if profile.rules.family == "cpu" else _first,
+        joins=variant.joins(profile),
         views=variant.views,
+        blocked=variant.blocked,
     )
 
 
@@ -140,10 +158,14 @@ def _first(
 
 
 def _times(path: Path, shapes: Shapes) -> None:
-    """Print the least time of each of two variants, run in turns."""
+    """Print the median time of each variant, run in turns."""
+    whole = _normalised(path, shapes, PASSES)
+    pads = _normalised(path, shapes, [one for one in PASSES if one.name != "pads"])
     variants = (
-        Variant("all", _normalised(path, shapes, PASSES)),
-        Variant("none", _normalised(path, shapes, ()), views=False, attended=False),
+        Variant("all", whole),
+        *([Variant("all but pads", pads)] if _applied(whole, "pads") else []),
+        *_of_processors(whole),
+        _none(path, shapes),
     )
     device = devices.select("cpu")
     made = {
@@ -151,14 +173,10 @@ def _times(path: Path, shapes: Shapes) -> None:
         for variant in variants
     }
     given = made_up(variants[0].normalised)
-    least = dict.fromkeys(made, float("inf"))
-    for _ in range(_TURNS):
-        for label, executor in made.items():
-            began = time.perf_counter()
-            executor.run(given)
-            least[label] = min(least[label], time.perf_counter() - began)
-    shown = ", ".join(f"{label} {1e3 * seconds:.1f} ms" for label, seconds in least.items())
-    print(f"{path.stem}: {shown} (least of {_TURNS}, in turns)", flush=True)
+    runs = {label: partial(executor.run, given) for label, executor in made.items()}
+    taken = in_turns(runs, _TURNS)
+    shown = ", ".join(f"{label} {1e3 * seconds:.2f} ms" for label, seconds in taken.items())
+    print(f"{path.stem}: {shown} (medians of {_TURNS}, in turns)", flush=True)
     for executor in made.values():
         executor.close()
 

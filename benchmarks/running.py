@@ -14,9 +14,8 @@ from honed.runtime.devices import Device
 from honed.runtime.executor import Executor
 from honed.runtime.model import Source
 from honed.runtime.profile import DeviceProfile
-from honed.tuner import frontend
+from honed.tuner import attend, frontend
 from honed.tuner.assemble import assemble
-from honed.tuner.attend import attentions
 from honed.tuner.compile import opened
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
@@ -35,7 +34,7 @@ def normalised(
 
 def first_served(model: Normalised, profile: DeviceProfile) -> LoweredModel:
     """Its kernels as the service has them before any trial."""
-    joins = attentions(profile)
+    joins = attend.joins(profile)
     return lower_module(frontend.import_relax(model), profile, first=first_kernels, joins=joins)
 
 

@@ -117,9 +117,10 @@ def test_faults_of_others_are_shown_and_not_blamed(
 
     monkeypatch.setattr("honed.runtime.kernellog.open_reader", log)
     run: Callable[..., str] = lambda *words: (main(words), capsys.readouterr().out)[1]  # noqa: E731
-    listed = json.loads(run("faults", "--json"))["kernel_log"]["faults"]
+    here = ("--state-dir", str(service.state))  # the log is read by the tool, not by the service
+    listed = json.loads(run("faults", "--json", *here))["kernel_log"]["faults"]
     assert [(each["process"], each["whose"]) for each in listed] == [(worker, SERVICE), (4_000_001, OTHER)]
-    text = run("faults")
+    text = run("faults", *here)
     assert f"process {worker}: a worker of the service" in text
     assert "process 4000001: another process, none of the service" in text
     text = run("status")

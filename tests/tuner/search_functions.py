@@ -93,6 +93,18 @@ GRAPHS = {
         => (float[1, 16, 4, 16] y) { y = Conv(x, w) }""",
     "convolution 1x1 of a single row": """(float[1, 12, 1, 20] x, float[32, 12, 1, 1] w)
         => (float[1, 32, 1, 20] y) { y = Conv(x, w) }""",
+    "convolutions in blocks of channels": """(float[1, 6, 13, 13] x) => (float[1, 40, 13, 13] y)
+        <int64[4] of = {16, 6, 3, 3}, int64[4] each = {16, 1, 3, 3}, int64[4] to = {24, 16, 1, 1}> {
+        u = ConstantOfShape <value = float[1] {0.1}> (of) v = ConstantOfShape <value = float[1] {0.3}> (each)
+        w = ConstantOfShape <value = float[1] {0.2}> (to) a = Conv <pads = [1, 1, 1, 1]> (x, u) b = Relu(a)
+        c = Conv <group = 16, pads = [1, 1, 1, 1]> (b, v) d = Conv(c, w) e = Sigmoid(d)
+        y = Concat <axis = 1> (c, e) }""",
+    "depthwise and pointwise convolution": """(float[1, 6, 13, 13] x) => (float[1, 40, 13, 13] y)
+        <int64[4] of = {16, 6, 3, 3}, int64[4] each = {16, 1, 3, 3}, int64[4] to = {40, 16, 1, 1}> {
+        u = ConstantOfShape <value = float[1] {0.1}> (of) v = ConstantOfShape <value = float[1] {0.3}> (each)
+        w = ConstantOfShape <value = float[1] {0.2}> (to) a = Conv <pads = [1, 1, 1, 1]> (x, u) b = Relu(a)
+        c = Conv <group = 16, pads = [1, 1, 1, 1]> (b, v) s = Sigmoid(c) m = Mul(c, s) d = Conv(m, w)
+        y = Relu(d) }""",
     "pooling": """(float[1, 8, 13, 13] x) => (float[1, 8, 6, 6] y) {
         y = MaxPool <kernel_shape = [3, 3], strides = [2, 2]> (x) }""",
     "softmax": "(float[3, 7, 20] x) => (float[3, 7, 20] y) { y = Softmax <axis = -1> (x) }",

@@ -11,14 +11,14 @@ import pytest
 from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import attentions
+from honed.tuner.attend import attentions, joins
 from honed.tuner.compile import run_model
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.module import lower_module
 
-from .graphs import answers, parsed
+from .graphs import answers, parsed, weights
 from .search_functions import imagined, profile_of
 
 pytestmark = pytest.mark.tvm
@@ -121,3 +121,34 @@ def test_small_ones_take_one_launch(device: Device) -> None:
         (call,) = lowered.program.calls
         assert call.operators[-1] == "y"
         assert len(call.operators) > 3
+
+
+_PADDED = "pads = [1, 1, 1, 1]"
+_SEPARABLE = (
+    f"a = Conv <{_PADDED}> (x, w) r = Relu(a) c = Conv <group = 32, {_PADDED}> (r, each) s = Relu(c) "
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "family", "functions"),
+    [
+        ("m = Conv(s, to) y = Relu(m)", "cpu", 3),  # the first, both others, and what leaves the blocks
+        ("m = Conv(s, to) y = Relu(m)", "mali", 3),  # each by itself
+        ("m = Conv(s, to) y = Add(m, s)", "cpu", 4),  # what is between is read by others, too
+        (f"m = Conv <{_PADDED}> (s, w2) y = Relu(m)", "cpu", 4),  # a window needs its neighbours'
+    ],
+)
+def test_convolutions_of_each_channel_are_one_with_the_pointwise_one_behind(
+    body: str, family: str, functions: int
+) -> None:
+    text = f"(float[1,16,24,24] x) => (float[1,32,24,24] y) {{ {_SEPARABLE} {body} }}"
+    model = parsed(
+        text,
+        w=weights(32, 16, 3, 3),
+        each=weights(32, 1, 3, 3),
+        to=weights(32, 32, 1, 1),
+        w2=weights(32, 32, 3, 3),
+    )
+    profile = imagined(family)
+    module = frontend.import_relax(frontend.normalise(model))
+    assert len(read_program(legalize(module, profile, joins(profile))).calls) == functions

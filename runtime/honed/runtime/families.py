@@ -47,6 +47,7 @@ class DeviceFamily:
     # What pays.
     winograd: bool  # convolutions by transformed tiles
     vectors_of_channels: bool  # convolutions with their output channels along the lanes, laid out so
+    blocks_of_channels: bool  # images laid out so from one convolution to the next
     packing: Packing
     joined: UnitFigures | None  # by which an attention may be faster in one kernel; None: it never is
 
@@ -73,6 +74,7 @@ _ROWS = (
         accumulators=128,
         winograd=True,
         vectors_of_channels=True,
+        blocks_of_channels=False,
         packing=Packing.WINDOWS,
         joined=None,  # by the bench an attention in one kernel is no faster (docs/graph.md)
         max_threads=256,
@@ -91,6 +93,7 @@ _ROWS = (
         accumulators=192,  # 12 registers of 64 bytes with AVX-512
         winograd=False,
         vectors_of_channels=False,
+        blocks_of_channels=True,
         packing=Packing.OPERANDS,
         # What tuned products reach on a core of PoCL with AVX-512.
         joined=UnitFigures(gflops=50.0, gbs=30.0, launch_us=20.0),
@@ -110,6 +113,7 @@ _ROWS = (
         accumulators=128,  # half of the 255 registers that the largest threads have
         winograd=False,
         vectors_of_channels=False,
+        blocks_of_channels=False,
         packing=Packing.NONE,
         # A fifth of what an H100's units could do, and between the 3 us that a launch takes in its queue and
         # the 10 with the host's part.

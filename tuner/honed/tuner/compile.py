@@ -21,7 +21,7 @@ from honed.runtime.profile import DeviceProfile
 
 from . import frontend
 from .assemble import Expected, assemble
-from .attend import attentions
+from .attend import joins
 from .bind import bind_shapes
 from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
@@ -234,7 +234,7 @@ def _lower(
         stage("lower", done, text)
 
     return lower_module(
-        given.module, profile, progress, choose, first, given.names, processes, attentions(profile)
+        given.module, profile, progress, choose, first, given.names, processes, joins(profile)
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.target import Target
+from tvm_ffi import structural_walk
 
 from honed.runtime.origin import Origin, Source
 from honed.runtime.profile import DeviceProfile
@@ -20,7 +21,7 @@ from .search.costmodel import Array
 from .search.draw import Draw, Drawing, features_of
 from .search.heldtiles import loads_of
 from .search.prior import Prior, prior_of
-from .search.rules import transforms
+from .search.rules import rules_of, transforms
 from .search.starts import groups_of
 
 # Draws at most: for each sketch that there is, in all, and in all for functions of many operations. By the
@@ -37,6 +38,7 @@ _SLICE = "RFactor"  # a step that only sliced products take
 _PACK = "TransformLayout", 2
 _PRODUCT_AXES = 3  # of a product's output: a batch, rows and columns; those of images are more
 _MATRIX_AXES = 2  # of an output, with more than one element each
+_ONE_BLOCK = 2  # of a function that is one operator: the root is one, too
 _FILLED = 0.7  # work-groups for each compute unit, at least
 # What takes about as long as its launch, whatever its schedule: a rule does for it, unless it is an image
 # that a table cuts (the rules' schedule of 336 channels of 4 x 4 takes 50 us on PoCL, the table's 9).
@@ -65,10 +67,10 @@ def _picked(
 ) -> Iterator[tuple[str, tirx.PrimFunc]]:
     """What to take before the rules, the best first, with where it comes from."""
     small, family = _small(func), profile.rules.family
-    attended = small and attention_of(func) is not None  # rules take a kernel for each of its parts
+    several = small and _several(func, profile)  # of which rules make a kernel each
     image = len(func.params[-1].shape) > _PRODUCT_AXES
     prior = prior_of(family)
-    if small and not attended and (prior is None or not image):
+    if small and not several and (prior is None or not image):
         return
     origin = str(Origin(Source.TABLES, family))
     if prior is None:
@@ -78,7 +80,7 @@ def _picked(
     rows = [row for sketch in range(drawing.sketches) for row in drawing.tabled(sketch)]
     rows.sort(key=lambda one: loads_of(one.row.drawn))
     yield from ((origin, one) for row in rows if (one := drawing.played(row)) is not None)
-    if small:
+    if small and not several:
         return
     packed = drawing.that_take(*_PACK)
     drawn = _drawn(drawing, packed or range(drawing.sketches), prior, function_flops(func))
@@ -135,6 +137,19 @@ def _best_first(found: Sequence[tuple[tirx.PrimFunc, Array]], prior: Prior) -> l
         return []
     scores = prior.predict(np.array([features for _, features in found]))
     return [found[n][0] for n in np.argsort(-scores, kind="stable")]
+
+
+def _several(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:
+    """Whether a function has parts that work-items compute one after another: an attention's, a processor's.
+
+    On processors a launch costs as much as what is small.
+    """
+    if attention_of(func) is not None:
+        return True
+    blocks: list[s_tir.SBlock] = []
+    structural_walk(func.body, [(s_tir.SBlock, blocks.append)], order="pre")
+    reduces = any(a.iter_type == tirx.IterVar.CommReduce for block in blocks for a in block.iter_vars)
+    return reduces and len(blocks) > _ONE_BLOCK and rules_of(profile.rules).sketches.groups_of_one
 
 
 def _small(func: tirx.PrimFunc) -> bool:

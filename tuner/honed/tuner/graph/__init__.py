@@ -18,6 +18,7 @@ from .graph import Graph
 from .lengths import round_lengths
 from .moves import join_moves
 from .norms import join_norms
+from .pads import fold_pads
 from .pairs import join_pairs
 from .parts import split_parts
 from .siblings import combine_siblings
@@ -46,6 +47,7 @@ class Applied:
 PASSES = (  # in the order in which they run
     Pass("moves", join_moves),
     Pass("norms", join_norms),
+    Pass("pads", fold_pads),
     Pass("twins", merge_twins),
     Pass("factors", fold_factors),
     Pass("chains", fold_chains),

@@ -1,4 +1,7 @@
-"""Functions that follow each other as one: attentions, whose parts TVM fuses each for itself."""
+"""Functions that follow each other as one, which TVM fuses each for itself.
+
+Attentions, and convolutions of each channel by itself with the pointwise one that reads them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from tvm_ffi import structural_walk
 # Given functions of which each is read by the next, and the one that they become: whether to join them.
 Joins = Callable[[Sequence[tirx.PrimFunc], tirx.PrimFunc], bool]
 _Form = tuple[object, ...]
+_BLOCKED_AXES = 5  # of images whose channels lie in blocks
 
 
 def never(_parts: Sequence[tirx.PrimFunc], _joined: tirx.PrimFunc) -> bool:
@@ -47,10 +51,10 @@ class _Chain:
         return tuple(str(one.name_hint) for one in self.functions), tuple(read)
 
 
-def join_attentions(
+def join_functions(
     module: IRModule, joins: Joins
 ) -> tuple[IRModule, Mapping[relax.Var, tuple[relax.Var, ...]]]:
-    """A module of fused functions, with those attentions of `main` as single functions that `joins` is for.
+    """A module of fused functions, with those chains of `main` as single functions that `joins` is for.
 
     Besides, by the variable of each such call, those of the calls whose place it takes.
     """
@@ -94,7 +98,10 @@ def _with_calls(
 
 
 def _chains(module: IRModule) -> Iterator[_Chain]:
-    """A product, reductions of its rows, and another product, each read by the next alone."""
+    """What may be an attention, or two convolutions of blocked tensors; each call is read by the next alone.
+
+    An attention is a product, reductions of its rows, and another product.
+    """
     calls, readers = _calls(module["main"])
     reductions = {name: _reductions(module[name]) for name in map(_function, calls.values())}
 
@@ -112,6 +119,13 @@ def _chains(module: IRModule) -> Iterator[_Chain]:
                 for single, first in made_for(middle):
                     if single == 1:
                         yield _Chain((first, middle, last))
+            elif several == 1 and _axes(last) == _axes(middle) == _BLOCKED_AXES:
+                yield _Chain((middle, last))
+
+
+def _axes(binding: relax.VarBinding) -> int:
+    """Of the result of a call."""
+    return len(binding.var.ty.shape) if hasattr(binding.var.ty, "shape") else 0
 
 
 def _calls(main: relax.Function) -> tuple[dict[relax.Var, relax.VarBinding], Counter[relax.Var]]:

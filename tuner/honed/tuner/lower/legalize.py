@@ -9,7 +9,8 @@ from tvm.ir import IRModule
 from honed.runtime.profile import DeviceProfile
 
 from .convolutions import legalisations
-from .joining import Joins, join_attentions, never
+from .joining import Joins, join_functions, never
+from .layouts import block_channels, block_lanes
 from .reductions import assign_single_elements
 from .target import target_for
 from .tracing import Traced, trace
@@ -33,19 +34,30 @@ _DENOMINATOR = (
 
 
 def legalize(
-    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True
+    module: IRModule,
+    profile: DeviceProfile,
+    joins: Joins = never,
+    *,
+    views: bool = True,
+    blocked: bool = True,
 ) -> IRModule:
     """`main` as calls of fused functions; see `legalize_traced`."""
-    return legalize_traced(module, profile, joins, views=views)[0]
+    return legalize_traced(module, profile, joins, views=views, blocked=blocked)[0]
 
 
 def legalize_traced(
-    module: IRModule, profile: DeviceProfile, joins: Joins = never, *, views: bool = True
+    module: IRModule,
+    profile: DeviceProfile,
+    joins: Joins = never,
+    *,
+    views: bool = True,
+    blocked: bool = True,
 ) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
-    Attentions that `joins` is for are one function. Without `views` all operands are copied. Constants are
-    not folded here: TVM's FoldConstant compiles every operator it folds, the frontend has folded them before.
+    Chains of functions that `joins` is for are one. Without `views` all operands are copied, and without
+    `blocked` channels lie as in the model. Constants are not folded here: TVM's FoldConstant compiles every
+    operator it folds, the frontend has folded them before.
     The variables of what each call computes are those of the module given.
     """
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
@@ -57,6 +69,7 @@ def legalize_traced(
             ]
         )(module)
         strided, written = read_by_strides(simple) if views else (simple, {})
+        laid_out, origin = block_channels(strided, block_lanes(profile) if blocked else 0)
         annotated = tvm.transform.Sequential(
             [
                 relax.transform.LegalizeOps(
@@ -64,17 +77,22 @@ def legalize_traced(
                 ),
                 relax.transform.AnnotateTIROpPattern(),
             ]
-        )(strided)
+        )(laid_out)
         plain = annotate_views(annotated)
         grouped = relax.transform.FuseOps()(plain)
         traced = {
-            var: tuple(one for o in made for one in (written.get(o), o) if one is not None)
+            var: tuple(
+                one
+                for o in (origin.get(m, m) for m in made)
+                for one in (written.get(o), o)
+                if one is not None
+            )
             for var, made in trace(plain["main"], grouped).items()
         }
         fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(
             grouped
         )
-        joined, parts = join_attentions(assign_single_elements(fused), joins)
+        joined, parts = join_functions(assign_single_elements(fused), joins)
     return joined, traced | {
         var: tuple(o for made in all_ for o in traced[made]) for var, all_ in parts.items()
     }

@@ -81,17 +81,18 @@ def lower_module(
     joins: Joins = never,
     *,
     views: bool = True,
+    blocked: bool = True,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
     `names` are those of the operators that variables of the module hold the results of. `progress` is called
     with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
-    process does it. `joins` and `views` are as in `legalize`. Raises ModelRefused with every function that
-    cannot be lowered.
+    process does it. `joins`, `views` and `blocked` are as in `legalize`. Raises ModelRefused with every
+    function that cannot be lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal, traced = legalize_traced(module, profile, joins, views=views)
+    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
     program = read_program(legal, operators)

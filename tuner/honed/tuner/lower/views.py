@@ -16,7 +16,7 @@ from .strided import Shape, View, extents, is_fixed, view, views, whole
 
 # What a function is to TVM's fusion (relax.analysis.OpPatternKind), which tells it wrongly of views.
 _KIND = "honed.pattern"
-_ELEMENTWISE, _PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 4}, {_KIND: 8}
+_ELEMENTWISE, INJECTIVE, PRODUCT, _OPAQUE = {_KIND: 0}, {_KIND: 2}, {_KIND: 4}, {_KIND: 8}
 
 
 def read_by_strides(module: IRModule) -> tuple[IRModule, dict[relax.Var, relax.Var]]:
@@ -127,7 +127,7 @@ class _Views(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
 
         given = [self.seen_as(one) for one in operands]
         return self.builder_.call_te(
-            product, *given, primfunc_name_hint="matmul", primfunc_attrs=dict(_PRODUCT)
+            product, *given, primfunc_name_hint="matmul", primfunc_attrs=dict(PRODUCT)
         )
 
     def sum(self, made: relax.Expr, one: View) -> relax.Expr:

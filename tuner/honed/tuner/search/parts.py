@@ -199,6 +199,7 @@ def _by_rows(schedule: Schedule, part: Part, most: int) -> None:
     """Give each work-group as many of a block's last axes as make a job that is worth its launch.
 
     Where elements are chosen, zeros around an image, the driver's compiler makes better vectors of the rows.
+    Rows of one vector are a block's channels, which are chosen alike.
     """
     loops, extents = list(schedule.get_loops(part.block)), part.info.extents
     first = len(loops) - 1
@@ -206,7 +207,7 @@ def _by_rows(schedule: Schedule, part: Part, most: int) -> None:
         first -= 1
     groups = fuse(schedule, loops[:first]) if first else schedule.add_unit_loop(loops[0])
     schedule.bind(groups, "blockIdx.x")
-    if not calls(schedule, part.block, CHOICES):
+    if extents[-1] == most or not calls(schedule, part.block, CHOICES):
         _, vector = schedule.split(loops[-1], [None, lanes_of(extents[-1], most)])
         schedule.vectorize(vector)
 

@@ -20,7 +20,7 @@ from .budget import Budget, Size, Threads
 from .gpu import GroupRules, Tiling, group_postprocs, group_space
 from .grouped import GroupTile
 from .parts import SketchLimits
-from .sketches import attention_sketches, grouped_sketches, point_sketches, sketches
+from .sketches import attention_sketches, grouped_sketches, point_sketches, separable_sketches, sketches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +159,8 @@ def space(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> list[S
     rules = rules_of(profile.rules)
     if attended := attention_space(func, profile):
         return attended
+    if separated := separable_space(func, profile):
+        return separated
     if transforming := point_sketches(func, rules.sketches):
         return transforming
     found = sketches(func, rules.sketches)
@@ -179,6 +181,11 @@ def attention_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedul
     rules = rules_of(profile.rules)
     tile = rules.groups.tile if rules.groups is not None else None
     return attention_sketches(func, tile, rules.sketches)
+
+
+def separable_space(func: tirx.PrimFunc, profile: DeviceProfile) -> list[Schedule]:
+    """`space` of two convolutions in one function; empty for all other functions."""
+    return separable_sketches(func, rules_of(profile.rules).sketches)
 
 
 def transforms(func: tirx.PrimFunc, profile: DeviceProfile) -> bool:

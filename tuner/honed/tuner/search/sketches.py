@@ -22,16 +22,18 @@ from tvm.s_tir import Schedule
 
 from .attention import attention
 from .attention_groups import attention_groups
+from .blocked import blocked
 from .blocks import SPATIAL, Keep, inline_elementwise
 from .channels import channels
 from .grouped import GroupTile, grouped
 from .held import held
 from .packed import packed
 from .panels import panels
-from .parts import SketchLimits, bind_alone, fuse, lane_choices, lanes_of, parts
+from .parts import SketchLimits, alone, bind_alone, fuse, lane_choices, lanes_of, parts
 from .points import points
 from .pointwise import pointwise
 from .rows import columns, columns_again, rows, rows_again
+from .separable import separable
 from .sliced import SLICES, sliced
 from .tile import tile, tile_across, tile_padded
 from .traces import as_module, steps, unscheduled
@@ -50,6 +52,7 @@ def _all() -> tuple[Sketch, ...]:
         packed,
         pointwise,
         windowed,
+        blocked,
         channels,
         panels,
         tile,
@@ -59,6 +62,7 @@ def _all() -> tuple[Sketch, ...]:
         rows_again,
         columns,
         columns_again,
+        lines,
         stream,
         whole,
     )
@@ -111,6 +115,12 @@ def attention_sketches(func: tirx.PrimFunc, by: GroupTile | None, limits: Sketch
     return _different(unscheduled(as_module(func)), tries)
 
 
+def separable_sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
+    """The sketch of two convolutions in one function; none where the function is something else."""
+    tries = [partial(separable, limits=limits, most=n) for n in lane_choices(func, limits)]
+    return _different(unscheduled(as_module(func)), tries)
+
+
 def _fitting(func: tirx.PrimFunc, tries: Iterable[Callable[[Schedule], bool]]) -> list[Schedule]:
     """What the tries that fit make of a function with its elementwise blocks inlined."""
     inlined = unscheduled(as_module(func))
@@ -151,6 +161,16 @@ def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
         bind_alone(schedule, outer, limits)
         schedule.vectorize(vector)
         schedule.annotate(steps, "pragma_auto_unroll_max_step", 16)
+    return True
+
+
+def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """A work-group of a processor moves lines of blocks of channels. False where there are none."""
+    found = parts(schedule)
+    if not limits.groups_of_one or any(p.info.is_reduction or p.info.extents[-1:] != (most,) for p in found):
+        return False
+    for part in found:
+        alone(schedule, part, limits, most)
     return True
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .attentiontiles import attention_tile
+from .blockedtiles import blocked_rectangle, moved_lines
 from .decisions import Choice, Decision, Drawn, Tile
 from .heldtiles import held_tile
 from .kin import divisors
@@ -73,6 +74,17 @@ _SLICED_TILES = {
     ),
 }
 
+# Each knows one kind of sketch, and the one row that does well there.
+_SINGLES = (
+    rectangle,
+    blocked_rectangle,
+    moved_lines,
+    held_tile,
+    window_tile,
+    point_groups,
+    attention_tile,
+)
+
 
 def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     """The sketches that the tables are for, with the numbers of each of their rows; none twice.
@@ -82,8 +94,7 @@ def starts(sketches: Sequence[Drawn]) -> list[Drawn]:
     found: dict[str, Drawn] = {}
     tiled = False
     for sketch in sketches:
-        singles = (rectangle, held_tile, window_tile, point_groups, attention_tile)
-        for cut in (single(sketch) for single in singles):
+        for cut in (single(sketch) for single in _SINGLES):
             if cut is not None:
                 found[cut.text()] = cut
         if _AHEAD not in str(sketch.steps):

@@ -17,7 +17,7 @@ from tvm_ffi import structural_walk
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import attentions
+from honed.tuner.attend import joins
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
@@ -65,7 +65,7 @@ def extract(
     if precision == "auto":
         choice = choose.decide(model, normalised, profile, calibration=calibration, like=like)
         normalised = choose.applied(choice, normalised)
-    legal = legalize(frontend.import_relax(normalised), profile, attentions(profile))
+    legal = legalize(frontend.import_relax(normalised), profile, joins(profile))
     program = read_program(legal)
     weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))
     outputs = {call.function: len(call.outputs) for call in program.calls if isinstance(call, FunctionCall)}

@@ -1,0 +1,1 @@
+"""Models beside tinygrad's OpenCL backend."""
