@@ -140,16 +140,18 @@ def _inferences(executor: Executor, given: Feeds, turns: int) -> dict[str, list[
 def _inference(executor: Executor, segments: list[Any], given: Feeds) -> list[float]:
     """What the executor does, in parts: inputs, enqueueing, waiting for the outputs, the caller's copies."""
     clock, queue, memory = _Clock(), executor._queue, executor._memory
-    values = border.checked(executor._inputs, given)
-    for port, value in zip(executor._inputs, values, strict=True):
+    values = border.checked(executor._inputs.ports, given)
+    for port, value in zip(executor._inputs.ports, values, strict=True):
         with memory.written(queue, port.buffer) as target:
             border.store(port, value, target)
+    executor._inputs.enqueue(queue)
     clock.mark()
     events = [event for segment in segments for event in segment.run()]
     clock.mark()
-    with memory.read(queue, tuple(port.buffer for port in executor._outputs)) as held:
+    executor._outputs.enqueue(queue)
+    with memory.read(queue, tuple(port.buffer for port in executor._outputs.ports)) as held:
         clock.mark()
-        for port, array in zip(executor._outputs, held, strict=True):
+        for port, array in zip(executor._outputs.ports, held, strict=True):
             border.result(port, array)
         del events
     clock.mark()

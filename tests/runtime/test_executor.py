@@ -139,6 +139,24 @@ def test_casts_at_the_border(either: Device, tmp_path: Path) -> None:
             executor.run({**inputs, "i1": np.array([0, 0, 0, 2**31])})
 
 
+def test_every_half_becomes_the_single_it_is_and_back(either: Device, tmp_path: Path) -> None:
+    """On the device: NumPy does it one by one. NaN stays one; rounding is to the nearest, ties to even."""
+    b = Builder()
+    b.copy(b.input("halves", "float16", (65535,), "float32"), b.output("singles", "float32", (65535,)))
+    b.copy(b.input("given", "float32", (4096,)), b.output("rounded", "float16", (4096,), "float32"))
+    halves = np.arange(65535, dtype=np.uint16).view(np.float16)  # not a whole number of work-groups
+    between = np.random.default_rng(1).standard_normal(4096).astype(np.float32)
+    between *= np.exp2(np.arange(4096) % 48 - 28, dtype=np.float32)  # less than the least half, and too large
+    between[:4] = 1 + 2.0**-11, 1 + 3 * 2.0**-11, 65519.99, np.inf
+    with loaded(b, either, tmp_path) as executor:
+        for _ in range(2):
+            out = executor.run({"halves": halves, "given": between})
+            np.testing.assert_array_equal(out["singles"], halves.astype(np.float32), strict=True)
+            with np.errstate(over="ignore"):
+                np.testing.assert_array_equal(out["rounded"], between.astype(np.float16), strict=True)
+        assert executor.profile({"halves": halves, "given": between}).launches == executor.launches
+
+
 def test_shapes_without_elements_or_dimensions(either: Device, tmp_path: Path) -> None:
     b = Builder()
     empty = b.input("empty", "int32", (0, 3))

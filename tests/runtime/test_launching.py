@@ -34,10 +34,10 @@ def added(device: Device, tmp_path: Path) -> Iterator[Executor]:
 def run(executor: Executor, way: Any, value: np.ndarray) -> list[np.ndarray]:
     """The outputs of an inference whose launches and copies `way` enqueues."""
     memory, queue = executor._memory, executor._queue
-    with memory.written(queue, executor._inputs[0].buffer) as target:
+    with memory.written(queue, executor._inputs.ports[0].buffer) as target:
         target[...] = value
     way()
-    with memory.read(queue, tuple(port.buffer for port in executor._outputs)) as held:
+    with memory.read(queue, tuple(port.buffer for port in executor._outputs.ports)) as held:
         return [array.copy() for array in held]
 
 

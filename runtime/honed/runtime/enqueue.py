@@ -22,7 +22,8 @@ _copy = LOADER.clEnqueueCopyBuffer
 class Command:
     """`function(queue, *args, 0, None, event)` enqueues it; both of OpenCL's have that form.
 
-    `args` are values of C. `kernel` is the model's kernel number, None for a copy.
+    `args` are values of C. `kernel` is the model's kernel number, None for a copy and for kernels of the
+    runtime's own.
     """
 
     function: Any
@@ -33,9 +34,9 @@ class Command:
 
     @staticmethod
     def launch(
-        kernel: int, name: str, bound: Any, grid: tuple[int, int, int], block: tuple[int, int, int]
+        kernel: int | None, name: str, bound: Any, grid: tuple[int, int, int], block: tuple[int, int, int]
     ) -> Command:
-        """Launch kernel `name` of the model: a pyopencl Kernel that has its arguments."""
+        """Launch the kernel `name`: a pyopencl Kernel that has its arguments."""
         sizes = ctypes.c_size_t * 3
         items = sizes(*(groups * size for groups, size in zip(grid, block, strict=True)))
         args = (handle(bound), ctypes.c_uint(3), None, items, sizes(*block))

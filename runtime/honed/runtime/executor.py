@@ -22,6 +22,7 @@ from honed.protocol.errors import DeviceError, InvalidArgument
 
 from . import binding, border, enqueue, fit, programs
 from .devices import Device, select
+from .halves import converted
 from .memory import DeviceMemory
 from .model import CompiledModel, HostCall, Launch, Preparation
 from .modelfile import ModelFile, read
@@ -75,8 +76,6 @@ class Executor:
         """Build, allocate, upload, prepare and bind; raises DeviceError where the device cannot do that."""
         self.file = file
         self.device = device
-        self._inputs = border.ports(file.model, "input")
-        self._outputs = border.ports(file.model, "output")
         self._lock = threading.Lock()
         self._unusable = ""  # why, once it is
         fit.check(file.model, device)
@@ -85,6 +84,10 @@ class Executor:
             self._queue = cl.CommandQueue(context(device.cl))
         self._profiling_queue: Any = None
         self._memory = DeviceMemory(file, device, self._queue)
+        with driver_call("convert halves"):
+            given, made = border.ports(file.model, "input"), border.ports(file.model, "output")
+            self._inputs = converted(given, True, self._memory, device, cache_dir)
+            self._outputs = converted(made, False, self._memory, device, cache_dir)
         cap = device.profile.rules.max_queued_launches
         for step in file.model.prepare:
             if not binding.empty(file.model, step):
@@ -111,13 +114,13 @@ class Executor:
 
         Raises InvalidArgument for inputs the model does not take, DeviceError where the device fails.
         """
-        given = border.checked(self._inputs, inputs)
+        given = border.checked(self._inputs.ports, inputs)
         with self._lock:
             return self._infer(given, None)
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
         """Time each launch of one inference with the device's own clock; raises as `run` does."""
-        given = border.checked(self._inputs, inputs)
+        given = border.checked(self._inputs.ports, inputs)
         with self._lock:
             if self._profiling_queue is None:
                 properties = cl.command_queue_properties.PROFILING_ENABLE
@@ -163,19 +166,22 @@ class Executor:
         queue = self._queue if timeline is None else timeline.queue
         try:
             with driver_call("run the model"):
-                for port, value in zip(self._inputs, given, strict=True):
+                for port, value in zip(self._inputs.ports, given, strict=True):
                     with self._memory.written(queue, port.buffer) as target:
                         border.store(port, value, target)
+                self._inputs.enqueue(queue)
                 events = [
                     event
                     for segment in self._segments
                     for event in (segment.run() if timeline is None else segment.run_timed(timeline))
                 ]
-                with self._memory.read(queue, tuple(port.buffer for port in self._outputs)) as held:
+                self._outputs.enqueue(queue)
+                wanted = tuple(port.buffer for port in self._outputs.ports)
+                with self._memory.read(queue, wanted) as held:
                     _check_complete(events)
                     return {
                         port.name: border.result(port, array)
-                        for port, array in zip(self._outputs, held, strict=True)
+                        for port, array in zip(self._outputs.ports, held, strict=True)
                     }
         except DeviceError as failed:
             self._unusable = str(failed)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from .devices import Device
 from .dtypes import dtype
-from .model import Place, Preparation
+from .model import Buffer, Place, Preparation
 from .modelfile import ModelFile
 from .opencl import cl, context, driver_call
 from .plan import allocations, constants_of
@@ -37,7 +37,7 @@ class DeviceMemory:
 
     def __init__(self, file: ModelFile, device: Device, queue: Any) -> None:
         model = file.model
-        self._described = model.buffers
+        self._described = list(model.buffers)
         self._shared = device.profile.limits.host_unified
         self._staging: dict[int, Array] = {}
         self._pending: list[Any] = []  # events of copies; pyopencl waits for one that is let go early
@@ -55,6 +55,13 @@ class DeviceMemory:
         self.buffers = []
         self._pending = []
         self._staging = {}
+
+    def added(self, described: Buffer) -> int:
+        """The index of one buffer more, an allocation of its own; raises pyopencl's errors."""
+        flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
+        self._described.append(described)
+        self.buffers.append(self._allocated(described.nbytes, flags))
+        return len(self.buffers) - 1
 
     @contextmanager
     def lent(self, queue: Any, step: Preparation) -> Iterator[None]:
