@@ -14,5 +14,8 @@ if [ -d .device/rest ]; then
     tar -C "$site" -xJf .device/rest/tvm.tar.xz
     python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$site" .device/rest/*.whl
 fi
+# compiled models say which version of honed made them
+mkdir -p "$site/honed-0.dist-info"
+printf 'Metadata-Version: 2.1\nName: honed\nVersion: 0\n' >"$site/honed-0.dist-info/METADATA"
 library=$(find /usr/lib /usr/local /opt -name 'libnvidia-opencl.so.1' 2>/dev/null | head -n 1)
 echo "$library" >/etc/OpenCL/vendors/nvidia.icd
