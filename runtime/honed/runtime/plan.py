@@ -3,9 +3,9 @@
 Preparation runs once, before the first inference: it sees constants and prepared buffers only, and what it
 wrote no inference may change.
 A buffer is live from its first use to its last, and one with others within it (see `within`) as long as any
-of them. Two scratch buffers may share bytes only where they are never live at the same step, or where one says
-that it lies within the other, or both within one. "readwrite" means that a kernel reads back what it wrote
-itself or updates in place, so it counts as a write when it comes first.
+of them. Two scratch buffers may share bytes only where they are never live at the same step, or one is said
+to lie within the other, or both in a third. "readwrite" means that a kernel reads back what it wrote itself
+or updates in place, so it counts as a write when it comes first.
 """
 
 from __future__ import annotations
