@@ -3,8 +3,8 @@
 Compiles each model as it is first served for PoCL, and with default rules, attentions in one kernel as they
 are first served, for a Mali-G610 and an imagined GPU: with all passes, with each one left out that applies,
 and with none. Prints a table of launches, kernels, the arena and the sum of what lies in it. `--times` runs
-the models on PoCL instead, with all passes, without each of those that processors alone have, and with none,
-in turns.
+the models on PoCL instead, with all passes, without each of those that processors alone have, without what
+lies in place, and with none, in turns.
 """
 
 from __future__ import annotations
