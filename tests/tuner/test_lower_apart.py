@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -20,7 +21,7 @@ from honed.tuner.lower.program import Program
 from honed.tuner.lower.target import alignment_of
 
 from .graphs import answers, parsed, weights
-from .search_functions import imagined
+from .search_functions import imagined, profile_of
 
 pytestmark = pytest.mark.tvm
 
@@ -129,8 +130,10 @@ def test_what_is_moved_lies_in_place_where_that_pays(name: str) -> None:
     assert found == (left, copied, blocks, 0)
 
 
+@pytest.mark.parametrize("family", ["cpu", "mali"])
 @pytest.mark.parametrize("name", CASES)
-def test_answers_are_those_of_copies(device: Device, name: str) -> None:
+def test_answers_are_those_of_copies(device: Device, name: str, family: str) -> None:
+    there = replace(device, profile=profile_of(family, device.profile))
     model = _model(name)
     rng = np.random.default_rng(0)
     values = {
@@ -138,7 +141,7 @@ def test_answers_are_those_of_copies(device: Device, name: str) -> None:
         for i in model.graph.input
     }
     (expected,) = answers(model, values)
-    (found,) = run_model(model, values, device, "fp32").values()
+    (found,) = run_model(model, values, there, "fp32").values()
     np.testing.assert_allclose(found, expected, atol=2e-5 * max(1.0, float(np.abs(expected).max())))
 
 

@@ -99,20 +99,17 @@ class _Graph:
     def pays(self, var: relax.Var, group: Iterable[relax.Var], move: Move) -> bool:
         """Whether what is fused with a move takes no more launches without it, and less is moved."""
         others = set(group) - {var}
-        parts = [part for part in self._components(others) if any(map(self._launches, part))]
+        parts = [part for part in self._components(others) if not all(map(self._reshapes, part))]
         if not parts:
             return True
         before = self._before(var, others)
         return not move.cuts and len(parts) == 1 and parts[0] <= before
 
     def _is_given(self, var: relax.Var) -> bool:
-        """Whether it is an input or an output of the model, perhaps of another shape."""
-        while var not in self.outside and var in self.calls and self._reshapes(var):
-            (var,) = self.given[var]
-        return var in self.outside or var not in self.given
-
-    def _launches(self, var: relax.Var) -> bool:
-        return not self._reshapes(var)
+        """Whether it is an input, an output or a constant of the model, perhaps of another shape."""
+        while var not in self.outside and self._reshapes(var) and self.given.get(var):
+            var = self.given[var][0]
+        return var in self.outside or not self.given.get(var)
 
     def _reshapes(self, var: relax.Var) -> bool:
         return var in self.calls and str(getattr(self.calls[var].op, "name", "")) in _RESHAPES
