@@ -3,8 +3,8 @@
 Compiles each model as it is first served for PoCL, and with default rules, attentions in one kernel as they
 are first served, for a Mali-G610 and an imagined GPU: with all passes, with each one left out that applies,
 and with none. Prints a table of launches, kernels, the arena and the sum of what lies in it. `--times` runs
-the models on PoCL instead, with all passes, without each of those that processors alone have, and with none,
-in turns.
+the models on PoCL instead, with all passes, without each of those that processors alone have, without what
+lies in place, and with none, in turns.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Variant:
     views: bool = True
     joins: JoinsOf = joins  # which functions are one kernel
     blocked: bool = True  # channels lie in blocks where that pays
+    in_place: bool = True  # what is joined lies in the result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ def _variants(path: Path, shapes: Shapes) -> Iterator[Variant]:
             yield Variant(f"all but {one.name}", left)
     yield Variant("all but views", whole, views=False)
     yield Variant("all but attentions", whole, joins=separables)
+    yield Variant("all but in place", whole, in_place=False)
     yield from _of_processors(whole)
     yield _none(path, shapes)
 
@@ -117,7 +119,8 @@ def _of_processors(whole: Normalised) -> Iterator[Variant]:
 
 
 def _none(path: Path, shapes: Shapes) -> Variant:
-    return Variant("none", _normalised(path, shapes, ()), views=False, joins=lambda _: never, blocked=False)
+    bare = _normalised(path, shapes, ())
+    return Variant("none", bare, views=False, joins=lambda _: never, blocked=False, in_place=False)
 
 
 def _applied(whole: Normalised, name: str) -> bool:
@@ -136,6 +139,7 @@ def _lowered(variant: Variant, profile: DeviceProfile) -> LoweredModel:
         joins=variant.joins(profile),
         views=variant.views,
         blocked=variant.blocked,
+        in_place=variant.in_place,
     )
 
 
@@ -165,6 +169,7 @@ def _times(path: Path, shapes: Shapes) -> None:
         Variant("all", whole),
         *([Variant("all but pads", pads)] if _applied(whole, "pads") else []),
         *_of_processors(whole),
+        Variant("all but in place", whole, in_place=False),
         _none(path, shapes),
     )
     device = devices.select("cpu")

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from honed.daemon.cli.boxes import draw
 from honed.daemon.cli.layered import GAP_Y, BoxSize, Layout, lay_out
 from honed.daemon.cli.svg import page, picture
+from honed.runtime import validate
 from honed.runtime.model import CompiledModel, Copy, Operator, Part, Tensor, View
-from tests.runtime.builder import add_prepared, chain
+from tests.runtime.builder import INCREMENT, Builder, add_prepared, chain
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert('1')</script>&\x1b[2J\x00\n]]>"
@@ -72,6 +73,34 @@ def test_every_step_is_drawn_once_also_of_files_that_do_not_know_their_operators
 def test_what_is_copied_is_told_apart() -> None:
     model = replace(_model(), steps=(*_model().steps, Copy(source=3, target=4)))
     assert [box.kind for box in draw(model, {}).boxes] == ["input", "part", "copy", "output"]
+
+
+def test_what_lies_in_place_is_a_view_where_it_is_made() -> None:
+    b = Builder()
+    x, whole = b.input("x", "float32", (64,)), b.scratch("float32", (128,))
+    first, second = b.inside(whole, 0, (64,)), b.inside(whole, 256, (64,))
+    y = b.output("y", "float32", (128,))
+    one = b.kernel(INCREMENT, "increment", "rw", 256, groups=64, block=1, name="one")
+    b.launch(one, x, first)
+    b.launch(one, x, second)
+    b.launch(b.kernel(INCREMENT, "increment", "rw", 512, groups=128, block=1, name="both"), whole, y)
+    b.launch(one, second, b.output("z", "float32", (64,)))
+    joined, cut = (Operator(name=name, op=name, passes=()) for name in ("Concat", "Slice"))
+    model = b.build()
+    model = replace(
+        model,
+        views=(
+            View(operator=joined, shape=(2, 64), buffer=whole),
+            View(operator=cut, shape=(64,), buffer=second),
+        ),
+    )
+    validate.check(model)
+    drawing = draw(model, {})
+    assert drawing.edges == ((0, 1), (0, 2), (1, 3), (2, 3), (2, 4), (3, 5), (4, 6))
+    assert drawing.boxes[1].notes == ("= float32 64", "part of 2x64: Concat, a view")
+    assert drawing.boxes[2].notes == (
+        "= float32 64", "seen as 64: Slice, a view", "part of 2x64: Concat, a view",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("whole", [False, True])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +99,13 @@ class Builder:
     def scratch(self, kind: str, shape: tuple[int, ...]) -> int:
         index = self._buffer(kind, shape, "scratch", self.arena_bytes)
         self.arena_bytes += -(-self.buffers[index].nbytes // ALIGN) * ALIGN
+        return index
+
+    def inside(self, whole: int, offset: int, shape: tuple[int, ...]) -> int:
+        """Part of another buffer, from `offset` (bytes) on."""
+        outer = self.buffers[whole]
+        index = self._buffer(outer.dtype, shape, outer.place, offset)
+        self.buffers[index] = replace(self.buffers[index], within=whole)
         return index
 
     def prepared(self, kind: str, shape: tuple[int, ...]) -> int:

@@ -48,6 +48,7 @@ class DeviceFamily:
     winograd: bool  # convolutions by transformed tiles
     vectors_of_channels: bool  # convolutions with their output channels along the lanes, laid out so
     blocks_of_channels: bool  # images laid out so from one convolution to the next
+    parts_of_buffers: bool  # as arguments of kernels, in the place of launches that copy
     packing: Packing
     joined: UnitFigures | None  # by which an attention may be faster in one kernel; None: it never is
 
@@ -75,6 +76,7 @@ _ROWS = (
         winograd=True,
         vectors_of_channels=True,
         blocks_of_channels=False,
+        parts_of_buffers=True,
         packing=Packing.WINDOWS,
         joined=None,  # by the bench an attention in one kernel is no faster (docs/graph.md)
         max_threads=256,
@@ -94,6 +96,7 @@ _ROWS = (
         winograd=False,
         vectors_of_channels=False,
         blocks_of_channels=True,
+        parts_of_buffers=True,
         packing=Packing.OPERANDS,
         # What tuned products reach on a core of PoCL with AVX-512.
         joined=UnitFigures(gflops=50.0, gbs=30.0, launch_us=20.0),
@@ -114,6 +117,7 @@ _ROWS = (
         winograd=False,
         vectors_of_channels=False,
         blocks_of_channels=False,
+        parts_of_buffers=False,  # NVIDIA's driver takes 10 to 18 us longer for a launch with one
         packing=Packing.NONE,
         # A fifth of what an H100's units could do, and between the 3 us that a launch takes in its queue and
         # the 10 with the host's part.

@@ -25,7 +25,9 @@ def check(model: CompiledModel, device: Device) -> None:
             raise _unfit(device, f"has no {extension}, which the model's {dtype} kernels need")
     for kernel in model.kernels:
         _check_geometry(kernel, device)
-    cut = [b for b in model.buffers if b.place in ("prepared", "scratch") and b.nbytes]
+    cut = [
+        b for b in model.buffers if b.nbytes and (b.place in ("prepared", "scratch") or b.within is not None)
+    ]
     if any(b.offset % limits.base_align_bytes for b in cut):
         raise _unfit(
             device, f"needs buffers aligned to {limits.base_align_bytes} bytes and the model's are not"
@@ -45,7 +47,8 @@ def _most_bytes(model: CompiledModel) -> int:
     """Bytes of device memory: what the model keeps, and most while it is prepared, step by step."""
     kept = constants_of(model, model.steps)
     held = model.arena_bytes + model.prepared_bytes
-    held += sum(b.nbytes for b in model.buffers if b.place in ("input", "output"))
+    own = (b for b in model.buffers if b.within is None)
+    held += sum(b.nbytes for b in own if b.place in ("input", "output"))
     held += sum(model.buffers[index].nbytes for index in kept)
     lent = (constants_of(model, (step,)) - kept for step in model.prepare)
     return held + max((sum(model.buffers[index].nbytes for index in step) for step in lent), default=0)

@@ -1,8 +1,9 @@
 """A model's device memory: its buffers, and the host's way into them.
 
 Inputs and outputs are allocations of their own, and constants, which are uploaded once. Scratch and prepared
-buffers that begin where an allocation does are that allocation, whatever its size: on an H100 a launch with
-sub-buffers among its arguments takes NVIDIA's driver 10 to 18 us longer (docs/measurements.md).
+buffers, and what lies within another, that begin where an allocation does are that allocation, whatever its
+size: on an H100 a launch with sub-buffers among its arguments takes NVIDIA's driver 10 to 18 us longer
+(docs/measurements.md).
 Where host and device share memory the host maps a buffer; elsewhere it copies through a staging array, in
 memory that the driver can read itself, that lives as long as the model.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,9 +25,23 @@ from .model import Buffer, Place, Preparation
 from .modelfile import ModelFile
 from .opencl import cl, context, driver_call
 from .plan import allocations, constants_of
+from .within import bytes_of, family_of
 
 Array = NDArray[Any]
 _LEAST_BYTES = 64  # OpenCL has no buffer of 0 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """Memory from `start` (bytes) on in a pyopencl buffer that is an allocation."""
+
+    allocation: Any
+    start: int
+
+    def cut(self, offset: int, nbytes: int) -> Any:
+        """The pyopencl buffer of the bytes from `offset` on."""
+        start = self.start + offset
+        return self.allocation.get_sub_region(start, nbytes) if start else self.allocation
 
 
 class DeviceMemory:
@@ -144,29 +160,35 @@ class DeviceMemory:
 
     def _allocate(self) -> list[Any]:
         flags = cl.mem_flags.ALLOC_HOST_PTR if self._shared else 0
-        cut = self._section("scratch") | self._section("prepared")
-        buffers: list[Any] = []
+        held = self._section("scratch") | self._section("prepared")
         for index, described in enumerate(self._described):
-            if described.place == "constant" and index not in self._resident:
+            resident = described.place != "constant" or index in self._resident
+            if index not in held and described.within is None and resident:
+                held[index] = _Stretch(self._allocated(described.nbytes, flags), 0)
+        cut: dict[tuple[int, int, int], Any] = {}
+        buffers: list[Any] = []
+        for index in range(len(self._described)):
+            stretch = held.get(family_of(self._described, index))
+            if stretch is None:
                 buffers.append(None)
-            elif described.place in ("scratch", "prepared") and described.nbytes:
-                buffers.append(cut[described.place, described.offset, described.nbytes])
-            else:
-                buffers.append(self._allocated(described.nbytes, flags))
+                continue
+            span = bytes_of(self._described, index)
+            lies = id(stretch.allocation), stretch.start + span.start, len(span)
+            if lies not in cut:
+                cut[lies] = stretch.cut(span.start, len(span))
+            buffers.append(cut[lies])
         return buffers
 
-    def _section(self, place: Place) -> dict[tuple[Place, int, int], Any]:
-        """The section's buffers by where they lie; those that overlap are in one allocation."""
+    def _section(self, place: Place) -> dict[int, _Stretch]:
+        """Where buffers of the section lie that are not empty; those that overlap are in one allocation."""
         ranges = allocations(self._described, place)
         wholes = [self._allocated(len(lies)) for lies in ranges]
         starts = [lies.start for lies in ranges]
-        found: dict[tuple[Place, int, int], Any] = {}
-        for offset, nbytes in {
-            (b.offset, b.nbytes) for b in self._described if b.place == place and b.nbytes
-        }:
-            at = bisect_right(starts, offset) - 1
-            within = offset - starts[at]
-            found[place, offset, nbytes] = wholes[at].get_sub_region(within, nbytes) if within else wholes[at]
+        found: dict[int, _Stretch] = {}
+        for index, b in enumerate(self._described):
+            if b.place == place and b.within is None and b.nbytes:
+                at = bisect_right(starts, b.offset) - 1
+                found[index] = _Stretch(wholes[at], b.offset - starts[at])
         return found
 
     def _allocated(self, nbytes: int, flags: int = 0) -> Any:

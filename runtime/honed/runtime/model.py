@@ -50,7 +50,8 @@ class Buffer:
 
     `offset` (bytes) counts from the start of the constant section for place "constant", of the prepared
     section for "prepared" and of the scratch arena for "scratch"; it is 0 for inputs and outputs, which are
-    allocations of their own so that the host can map them.
+    allocations of their own so that the host can map them. Where a buffer lies `within` another (an index),
+    it is part of that one's memory, and `offset` counts from there.
     """
 
     dtype: str
@@ -58,6 +59,7 @@ class Buffer:
     place: Place
     offset: int
     nbytes: int
+    within: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 Preparation runs once, before the first inference: it sees constants and prepared buffers only, and what it
 wrote no inference may change.
-A buffer is live from its first use to its last. Two scratch buffers may share bytes only where they are never
-live at the same step. "readwrite" means that a kernel reads back what it wrote itself or updates in place, so
-it counts as a write when it comes first.
+A buffer is live from its first use to its last, and one with others within it (see `within`) as long as any
+of them. Two scratch buffers may share bytes only where they are never live at the same step, or one is said
+to lie within the other, or both in a third. "readwrite" means that a kernel reads back what it wrote itself
+or updates in place, so it counts as a write when it comes first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from honed.protocol.errors import InvalidArgument, ModelFileError
 
 from . import hostrules
 from .model import Buffer, CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
+from .within import Written, bytes_of, check_writers, families, family_of, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def allocations(buffers: Sequence[Buffer], place: Place) -> list[range]:
     """The bytes of a section that are allocated together, in order: buffers that overlap share one range."""
     found: list[range] = []
     for start, end in sorted(
-        (b.offset, b.offset + b.nbytes) for b in buffers if b.place == place and b.nbytes
+        (b.offset, b.offset + b.nbytes) for b in buffers if b.place == place and b.within is None and b.nbytes
     ):
         if found and start < found[-1].stop:
             found[-1] = range(found[-1].start, max(found[-1].stop, end))
@@ -159,31 +161,58 @@ def _check_access(model: CompiledModel, where: str, step: Step, stage: _Stage) -
         if use.buffer in touched and (use.writes or touched[use.buffer]):
             raise _fail(f"{where} uses buffer {use.buffer} twice and writes it")
         touched[use.buffer] = touched.get(use.buffer, False) or use.writes
+    if both := overlap(model.buffers, touched.items()):
+        raise _fail(
+            f"{where} uses buffers {both[0]} and {both[1]}, which share bytes, and writes one of them"
+        )
 
 
 def _check_order(model: CompiledModel) -> None:
-    """Nothing is read before it is written, and every output is written. Empty buffers hold nothing."""
-    written = {i for i, b in enumerate(model.buffers) if b.place in ("constant", "input") or b.nbytes == 0}
+    """Nothing is read before it is written, and every output is written. Empty buffers hold nothing.
+
+    What lies in a family is followed byte by byte.
+    """
+    buffers = model.buffers
+    written = {i for i, b in enumerate(buffers) if b.place in ("constant", "input") or b.nbytes == 0}
+    parts = {root: Written() for root in families(buffers) if buffers[root].place != "input"}
+    writers: set[int] = set()
+
+    def has_contents(index: int) -> bool:
+        bytes_written = parts.get(family_of(buffers, index))
+        return index in written if bytes_written is None else bytes_written.covers(bytes_of(buffers, index))
+
     for where, step, _ in _in_order(model):
         for use in uses(model.kernels, step):
-            if use.reads and use.buffer not in written:
-                raise _fail(f"{where} reads buffer {use.buffer} before anything was written to it")
-        written.update(use.buffer for use in uses(model.kernels, step) if use.writes)
+            if use.reads and not has_contents(use.buffer):
+                whole = family_of(buffers, use.buffer) in parts
+                missing = "all of it was written" if whole else "anything was written to it"
+                raise _fail(f"{where} reads buffer {use.buffer} before {missing}")
+        for use in uses(model.kernels, step):
+            if use.writes and family_of(buffers, use.buffer) in parts:
+                parts[family_of(buffers, use.buffer)].add(bytes_of(buffers, use.buffer))
+                writers.add(use.buffer)
+            elif use.writes:
+                written.add(use.buffer)
+    check_writers(buffers, writers)
     for tensor in model.outputs:
-        if tensor.buffer not in written:
-            raise _fail(f"nothing writes output {tensor.name!r}")
+        if not has_contents(tensor.buffer):
+            raise _fail(f"nothing writes {'all of ' * (tensor.buffer in parts)}output {tensor.name!r}")
 
 
 def _check_sharing(model: CompiledModel) -> None:
-    """No two scratch buffers that are live at the same step overlap. Takes n log n steps for n buffers."""
+    """No two scratch buffers that are live at the same step overlap, but those of one family.
+
+    Takes n log n steps for n buffers.
+    """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, step in enumerate(model.steps):
         for use in uses(model.kernels, step):
-            buffer = model.buffers[use.buffer]
+            index = family_of(model.buffers, use.buffer)
+            buffer = model.buffers[index]
             if buffer.place == "scratch" and buffer.nbytes:
-                first.setdefault(use.buffer, i)
-                last[use.buffer] = i
+                first.setdefault(index, i)
+                last[index] = i
     starting: dict[int, list[int]] = {}
     ending: dict[int, list[int]] = {}
     for index, i in first.items():

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from honed.protocol.errors import ModelFileError, ProfileError
 
-from . import plan, profilefile
+from . import plan, profilefile, within
 from .dtypes import DTYPES, dtype
 from .model import Buffer, CompiledModel, Kernel, Place, Probe, Tensor
 
@@ -70,6 +70,7 @@ def _check_buffers(model: CompiledModel) -> None:
             f"{section} of {nbytes} bytes exceeds the device's memory, {limits.global_mem_bytes}",
         )
     _require(model.constant_bytes >= 0, "the constant section has a negative size")
+    within.check_declared(model.buffers, limits.base_align_bytes)
     for i, buffer in enumerate(model.buffers):
         _check_buffer(f"buffer {i}", buffer)
         _require(
@@ -78,7 +79,7 @@ def _check_buffers(model: CompiledModel) -> None:
             f"{limits.max_alloc_bytes}",
         )
     constants, prepared, scratch = (
-        [(i, b) for i, b in enumerate(model.buffers) if b.place == place]
+        [(i, b) for i, b in enumerate(model.buffers) if b.place == place and b.within is None]
         for place in ("constant", "prepared", "scratch")
     )
     _check_places(scratch, limits.base_align_bytes, model.arena_bytes, "the scratch arena")
@@ -111,7 +112,7 @@ def _check_buffer(where: str, buffer: Buffer) -> None:
         buffer.nbytes == size,
         f"{where} says {buffer.nbytes} bytes and {buffer.dtype}{list(buffer.shape)} takes {size}",
     )
-    if buffer.place in ("input", "output"):
+    if buffer.place in ("input", "output") and buffer.within is None:
         _require(
             buffer.offset == 0,
             f"{where} is an {buffer.place} and has the offset {buffer.offset} instead of 0",
@@ -144,7 +145,7 @@ def _check_tensors(model: CompiledModel) -> None:
         for tensor in tensors:
             _check_tensor(model, f"{place} {tensor.name!r}", place, tensor)
         bound = [t.buffer for t in tensors]
-        owned = {i for i, b in enumerate(model.buffers) if b.place == place}
+        owned = {i for i, b in enumerate(model.buffers) if b.place == place and b.within is None}
         _require(owned <= set(bound), f"an {place} buffer belongs to no {place}")
         if place == "input":
             _require(len(set(bound)) == len(bound), "two inputs share a buffer")
@@ -156,6 +157,7 @@ def _check_tensor(model: CompiledModel, where: str, place: str, tensor: Tensor) 
     )
     buffer = model.buffers[tensor.buffer]
     _require(buffer.place == place, f"{where} is in buffer {tensor.buffer}, which is of place {buffer.place}")
+    _require(buffer.within is None, f"{where} is in buffer {tensor.buffer}, which lies within another")
     _require(tensor.dtype in _DTYPE_NAMES, f"{where} has the unknown element type {tensor.dtype!r}")
     _require(
         tensor.shape == buffer.shape,

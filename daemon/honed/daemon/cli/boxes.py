@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from honed.runtime.model import Buffer, CompiledModel, HostCall, Launch, Operator, Part, Step
+from honed.runtime.model import Buffer, CompiledModel, HostCall, Launch, Operator, Part, Step, View
 from honed.runtime.plan import uses
+from honed.runtime.within import bytes_of, family_of, share_bytes
 
 Kind = Literal["input", "part", "copy", "output"]
 
@@ -54,20 +55,37 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
     """The boxes of a model; `times` are the microseconds of one launch, by the names of kernels."""
     readers = _readers(model)
     boxes = [_port("input", t.name, model.buffers[t.buffer]) for t in model.inputs]
-    writer = {t.buffer: n for n, t in enumerate(model.inputs)}
+    writers = _Writers(model.buffers, {t.buffer: {t.buffer: n} for n, t in enumerate(model.inputs)})
     edges: list[tuple[int, int]] = []
     for part in _parts(model):
         number = len(boxes)
         boxes.append(_box(model, part, times, readers))
         for use in (use for step in _steps(model, part) for use in uses(model.kernels, step)):
-            if use.reads and writer.get(use.buffer, number) != number:
-                edges.append((writer[use.buffer], number))
+            if use.reads:
+                edges += ((box, number) for box in writers.of(use.buffer) if box != number)
             if use.writes:
-                writer[use.buffer] = number
+                writers.add(use.buffer, number)
     for t in model.outputs:
-        edges.append((writer[t.buffer], len(boxes)))
+        edges += ((box, len(boxes)) for box in writers.of(t.buffer))
         boxes.append(_port("output", t.name, model.buffers[t.buffer]))
     return GraphLayout(tuple(boxes), tuple(dict.fromkeys(edges)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Writers:
+    """Who wrote what last: boxes by the buffers they wrote, by the buffer in which those lie."""
+
+    buffers: Sequence[Buffer]
+    boxes: dict[int, dict[int, int]]
+
+    def add(self, buffer: int, box: int) -> None:
+        """A box wrote a buffer."""
+        self.boxes.setdefault(family_of(self.buffers, buffer), {})[buffer] = box
+
+    def of(self, buffer: int) -> list[int]:
+        """The boxes that wrote any of a buffer's bytes."""
+        written = self.boxes.get(family_of(self.buffers, buffer), {})
+        return [box for other, box in written.items() if share_bytes(self.buffers, other, buffer)]
 
 
 def _parts(model: CompiledModel) -> Iterator[Part]:
@@ -140,9 +158,7 @@ def _notes(model: CompiledModel, part: Part, readers: Mapping[int, set[int]]) ->
         buffer = model.buffers[index]
         if buffer.place == "output" or not readers.get(index, set()) <= set(part.steps):
             yield f"= {_typed(buffer)}"
-        yield from (
-            f"seen as {_shape(v.shape)}: {v.operator.op}, a view" for v in model.views if v.buffer == index
-        )
+        yield from _views(model, index)
         if buffer.place == "prepared":
             yield f"prepared constant {_typed(buffer)}"
     read = dict.fromkeys(use.buffer for use in touched if not use.writes)
@@ -150,14 +166,42 @@ def _notes(model: CompiledModel, part: Part, readers: Mapping[int, set[int]]) ->
     yield from (f"constant {_typed(model.buffers[index])}" for index in constants)
 
 
+def _views(model: CompiledModel, index: int) -> Iterator[str]:
+    """What a buffer is, or has in it, that took no step; and the least that it is a part of."""
+    around: list[View] = []
+    mine = bytes_of(model.buffers, index)
+    for view in model.views:
+        if not share_bytes(model.buffers, view.buffer, index):
+            continue
+        if len(bytes_of(model.buffers, view.buffer)) <= len(mine):
+            yield f"seen as {_shape(view.shape)}: {view.operator.op}, a view"
+        else:
+            around.append(view)
+    if around:
+        least = min(around, key=lambda view: model.buffers[view.buffer].nbytes)
+        yield f"part of {_shape(least.shape)}: {least.operator.op}, a view"
+
+
 def _readers(model: CompiledModel) -> dict[int, set[int]]:
-    """The numbers of the steps of an inference that read each buffer."""
-    found: dict[int, set[int]] = {}
+    """The numbers of the steps of an inference that read any of each buffer."""
+    read: dict[int, set[int]] = {}
     for n, step in enumerate(model.steps):
         for use in uses(model.kernels, step):
             if use.reads:
-                found.setdefault(use.buffer, set()).add(n)
-    return found
+                read.setdefault(use.buffer, set()).add(n)
+    beside: dict[int, list[int]] = {}
+    for index in read:
+        beside.setdefault(family_of(model.buffers, index), []).append(index)
+    return {
+        index: set().union(
+            *(
+                read[other]
+                for other in beside.get(family_of(model.buffers, index), ())
+                if share_bytes(model.buffers, other, index)
+            )
+        )
+        for index in range(len(model.buffers))
+    }
 
 
 def _port(kind: Kind, name: str, buffer: Buffer) -> Box:

@@ -15,7 +15,8 @@ from tvm.ir import IRModule
 from honed.protocol.errors import ModelRefused
 from honed.runtime.model import Attr
 
-from .program import Call, FunctionCall, HostFunctionCall, Program, Value, ValueView
+from .apart import move_of
+from .program import Call, FunctionCall, HostFunctionCall, Program, Value, ValueView, Within
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,23 @@ def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: l
             inputs=tuple(s.value for s in inputs),
             outputs=tuple(s.value for s in outputs),
             operators=reader.operators.get(var, ()),
+            moves=_moves(reader, function, inputs, outputs),
         )
+    )
+
+
+def _moves(
+    reader: _Reader, function: relax.GlobalVar, inputs: list[Seen], outputs: list[Seen]
+) -> tuple[Within, ...]:
+    """Where the values of a call would lie, were it in place."""
+    move = move_of(reader.module[function])
+    if move is None:
+        return ()
+    if move.cuts:
+        return (Within(outputs[0].value, inputs[0].value, move.offsets[0]),)
+    return tuple(
+        Within(part.value, outputs[0].value, offset)
+        for part, offset in zip(inputs, move.offsets, strict=True)
     )
 
 

@@ -8,11 +8,12 @@ from tvm.ir import IRModule
 
 from honed.runtime.profile import DeviceProfile
 
+from .apart import set_moves_apart
 from .convolutions import legalisations
 from .joining import Joins, join_functions, never
 from .layouts import block_channels, block_lanes
 from .reductions import assign_single_elements
-from .target import target_for
+from .target import alignment_of, target_for
 from .tracing import Traced, trace
 from .views import annotate_views, read_by_strides
 
@@ -40,9 +41,10 @@ def legalize(
     *,
     views: bool = True,
     blocked: bool = True,
+    in_place: bool = True,
 ) -> IRModule:
     """`main` as calls of fused functions; see `legalize_traced`."""
-    return legalize_traced(module, profile, joins, views=views, blocked=blocked)[0]
+    return legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)[0]
 
 
 def legalize_traced(
@@ -52,12 +54,14 @@ def legalize_traced(
     *,
     views: bool = True,
     blocked: bool = True,
+    in_place: bool = True,
 ) -> tuple[IRModule, Traced]:
     """`main` as calls of fused PrimFuncs, of MOST_FUSED operators at most, and of HOST_OPERATORS.
 
     Chains of functions that `joins` is for are one. Without `views` all operands are copied, and without
-    `blocked` channels lie as in the model. Constants are not folded here: TVM's FoldConstant compiles every
-    operator it folds, the frontend has folded them before.
+    `blocked` channels lie as in the model; without `in_place`, or where parts of buffers cost a device more
+    than launches, nothing is kept from being fused so that it can be in place. Constants are not folded here:
+    TVM's FoldConstant compiles every operator it folds, the frontend has folded them before.
     The variables of what each call computes are those of the module given.
     """
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
@@ -79,6 +83,8 @@ def legalize_traced(
             ]
         )(laid_out)
         plain = annotate_views(annotated)
+        if in_place and profile.family.parts_of_buffers:
+            plain = set_moves_apart(plain, laid_out, alignment_of(profile))
         grouped = relax.transform.FuseOps()(plain)
         traced = {
             var: tuple(

@@ -17,6 +17,7 @@ from honed.tuner.forked import Forked
 
 from .cost import function_flops
 from .graph import read_program
+from .in_place import moved_in_place
 from .joining import Joins, never
 from .legalize import legalize_traced
 from .opencl import Lowered, LoweringFailed, lower_function
@@ -24,7 +25,7 @@ from .operands import constant_parameters, mark_constants, marked, unmarked
 from .plan import Plan, plan
 from .program import Function, FunctionCall, KernelLaunch, Program
 from .schedule import SERIAL, default_kernels
-from .target import target_for
+from .target import alignment_of, target_for
 
 Progress = Callable[[float, str], None]
 # Of kernels, in characters: they fit a table, and PoCL, which makes them folder names, fails on long ones.
@@ -47,7 +48,7 @@ class LoweredModel:
     def plan(self, profile: DeviceProfile, extra: Sequence[np.ndarray] = ()) -> Plan:
         """Lay it out for a device; `extra` arrays become the last constants."""
         room = profile.limits.max_alloc_bytes
-        return plan(self.program, self.functions, _alignment(profile), room, extra)
+        return plan(self.program, self.functions, alignment_of(profile), room, extra)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +83,21 @@ def lower_module(
     *,
     views: bool = True,
     blocked: bool = True,
+    in_place: bool = True,
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
     `names` are those of the operators that variables of the module hold the results of. `progress` is called
     with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
-    process does it. `joins`, `views` and `blocked` are as in `legalize`. Raises ModelRefused with every
-    function that cannot be lowered.
+    process does it. `joins`, `views`, `blocked` and `in_place` are as in `legalize`. Raises ModelRefused
+    with every function that cannot be lowered.
     """
     target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked)
+    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)
     known = names or {}
     operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
-    program = read_program(legal, operators)
+    program = moved_in_place(read_program(legal, operators), alignment_of(profile))
     called = list(dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall)))
     constants = constant_parameters(program)
     functions: dict[str, Function] = {}
@@ -196,8 +198,3 @@ def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:
         )
         for one in lowered.launches
     )
-
-
-def _alignment(profile: DeviceProfile) -> int:
-    """Of scratch buffers, in bytes: what sub-buffers need, and whole cache lines (64 bytes)."""
-    return max(64, profile.limits.base_align_bytes)

@@ -4,7 +4,8 @@ Scratch memory is an arena of slots. Each scratch buffer lives from the step tha
 reads it, and lies at the start of a slot that it shares with none alive at the same time; the largest are
 placed first, each in the smallest slot that is free ("greedy by size for shared objects": Pisarchyk and Lee,
 "Efficient Memory Management for Deep Neural Net Inference", 2020). So no buffer lies inside another's
-memory, and the executor allocates slots: packed at any offset they took 0 to 30 % less.
+memory, but in that of its block, and the executor allocates slots: packed at any offset they took 0 to 30 %
+less. The values of a block live as long as any of them.
 
 What depends on constants only is computed once (see `preparation`). Its buffers live as long as the model, so
 they lie side by side in a section of their own.
@@ -19,6 +20,7 @@ import numpy as np
 
 from honed.runtime.model import CONSTANT_ALIGN, Buffer, Copy, HostCall, Kernel, Launch, Preparation, Step
 from honed.runtime.plan import uses
+from honed.runtime.within import family_of
 
 from .preparation import Room, align, prepared_steps
 from .program import Function, FunctionCall, HostFunctionCall, Program, Value
@@ -103,9 +105,16 @@ class _Draft:
     constant_bytes: int = 0
     kernel_of: dict[tuple[str, int], int] = field(default_factory=dict)
 
-    def add(self, value: Value, place: str, offset: int = 0) -> int:
+    def add(self, value: Value, place: str, offset: int = 0, within: int | None = None) -> int:
         self.buffers.append(
-            Buffer(dtype=value.dtype, shape=value.shape, place=place, offset=offset, nbytes=value.nbytes)  # type: ignore[arg-type]
+            Buffer(
+                dtype=value.dtype,
+                shape=value.shape,
+                place=place,  # type: ignore[arg-type]
+                offset=offset,
+                nbytes=value.nbytes,
+                within=within,
+            )
         )
         return len(self.buffers) - 1
 
@@ -159,6 +168,7 @@ def plan(
     for v, value in enumerate(program.values):
         if value.constant is not None and v not in at:
             at[v] = draft.add_constant(value.constant)
+    _add_blocks(program, draft, at)
     spans: list[range] = []
     for call in program.calls:
         first = len(draft.steps)
@@ -216,6 +226,17 @@ def _outputs(program: Program, draft: _Draft, at: dict[int, int]) -> tuple[list[
         else:
             at[v] = b
     return buffers, copies
+
+
+def _add_blocks(program: Program, draft: _Draft, at: dict[int, int]) -> None:
+    """Give every value of a block its buffer, within that of the whole."""
+    for block in program.blocks:
+        if block.whole not in at:
+            at[block.whole] = draft.add(program.values[block.whole], "scratch")
+        whole = at[block.whole]
+        for v, offset in block.places:
+            if v not in at:
+                at[v] = draft.add(program.values[v], draft.buffers[whole].place, offset, whole)
 
 
 def _emit(
@@ -280,7 +301,7 @@ def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: in
 def _place_scratch(draft: _Draft, steps: Sequence[Step], alignment: int) -> int:
     spans: dict[int, list[int]] = {}
     for n, step in enumerate(steps):
-        for b in touched(step):
+        for b in (family_of(draft.buffers, b) for b in touched(step)):
             if draft.buffers[b].place == "scratch":
                 spans.setdefault(b, []).append(n)
     scratch = list(spans)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from honed.runtime.model import Buffer
 from honed.runtime.plan import Use
+from honed.runtime.within import families, family_of
 
 # What is prepared takes memory for as long as the model is loaded, where a step of each inference would have
 # it in the arena for a moment. Packing keeps the size of its constants, and a wider type or rows padded to
@@ -36,12 +37,14 @@ def prepared_steps(
 
     A step is what it does with buffers, None for a host call, which is never prepared. Each prepared one
     writes scratch buffers that only such steps write, all of them before any other step reads, at most twice
-    the bytes of the constants that they depend on, or 16 KiB, and there is `room` for all of them. Buffers do
-    not share memory yet.
+    the bytes of the constants that they depend on, or 16 KiB, and there is `room` for all of them. Buffers
+    share no memory yet but with those that they lie within, and such are never prepared.
     """
+    shared = families(buffers)
+    within = {n for n in range(len(buffers)) if family_of(buffers, n) in shared}
     chosen = {n: step for n, step in enumerate(steps) if step is not None}
     while True:
-        refused = _refused(chosen, _changing(steps, chosen), buffers, room)
+        refused = _refused(chosen, _changing(steps, chosen) | within, buffers, room)
         if not refused:
             return frozenset(chosen)
         chosen = {n: step for n, step in chosen.items() if n not in refused}

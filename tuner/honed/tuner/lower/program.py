@@ -57,14 +57,27 @@ class Function:
     launches: tuple[KernelLaunch, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The bytes of the value `inner` are those of the value `outer` from `offset` on."""
+
+    inner: int
+    outer: int
+    offset: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionCall:
-    """Run `functions[function]` on values."""
+    """Run `functions[function]` on values.
+
+    One with `moves`, all of one `outer`, only copies: it need not run where its values lie so.
+    """
 
     function: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     operators: tuple[str, ...] = ()  # that it computes, by the values they make
+    moves: tuple[Within, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,9 +104,20 @@ class ValueView:
 Call = FunctionCall | HostFunctionCall
 
 
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Values in one piece of memory, which the value `whole` fills; each with its offset there (bytes)."""
+
+    whole: int
+    places: tuple[tuple[int, int], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """The whole model. `inputs` and `outputs` index `values`, in the order of the model's signature."""
+    """The whole model. `inputs` and `outputs` index `values`, in the order of the model's signature.
+
+    A value lies in one block at most, and memory of its own where it lies in none.
+    """
 
     values: tuple[Value, ...]
     inputs: tuple[int, ...]
@@ -101,3 +125,4 @@ class Program:
     output_shapes: tuple[tuple[int, ...], ...]
     calls: tuple[Call, ...]
     views: tuple[ValueView, ...] = ()
+    blocks: tuple[Block, ...] = ()

@@ -144,6 +144,13 @@ def _sliced(seen: _Bytes, call: relax.Call) -> _Bytes:
     return found
 
 
+def cut_at(call: relax.Call) -> int | None:
+    """How many elements stand before a slice's; None where it has none, or they are no neighbours."""
+    memory: _Bytes = np.empty(extents(call.args[0]), np.int8)
+    seen = _sliced(memory, call)
+    return _address(seen) - _address(memory) if seen.size and seen.flags.c_contiguous else None
+
+
 _MOVES: Mapping[str, Callable[[_Bytes, relax.Call], _Bytes | None]] = {
     "relax.permute_dims": _transposed,
     "relax.reshape": _reshaped,

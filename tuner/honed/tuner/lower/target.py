@@ -24,3 +24,8 @@ def target_for(profile: DeviceProfile) -> Target:
     if profile.family.target_device:
         config["device"] = profile.family.target_device
     return Target(config, host={"kind": "llvm"})
+
+
+def alignment_of(profile: DeviceProfile) -> int:
+    """Of scratch buffers and what lies in them, in bytes: as sub-buffers need, and whole cache lines (64)."""
+    return max(64, profile.limits.base_align_bytes)

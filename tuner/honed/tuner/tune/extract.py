@@ -20,6 +20,7 @@ from honed.tuner import frontend
 from honed.tuner.attend import joins
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
 from honed.tuner.lower.graph import read_program
+from honed.tuner.lower.in_place import moved_in_place
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import task_key
@@ -27,6 +28,7 @@ from honed.tuner.lower.operands import constant_parameters, mark_constants, mark
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
+from honed.tuner.lower.target import alignment_of
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 
@@ -66,7 +68,7 @@ def extract(
         choice = choose.decide(model, normalised, profile, calibration=calibration, like=like)
         normalised = choose.applied(choice, normalised)
     legal = legalize(frontend.import_relax(normalised), profile, joins(profile))
-    program = read_program(legal)
+    program = moved_in_place(read_program(legal), alignment_of(profile))
     weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))
     outputs = {call.function: len(call.outputs) for call in program.calls if isinstance(call, FunctionCall)}
     constants = constant_parameters(program)

@@ -1,0 +1,122 @@
+"""Buffers that lie within others: which may, and what of the memory that they share steps may touch.
+
+A buffer with all that lie within it is a family. No byte of a family is written by way of two buffers, and
+what is read of it was written before, byte by byte.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from honed.protocol.errors import ModelFileError
+
+from .model import Buffer, Place
+
+_PLACES: tuple[Place, ...] = ("input", "output", "scratch")
+
+
+def family_of(buffers: Sequence[Buffer], index: int) -> int:
+    """The buffer in whose memory a buffer lies: another, or itself."""
+    within = buffers[index].within
+    return index if within is None else within
+
+
+def bytes_of(buffers: Sequence[Buffer], index: int) -> range:
+    """The bytes that a buffer takes, counted from the start of its family."""
+    buffer = buffers[index]
+    start = 0 if buffer.within is None else buffer.offset
+    return range(start, start + buffer.nbytes)
+
+
+def share_bytes(buffers: Sequence[Buffer], one: int, other: int) -> bool:
+    """Whether two buffers are one, or overlap within one family."""
+    if one == other:
+        return True
+    mine, yours = bytes_of(buffers, one), bytes_of(buffers, other)
+    alike = family_of(buffers, one) == family_of(buffers, other)
+    return alike and mine.start < yours.stop and yours.start < mine.stop
+
+
+def families(buffers: Sequence[Buffer]) -> frozenset[int]:
+    """The buffers in which others lie."""
+    return frozenset(b.within for b in buffers if b.within is not None)
+
+
+def check_declared(buffers: Sequence[Buffer], align: int) -> None:
+    """Raise ModelFileError unless each buffer that says that it lies within another may, and does.
+
+    `align` is that of sub-buffers, in bytes.
+    """
+    for i, buffer in enumerate(buffers):
+        if buffer.within is None:
+            continue
+        where = f"buffer {i} lies within buffer {buffer.within}"
+        if not 0 <= buffer.within < len(buffers):
+            raise _fail(f"{where}, which does not exist")
+        outer = buffers[buffer.within]
+        if outer.within is not None:
+            raise _fail(f"{where}, which itself lies within another")
+        if buffer.place != outer.place or buffer.place not in _PLACES:
+            raise _fail(f"{where}, and they are of the places {buffer.place} and {outer.place}")
+        if buffer.dtype != outer.dtype:
+            raise _fail(f"{where}, and they are {buffer.dtype} and {outer.dtype}")
+        if not buffer.nbytes:
+            raise _fail(f"{where} and has no bytes")
+        if buffer.offset < 0 or buffer.offset % align:
+            raise _fail(f"{where} at offset {buffer.offset}, no multiple of {align}")
+        if buffer.offset + buffer.nbytes > outer.nbytes:
+            end = buffer.offset + buffer.nbytes
+            raise _fail(f"{where}, which has {outer.nbytes} bytes, and ends at {end}")
+
+
+def check_writers(buffers: Sequence[Buffer], written: Iterable[int]) -> None:
+    """Raise ModelFileError where two of the buffers that steps write overlap within one family."""
+    spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i) for i in set(written))
+    for (one, _, i), (other, start, j) in pairwise(spans):
+        if one == other and start < bytes_of(buffers, i).stop:
+            raise _fail(f"steps write buffers {i} and {j}, which share bytes of buffer {one}")
+
+
+def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> tuple[int, int] | None:
+    """Two buffers of one family that overlap, where one of them is written; None where there are none.
+
+    `touched` are the buffers of a step, each once, and whether it writes them.
+    """
+    spans = sorted((family_of(buffers, i), bytes_of(buffers, i).start, i, writes) for i, writes in touched)
+    furthest: dict[bool, tuple[int, int]] = {}  # by whether it is written: the end of one, and which
+    family = -1
+    for root, start, index, writes in spans:
+        if root != family:
+            family, furthest = root, {}
+        for other in (True, False) if writes else (True,):
+            if other in furthest and start < furthest[other][0]:
+                return furthest[other][1], index
+        end = bytes_of(buffers, index).stop
+        furthest[writes] = max(furthest.get(writes, (end, index)), (end, index))
+    return None
+
+
+@dataclass
+class Written:
+    """Which bytes were written: `ends[n]` is where the run of bytes ends that begins at `starts[n]`."""
+
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+    def add(self, span: range) -> None:
+        """These were, too."""
+        first, last = bisect_left(self.ends, span.start), bisect_right(self.starts, span.stop)
+        start, end = min([span.start, *self.starts[first:last]]), max([span.stop, *self.ends[first:last]])
+        self.starts[first:last], self.ends[first:last] = [start], [end]
+
+    def covers(self, span: range) -> bool:
+        """Whether all of these were."""
+        at = bisect_right(self.starts, span.start) - 1
+        return at >= 0 and span.stop <= self.ends[at]
+
+
+def _fail(problem: str) -> ModelFileError:
+    return ModelFileError(f"{problem}; compile the model again")
