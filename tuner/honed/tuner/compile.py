@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import Choose, First, LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
-from .prove import locate, probes, reference
+from .prove import locate, probes, reference, steps
 from .tuned import best_schedules
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
@@ -108,40 +108,69 @@ def _compile(
     expected, notes = _expect(bound, normalised)
     sha256 = _sha256(request.path)
 
-    def assembled(lowered: LoweredModel, *more: str) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
-        source = Source(
-            sha256=sha256,
-            filename=request.filename,
-            producer=normalised.producer,
-            opset=normalised.opset,
-            precision=normalised.precision,
-            notes=(*normalised.notes, *lowered.notes, *notes, *more),
-            choice=choice,
-        )
-        return assemble(source, request.profile, normalised, lowered, expected)
+    def attempt(lowered: LoweredModel, first: First, *more: str) -> _Attempt:
+        def assembled(expected: Expected, *more: str) -> _Assembled:
+            source = Source(
+                sha256=sha256,
+                filename=request.filename,
+                producer=normalised.producer,
+                opset=normalised.opset,
+                precision=normalised.precision,
+                notes=(*normalised.notes, *lowered.notes, *notes, *more),
+                choice=choice,
+            )
+            return assemble(source, request.profile, normalised, lowered, expected)
 
-    model, constants = assembled(lowered)
-    fell_back = ""
-    if request.device is not None:
-        name = request.device.profile.identity.name
-        stage("prove", 0.5, f"compare with {expected.evaluator} on {name}")
-        results = _probed(request.device, model, constants)
-        wrong, first = [result for result in results if not result.right], first_kernels
-        if wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
-            fell_back = f"better schedules gave wrong answers on {name} ({wrong[0]})"
-            model, constants = assembled(by_rules, f"compiled with default rules, because {fell_back}")
-            stage("prove", 0.8, f"compare with {expected.evaluator} on {name}")
-            results, first = _probed(request.device, model, constants), default_kernels
-        wrong = [result for result in results if not result.right]
-        if wrong and choice is not None and choice.half:
-            why = f"fp16 gave wrong answers on {name} ({wrong[0]})"
-            return _compile(request, original, own, Choice(half=False, why=why), stage.rest())
-        if wrong:
-            raise _refusal(request, request.device, model, results, bound, expected, first)
-        model = _proven(model, request.device, results)
+        made = assembled(expected, *more)
+        if request.device is None:
+            return _Attempt(*made)
+        stage("prove", 0.5, f"compare with {expected.evaluator} on {request.device.profile.identity.name}")
+        results = _probed(request.device, *made)
+        tried = _Attempt(*made, results=results)
+        if not tried.wrong or (choice is not None and choice.half):
+            return tried
+        stage("prove", 0.6, f"compare part by part on {request.device.profile.identity.name}")
+        apart = _by_parts(request, request.device, tried, bound, expected, first)
+        if apart is None or apart.wrong is not None:
+            return replace(tried, apart=apart)
+        allowed = replace(expected, tolerance=apart.tolerance)
+        results = steps.judged(results, apart.tolerance)
+        return _Attempt(*assembled(allowed, *more, apart.note), results=results, apart=apart)
+
+    tried, first, fell_back = attempt(lowered, first_kernels), first_kernels, ""
+    device = request.device
+    if tried.wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
+        fell_back = (
+            f"better schedules gave wrong answers on {request.profile.identity.name} ({tried.wrong[0]})"
+        )
+        why = f"compiled with default rules, because {fell_back}"
+        tried, first = attempt(by_rules, default_kernels, why), default_kernels
+    if tried.wrong and choice is not None and choice.half:
+        why = f"fp16 gave wrong answers on {request.profile.identity.name} ({tried.wrong[0]})"
+        return _compile(request, original, own, Choice(half=False, why=why), stage.rest())
+    if tried.wrong and device is not None:
+        raise _refusal(request, device, tried, bound, expected, first)
+    model = tried.model if device is None else _proven(tried.model, device, tried.results)
     stage("write", 0.0, f"write {request.output.name}")
-    modelfile.write(request.output, model, constants)
+    modelfile.write(request.output, model, tried.constants)
     return CompileResult(model=model, fell_back=fell_back)
+
+
+_Assembled = tuple[CompiledModel, Mapping[int, np.ndarray]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """A compiled form, how far off its probes are, and what a proof part by part found, where they were."""
+
+    model: CompiledModel
+    constants: Mapping[int, np.ndarray]
+    results: tuple[proof.Difference, ...] = ()
+    apart: steps.Judged | None = None
+
+    @property
+    def wrong(self) -> tuple[proof.Difference, ...]:
+        return tuple(result for result in self.results if not result.right)
 
 
 def check_file(request: CompileRequest, report: Report) -> None:
@@ -164,9 +193,21 @@ def run_model(
     Computes in the model's own types where the precision is "auto".
     Raises as above.
     """
+    return _run(model, [inputs], device, precision, first, 0)[0]
+
+
+def _run(
+    model: onnx.ModelProto,
+    inputs: Sequence[Mapping[str, np.ndarray]],
+    device: Device,
+    precision: Precision,
+    first: First,
+    processes: int,
+) -> list[dict[str, np.ndarray]]:
+    """The same with several sets of inputs."""
     quiet = _Stages(lambda _stage, _done, _text: None)
     normalised = _normalise(model, device.profile, {}, precision, quiet)
-    lowered = _lower(_import(normalised, quiet), device.profile, quiet, _default, first)
+    lowered = _lower(_import(normalised, quiet), device.profile, quiet, _default, first, processes)
     source = Source(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
         filename="(in memory)",
@@ -177,7 +218,7 @@ def run_model(
     )
     compiled, constants = assemble(source, device.profile, normalised, lowered, None)
     with opened(compiled, constants, device) as executor:
-        return executor.run(inputs)
+        return [executor.run(each) for each in inputs]
 
 
 def _default(_task: str, _func: object) -> None:
@@ -292,26 +333,47 @@ def _probed(
         return proof.check_probes(executor)
 
 
+def _by_parts(
+    request: CompileRequest,
+    device: Device,
+    tried: _Attempt,
+    bound: onnx.ModelProto,
+    expected: Expected,
+    first: First,
+) -> steps.Judged | None:
+    """What a model whose probes are wrong is proven to instead; None where it has no steps."""
+    return steps.judge(
+        bound,
+        expected.inputs,
+        lambda variant, given: _run(variant, given, device, request.precision, first, request.processes),
+        precision=tried.model.source.precision,
+        tolerance=expected.tolerance,
+    )
+
+
 def _refusal(
     request: CompileRequest,
     device: Device,
-    model: CompiledModel,
-    results: tuple[proof.Difference, ...],
+    tried: _Attempt,
     bound: onnx.ModelProto,
     expected: Expected,
     first: First,
 ) -> ModelRefused:
     """Of a model with wrong answers: names the first node whose value differs."""
-    wrong = [n for n, result in enumerate(results) if not result.right]
-    where = locate.first_difference(
-        bound,
-        expected.inputs[wrong[0] // len(model.outputs)],
-        lambda variant, given: run_model(variant, given, device, request.precision, first),
-        precision=model.source.precision,
-    )
+    worst = next(n for n, result in enumerate(tried.results) if not result.right)
+    if tried.apart is not None:
+        where = tried.apart.wrong or "each part is right, and its steps do not explain as much"
+    else:
+        located = locate.first_difference(
+            bound,
+            expected.inputs[worst // len(tried.model.outputs)],
+            lambda variant, given: run_model(variant, given, device, request.precision, first),
+            precision=tried.model.source.precision,
+        )
+        where = str(located)
     return ModelRefused(
-        f"the compiled model does not give the reference's answers ({results[wrong[0]]}); {where}",
-        (*(str(results[n]) for n in wrong), str(where)),
+        f"the compiled model does not give the reference's answers ({tried.results[worst]}); {where}",
+        (*map(str, tried.wrong), where),
     )
 
 

@@ -18,7 +18,8 @@ import onnx
 
 from . import confined, graphs
 
-EVALUATORS = ("onnxruntime", "reference")
+EVALUATORS = ("onnxruntime", "reference")  # in the order in which they are tried
+OPTIMISED = "onnxruntime, optimised"
 Run = Callable[[dict[str, np.ndarray]], list[object]]
 
 
@@ -30,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
     """Evaluate as the command line says; the exit status is 0 wherever `result.json` was written."""
     parser = argparse.ArgumentParser(prog="honed.tuner.prove.evaluator")
     confined.add_arguments(parser)
-    parser.add_argument("evaluator", choices=EVALUATORS)
+    parser.add_argument("evaluator", choices=(*EVALUATORS, OPTIMISED))
     parser.add_argument("--sets", type=int, required=True)
     args = parser.parse_args(argv)
     try:
@@ -51,8 +52,8 @@ def _evaluate(folder: Path, evaluator: str, sets: int, threads: int) -> str:
     model = onnx.load(path)
     names = [v.name for v in graphs.inputs(model)]
     declared = [graphs.numpy_name(v.type.tensor_type.elem_type) for v in model.graph.output]
-    if evaluator == "onnxruntime":
-        title, run = _onnxruntime(path, threads)
+    if evaluator in ("onnxruntime", OPTIMISED):
+        title, run = _onnxruntime(path, threads, optimised=evaluator == OPTIMISED)
     else:
         title, run = _reference(model)
     for i in range(sets):
@@ -62,15 +63,16 @@ def _evaluate(folder: Path, evaluator: str, sets: int, threads: int) -> str:
     return title
 
 
-def _onnxruntime(path: Path, threads: int) -> tuple[str, Run]:
-    """ONNX Runtime on the processor, running the graph as it stands."""
+def _onnxruntime(path: Path, threads: int, *, optimised: bool) -> tuple[str, Run]:
+    """ONNX Runtime on the processor, running the graph as it stands, or as it would serve it."""
     try:
         import onnxruntime
     except ModuleNotFoundError as error:
         raise _Failed("onnxruntime is not installed") from error
     onnxruntime.set_default_logger_severity(4)
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.enable_cpu_mem_arena = False

@@ -1,0 +1,258 @@
+"""Models with steps in them are proven part by part: what a step decides by the last bit is not held against
+them, and everything else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import numpy_helper, parser
+
+from honed.protocol.errors import ModelRefused
+from honed.runtime import modelfile
+from honed.runtime.devices import Device
+from honed.tuner import compile as compiling
+from honed.tuner.prove import steps
+from honed.tuner.prove.inputs import generate
+from tests.tuner.test_compile import planted
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def weighted(text: str, **shapes: tuple[int, ...]) -> onnx.ModelProto:
+    """A model with normal weights of these shapes."""
+    model = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]>\n{text}')
+    rng = np.random.default_rng(7)
+    for name, shape in shapes.items():
+        values = rng.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(numpy_helper.from_array(values, name))
+    return model
+
+
+QUANTISED = weighted(
+    """f (float[16, 32] x) => (float[16, 8] y) <float scale = {0.25}, uint8 zero = {128}> {
+  p = MatMul(x, w)
+  q = QuantizeLinear(p, scale, zero)
+  d = DequantizeLinear(q, scale, zero)
+  r = Relu(d)
+  o = QuantizeLinear(r, scale, zero)
+  e = DequantizeLinear(o, scale, zero)
+  y = MatMul(e, v)
+}""",
+    w=(32, 24),
+    v=(24, 8),
+)
+CHOSEN = parser.parse_model("""<ir_version: 8, opset_import: ["": 17]>
+f (float[64] x) => (float[64] y, int64[1] best) <float half = {0.5}> {
+  s = Sin(x)
+  above = Greater(s, half)
+  n = Neg(s)
+  y = Where(above, s, n)
+  best = ArgMax(y)
+}""")
+
+
+def runtime(model: onnx.ModelProto, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+    """ONNX Runtime's answers, which no test below takes for the compiled form's without changing them."""
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    names = [value.name for value in model.graph.output]
+    return [dict(zip(names, session.run(None, dict(each)), strict=True)) for each in sets]
+
+
+def changed(**changes: Callable[[np.ndarray], np.ndarray]) -> steps.Run:
+    """A compiled form that gives the reference's answers, but for some values."""
+
+    def run(model: onnx.ModelProto, sets: Sequence[Arrays]) -> list[dict[str, np.ndarray]]:
+        return [
+            {n: changes[n](v) if n in changes else v for n, v in found.items()}
+            for found in runtime(model, sets)
+        ]
+
+    return run
+
+
+def judged(model: onnx.ModelProto, run: steps.Run) -> steps.Judged:
+    usual = [1e-3] * len(model.graph.output)
+    found = steps.judge(model, generate(model, 2), run, precision="fp32", tolerance=usual)
+    assert found is not None
+    return found
+
+
+def test_a_model_without_steps_is_not_opened() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) { y = Sin(x) }'
+    )
+    assert steps.opened(model) is None
+    assert steps.judge(model, generate(model, 1), runtime, precision="fp32", tolerance=[1e-3]) is None
+
+
+def test_steps_that_constants_alone_decide_are_none() -> None:
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) '
+        "<float[4] c = {1, 2, 3, 4}> { r = Round(c) y = Mul(x, r) }"
+    )
+    assert steps.opened(model) is None
+
+
+@pytest.mark.parametrize("model", [QUANTISED, CHOSEN], ids=["quantised", "chosen"])
+def test_an_opened_model_given_its_own_values_makes_them_again(model: onnx.ModelProto) -> None:
+    apart = steps.opened(model)
+    assert apart is not None
+    onnx.checker.check_model(apart.model, full_check=True)
+    inputs = generate(model, 1)[0]
+    (reference,) = runtime(steps._exposing(model, apart), [inputs])
+    (found,) = runtime(apart.model, [apart.feeds(inputs, reference)])
+    original = {made: name for name, made in apart.made.items()}
+    assert set(found) == {v.name for v in model.graph.output} - set(apart.after) | set(apart.before) | set(
+        original
+    )
+    for name, value in found.items():
+        np.testing.assert_array_equal(value, reference[original.get(name, name)])
+
+
+UNARY = ["Sin", "Neg", "Round", "Floor", "Sign", "Relu", "Cast"]
+
+
+@given(
+    nodes=st.lists(
+        st.tuples(st.sampled_from([*UNARY, "Add", "Greater"]), st.integers(0, 99), st.integers(0, 99)),
+        min_size=1,
+        max_size=10,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_any_graph_opened_makes_the_values_of_the_whole(nodes: list[tuple[str, int, int]]) -> None:
+    values, text = ["x"], []
+    for i, (op, a, b) in enumerate(nodes):
+        left, right = values[a % len(values)], values[b % len(values)]
+        match op:
+            case "Cast":
+                text.append(f"i{i} = Cast<to = 7>({left}) v{i} = Cast<to = 1>(i{i})")
+            case "Add":
+                text.append(f"v{i} = Add({left}, {right})")
+            case "Greater":
+                text.append(f"b{i} = Greater({left}, {right}) v{i} = Where(b{i}, {left}, {right})")
+            case _:
+                text.append(f"v{i} = {op}({left})")
+        values.append(f"v{i}")
+    model = weighted(f"f (float[8] x) => (float[8] {values[-1]}) {{ {' '.join(text)} }}")
+    apart = steps.opened(model)
+    inputs = {"x": np.linspace(-3.3, 4.1, 8, dtype=np.float32)}
+    if apart is None:
+        assert not {op for op, _, _ in nodes} & {"Round", "Floor", "Sign", "Cast", "Greater"}
+        return
+    (reference,) = runtime(steps._exposing(model, apart), [inputs])
+    (found,) = runtime(apart.model, [apart.feeds(inputs, reference)])
+    for name, value in found.items():
+        original = {made: n for n, made in apart.made.items()}.get(name, name)
+        np.testing.assert_array_equal(value, reference[original])
+
+
+def test_right_parts_allow_the_whole_what_the_reference_does_to_itself() -> None:
+    found = judged(QUANTISED, changed(p=lambda v: v * np.float32(1 + 3e-4)))
+    assert found.wrong is None
+    assert 1e-3 < found.tolerance[0] <= 0.25
+    assert "proven part by part between its 2 steps" in found.note
+
+
+def one_up(share: float) -> Callable[[np.ndarray], np.ndarray]:
+    """So many of the elements one quantum up."""
+
+    def change(value: np.ndarray) -> np.ndarray:
+        other = value.copy()
+        other.reshape(-1)[: round(share * value.size)] += 1
+        return other
+
+    return change
+
+
+def test_a_quantum_at_a_boundary_is_allowed_to_few() -> None:
+    assert judged(QUANTISED, changed(**{"q, made": one_up(0.005)})).wrong is None
+    many = judged(QUANTISED, changed(**{"q, made": one_up(0.05)})).wrong
+    assert many is not None
+    assert "output 'q' differs" in many
+    two = judged(QUANTISED, changed(**{"q, made": lambda v: one_up(0.003)(one_up(0.003)(v))})).wrong
+    assert two is not None
+
+
+@pytest.mark.parametrize("name", ["p", "r", "y"])
+def test_a_part_that_is_wrong_is_named(name: str) -> None:
+    wrong = judged(QUANTISED, changed(**{name: lambda v: v * np.float32(1.02)})).wrong
+    assert wrong is not None
+    assert f"output {name!r} differs by 0.02" in wrong
+
+
+def test_what_is_rounded_may_be_off_by_a_hundredth_of_its_quantum() -> None:
+    """ONNX Runtime's sigmoid errs by 1e-7, which is much of the range where all its values are small."""
+    model = weighted(
+        """f (float[64] x) => (float[64] y) <float less = {-13}, float scale = {0.01}, uint8 zero = {0}> {
+  l = Add(x, less)
+  s = Sigmoid(l)
+  q = QuantizeLinear(s, scale, zero)
+  y = DequantizeLinear(q, scale, zero)
+}"""
+    )
+    assert judged(model, changed(s=lambda v: v + np.float32(1e-7))).wrong is None
+    assert judged(model, changed(s=lambda v: v + np.float32(2e-4))).wrong is not None
+
+
+def test_choices_between_the_same_values_must_be_the_same() -> None:
+    assert judged(CHOSEN, runtime).wrong is None
+    other = judged(CHOSEN, changed(**{"above, made": np.logical_not})).wrong
+    assert other is not None
+    assert "'above'" in other
+
+
+@pytest.fixture
+def rounded(tmp_path: Path, device: Device) -> compiling.CompileRequest:
+    """A model of 49,152 sums that nearly cancel, rounded to an eighth of their range: some on its edge."""
+    model = weighted(
+        """f (float[48, 1024] x) => (float[48, 1024] y)
+<float far = {100}, float scale = {4}, int8 zero = {0}> {
+  a = Abs(x)
+  s = Sqrt(a)
+  z = Add(s, far)
+  p = MatMul(z, w)
+  q = QuantizeLinear(p, scale, zero)
+  y = DequantizeLinear(q, scale, zero)
+}""",
+        w=(1024, 1024),
+    )
+    weights = numpy_helper.to_array(model.graph.initializer[-1])
+    centred = numpy_helper.from_array(weights - weights.mean(axis=0), "w")
+    model.graph.initializer[-1].CopyFrom(centred)
+    onnx.save(model, tmp_path / "rounded.onnx")
+    return compiling.CompileRequest(
+        path=tmp_path / "rounded.onnx",
+        output=tmp_path / "rounded.honed",
+        profile=device.profile,
+        device=device,
+        shapes={},
+        precision="fp32",
+        filename="rounded.onnx",
+    )
+
+
+def test_sums_at_a_boundary_are_served_with_a_note(rounded: compiling.CompileRequest) -> None:
+    result = compiling.compile_file(rounded, lambda *_: None)
+    proof = modelfile.read(rounded.output).model.proof
+    assert proof is not None
+    assert proof.error[0] > 0.05, "no sum lies at a boundary any more; this shows nothing"
+    assert 0.05 < proof.probes[0].tolerance[0] <= 0.25
+    assert any("proven part by part between its 1 steps" in note for note in result.model.source.notes)
+
+
+def test_wrong_kernels_before_a_step_are_refused(
+    rounded: compiling.CompileRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "first_kernels", planted)
+    monkeypatch.setattr(compiling, "default_kernels", planted)
+    with pytest.raises(ModelRefused, match="given the reference's own values at each step"):
+        compiling.compile_file(rounded, lambda *_: None)
+    assert not rounded.output.exists()
