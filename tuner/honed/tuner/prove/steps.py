@@ -44,6 +44,9 @@ _CHOOSING = {
 }  # fmt: skip
 _OFF_BY_ONE = 0.01  # of a quantising step's elements, or one of them
 _OF_A_QUANTUM = 0.01  # that what is rounded may be off: a sigmoid of -12 errs by more of its range
+# Functions into [-1, 1], which evaluators compute to so much of 1, not of a small result.
+_BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}
+_OF_ONE = 2.0**-22
 _MOST = 0.25  # of an output's range; whose reference moves by more is not determined by its inputs
 _MOVES = 4  # times that the reference's values are moved, for each probe
 _LEAST = 2.0**-22  # that they are moved by, as a share of the largest: a few roundings of float32
@@ -204,6 +207,7 @@ class _Parts:
     def __init__(self, apart: Opened, precision: str) -> None:
         self._original = {made: name for name, made in apart.made.items()}
         self._apart = apart
+        self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in _BOUNDED}
         self._precision = precision
         self._work = work(apart.model, shapes.infer(apart.model))
 
@@ -222,10 +226,15 @@ class _Parts:
             off = np.abs(expected.astype(np.int64) - got.astype(np.int64))
             if off.max(initial=0) <= 1 and np.count_nonzero(off) <= max(1, _OFF_BY_ONE * off.size):
                 got = expected
-        if name == original and original in self._apart.quanta:
-            largest = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected))) or 1.0
-            allowed = max(allowed, _OF_A_QUANTUM * self._apart.quanta[original] / largest)
-        return compare(expected, got, allowed, original)
+        return compare(expected, got, max(allowed, self._least(name, expected)), original)
+
+    def _least(self, name: str, expected: np.ndarray) -> float:
+        """What a value between steps may be off by, however small its range is; as a share of that."""
+        absolute = _OF_A_QUANTUM * self._apart.quanta.get(name, 0.0)
+        if name in self._bounded:
+            absolute = max(absolute, _OF_ONE)
+        largest = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected)))
+        return absolute / (largest or 1.0)
 
 
 def _spread(
