@@ -12,6 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from honed.daemon.interface import Interface, OpenTensor
+from honed.onnxfile.dimensions import UNNAMED, forget_unnamed
 from honed.onnxfile.reading import read
 from honed.onnxfile.text import shown
 from honed.protocol.errors import DeviceError, InvalidArgument, MissingFiles, ModelRefused
@@ -46,7 +47,8 @@ class Session:
         except MissingFiles as missing:  # a subclass does not travel
             raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
         # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
-        given = model.SerializeToString() if external else str(path)
+        changed = forget_unnamed(model)  # it would take values of such sizes to be as large as each other
+        given = model.SerializeToString() if external or changed else str(path)
         try:
             self._session = onnxruntime.InferenceSession(
                 given, _options(threads), providers=["CPUExecutionProvider"]
@@ -118,7 +120,13 @@ def _tensors(
         info = declared.get(node.name)
         known = bool(node.shape) or (info is not None and info.type.tensor_type.HasField("shape"))
         sizes = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
-        yield OpenTensor(name=node.name, dtype=name, shape=sizes if known else None)
+        symbols = tuple(_symbol(size) for size in node.shape)
+        yield OpenTensor(name=node.name, dtype=name, shape=sizes if known else None, symbols=symbols)
+
+
+def _symbol(size: object) -> str:
+    """The name of a dimension, "" where it has none."""
+    return size if isinstance(size, str) and size != UNNAMED else ""
 
 
 def _zeros(tensor: OpenTensor) -> Array:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from honed.onnxfile.dimensions import UNNAMED
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 
@@ -16,7 +17,6 @@ from .reasons import Reasons
 from .values import Refuse, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
-_UNNAMED = "?"  # also what Paddle's exporter writes for each dimension that it has no name for
 _CARRIED = frozenset(d.name for d in DTYPES)
 
 
@@ -113,7 +113,7 @@ def _named_dimensions(
 
 def _name(dim: onnx.TensorShapeProto.Dimension) -> str:
     """The name that stands for one number wherever it is used; empty where there is none."""
-    return "" if dim.dim_param == _UNNAMED else str(dim.dim_param)
+    return "" if dim.dim_param == UNNAMED else str(dim.dim_param)
 
 
 def _bind(
@@ -134,7 +134,7 @@ def _bind(
     dims = info.type.tensor_type.shape.dim
     for index, dim in enumerate(dims):
         static = dim.HasField("dim_value") and dim.dim_value >= 0
-        label = dim.dim_param or _UNNAMED
+        label = dim.dim_param or UNNAMED
         if static and given is not None and given[index] != dim.dim_value:
             raise InvalidArgument(
                 f"--shape {info.name}: dimension {index} is {dim.dim_value} in the model, not {given[index]}"
@@ -155,7 +155,7 @@ def _bind(
             open_dims.append(label)
     if open_dims:
         template = ",".join(
-            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or _UNNAMED)
+            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or UNNAMED)
             for d in dims
         )
         raise Refuse(
