@@ -31,7 +31,7 @@ from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Added, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .serving.registry import Registry
-from .serving.states import ServedModel
+from .serving.states import ServedModel, State
 from .store import Store, new_version, version_file
 from .supervisor import WorkerLost
 from .versions import check_new, go_back, settle, succeed
@@ -54,7 +54,7 @@ class Publisher:
 
     def history(self, params: HistoryParams) -> ModelHistory:
         """The result of ModelHistory; raises NotFound."""
-        entry = self.registry.get(params.name)
+        entry = self.registry.entry(params.name)
         history = entry.manifest.history
         return ModelHistory(
             name=entry.name,
@@ -110,7 +110,7 @@ class Publisher:
         with ExitStack() as held:
             held.enter_context(self.pool.keeping(server, file.sha256))
             try:
-                if entry.on_cpu:
+                if entry.on_cpu or entry.state is not State.READY:
                     held.enter_context(self.pool.keeping(server, entry.key))
                     await server.loader.load(entry.key, str(self.store.form(entry.manifest, entry.key)))
                 proof = await server.loader.load(file.sha256, str(path), hurried=False)

@@ -57,8 +57,8 @@ class Manifest:
     `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
     `interface` is of the source, None where the CPU engine does not run it. `wanted` is the engine that its
     user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
-    that came, or why there is no compiled form. Both are "" while it is being compiled. A variant is `by_hand`
-    where its user asked for it.
+    that came, or why there is no compiled form. Both are "" while it is being compiled. `by_hand`: it is a
+    variant that its user asked for.
     """
 
     name: str

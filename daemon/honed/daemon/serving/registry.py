@@ -61,12 +61,18 @@ class Registry:
     def model(self, name: str) -> ServedModel:
         """The same for apps, who know of no variants."""
         if is_variant(name):
-            raise NotFound(f"{name[:80]!r} is a variant; ask its model, {model_of(name)[:80]!r}, in its shapes")
+            raise NotFound(
+                f"{name[:80]!r} is a variant; ask its model, {model_of(name)[:80]!r}, in its shapes"
+            )
         return self.get(name)
+
+    def variant(self, name: str) -> ServedModel | None:
+        """The variant of that name, though it rest, or None."""
+        return (self._resting.get(name) or self._models.get(name)) if is_variant(name) else None
 
     def entry(self, name: str) -> ServedModel:
         """A model, or a variant, though it rest; raises NotFound."""
-        return self._resting.get(name) or self.get(name)
+        return self.variant(name) or self.get(name)
 
     def rests(self, model: ServedModel) -> bool:
         """Whether it is a variant that rests."""

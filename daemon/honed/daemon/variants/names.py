@@ -1,4 +1,4 @@
-"""What variants are called: a model, and the sizes that its file leaves open, as `lightglue@191x200`. No I/O."""
+"""What variants are called: a model, and the sizes that its file leaves open: `lightglue@191x200`. No I/O."""
 
 from __future__ import annotations
 
