@@ -376,10 +376,10 @@ class Pool:
                 peaks=server.peaks,
                 worker=server.worker(),
                 queue=server.queue(),
-                models=tuple(model.name for model in self._models.of(server.name)),
+                models=tuple(m.name for m in self._models.models() if m.engine == server.name),
                 away=tuple(
                     model.name
-                    for model in self._models.all()
+                    for model in self._models.models()
                     if model.home == server.name and not model.at_home
                 ),
             )

@@ -248,8 +248,8 @@ class ShownKernel:
 class ShownVariant:
     """A compiled form of a model for other shapes than its own.
 
-    `state` is READY, LOADING, UNAVAILABLE, RESTING, or FAILED where it could not be compiled. `requests` came in
-    its shapes and count less with time; `answered` were answered by it since the service started. `engine` is
+    `state` is READY, LOADING, UNAVAILABLE, RESTING, or FAILED where it could not be compiled. `requests` came
+    in its shapes and count less with time; `answered` it answered since the service started. `engine` is
     the one that serves these shapes, `why` says why, or why it could not be compiled.
     """
 

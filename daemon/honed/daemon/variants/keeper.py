@@ -141,7 +141,7 @@ class VariantKeeper:
             await self._make(wish)
 
     async def _tidy(self) -> None:
-        """Have what the CPU engine would serve rest, and what memory is too small for; drop what is too much."""
+        """Have what the CPU engine would serve rest, and what memory cannot hold; drop what is too much."""
         for variant in self.registry.variants():
             if not self.registry.rests(variant) and variant.on_cpu and variant.at_home:
                 self.maker.pool.handle(Rested(variant.name))
