@@ -12,7 +12,7 @@ from honed.daemon.interface import Interface
 from honed.protocol.methods import NAME
 
 MARK: Final = "@"
-STORED: Final = re.compile(rf"{NAME.pattern}({MARK}[0-9a-z]{{1,48}})?")  # what a stored name may be
+STORED: Final = re.compile(rf"{NAME.pattern}({MARK}[0-9a-z_]{{1,48}})?")  # what a stored name may be
 _LONGEST = 48  # of the sizes as text
 Shapes = Mapping[str, tuple[int, ...]]  # by input
 
@@ -31,10 +31,12 @@ def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str
     """The name of the variant of `model` for these shapes of all inputs: always the same for the same.
 
     It tells the open sizes in the order of the inputs, those of one symbol once, where that tells shapes
-    apart; else a digest of all.
+    apart; all sizes where it is not known which are open; else a digest of all.
     """
-    sizes = _open_sizes(shapes, interface) if interface is not None else None
-    text = "x".join(map(str, sizes)) if sizes else ""
+    if interface is None:
+        text = "_".join("x".join(map(str, sizes)) for _, sizes in sorted(shapes.items()))
+    else:
+        text = "x".join(map(str, _open_sizes(shapes, interface) or ()))
     if not 0 < len(text) <= _LONGEST:
         text = "z" + hashlib.sha256(json.dumps(sorted(shapes.items())).encode()).hexdigest()[:16]
     return f"{model}{MARK}{text}"
