@@ -36,6 +36,12 @@ def two_rows(path: Path, rows: str | None, others: str | None) -> Path:
     return path
 
 
+def check(session: Session) -> None:
+    for rows, others in ((3, 5), (7, 2), (2, 70)):
+        given = {"a": np.ones((rows, 4), np.float32), "b": np.ones((others, 4), np.float32)}
+        np.testing.assert_array_equal(session.run(given)["y"], np.full((rows, 4), 4 * rows + 2))
+
+
 @pytest.mark.parametrize("name", ["?", None])
 def test_dimensions_without_a_name_are_independent_of_each_other(tmp_path: Path, name: str | None) -> None:
     session = Session(two_rows(tmp_path / "m.onnx", name, name), 1)
@@ -43,9 +49,13 @@ def test_dimensions_without_a_name_are_independent_of_each_other(tmp_path: Path,
         OpenTensor(name="a", dtype="float32", shape=(-1, 4), symbols=("", "")),
         OpenTensor(name="b", dtype="float32", shape=(-1, 4), symbols=("", "")),
     )
-    for rows, others in ((3, 5), (7, 2), (2, 70)):
-        given = {"a": np.ones((rows, 4), np.float32), "b": np.ones((others, 4), np.float32)}
-        np.testing.assert_array_equal(session.run(given)["y"], np.full((rows, 4), 4 * rows + 2))
+    check(session)
+
+
+def test_a_name_that_stands_for_several_sizes_does_not_matter(tmp_path: Path) -> None:
+    session = Session(two_rows(tmp_path / "m.onnx", "n", "n"), 1)
+    assert [each.symbols for each in session.interface.inputs] == [("n", ""), ("n", "")]
+    check(session)
 
 
 def test_dimensions_tell_their_names(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Dimensions without a name."""
+"""Names of dimensions."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import onnx
 UNNAMED: Final = "?"  # what Paddle's exporter writes for each dimension that it has no name for
 
 
-def forget_unnamed(model: onnx.ModelProto) -> bool:
-    """Take UNNAMED away where it stands as a name: dimensions of one name have one size, and these do not.
+def forget_names(model: onnx.ModelProto, name: str = "") -> bool:
+    """Take a name, or "" all, away from dimensions: those of one name are taken to have one size.
 
-    Gives whether it stood anywhere.
+    Gives whether there was any.
     """
     found = False
     for info in _declared(model.graph):
         for dim in info.type.tensor_type.shape.dim:
-            if dim.dim_param == UNNAMED:
+            if dim.dim_param and name in ("", dim.dim_param):
                 dim.ClearField("dim_param")
                 found = True
     return found

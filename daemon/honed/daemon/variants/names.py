@@ -30,8 +30,8 @@ def is_variant(name: str) -> bool:
 def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str:
     """The name of the variant of `model` for these shapes of all inputs: always the same for the same.
 
-    It tells the open sizes in the order of the inputs, those of one symbol once, where that tells shapes
-    apart; all sizes where it is not known which are open; else a digest of all.
+    It tells the open sizes in the order of the inputs, those of one symbol once, unless these differ; all
+    sizes where it is not known which are open; a digest where that is too long.
     """
     if interface is None:
         text = "_".join("x".join(map(str, sizes)) for _, sizes in sorted(shapes.items()))
@@ -45,7 +45,9 @@ def variant_name(model: str, shapes: Shapes, interface: Interface | None) -> str
 def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
     """None where they do not tell the shapes."""
     sizes: list[int] = []
+    different: list[int] = []
     named: dict[str, int] = {}
+    contradicts = False  # which ONNX Runtime does not mind
     for tensor in interface.inputs:
         given = shapes.get(tensor.name)
         if given is None or tensor.shape is None or len(tensor.shape) != len(given):
@@ -54,11 +56,10 @@ def _open_sizes(shapes: Shapes, interface: Interface) -> list[int] | None:
         for size, symbol, number in zip(tensor.shape, symbols, given, strict=True):
             if size >= 0:
                 continue
-            if symbol and symbol in named:
-                if named[symbol] != number:
-                    return None
-                continue
-            if symbol:
-                named[symbol] = number
             sizes.append(number)
-    return sizes
+            if not symbol or symbol not in named:
+                different.append(number)
+                named[symbol] = number
+            elif named[symbol] != number:
+                contradicts = True
+    return sizes if contradicts else different

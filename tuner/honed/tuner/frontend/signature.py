@@ -40,7 +40,8 @@ def bind_inputs(
     """The inputs with static shapes, notes on what was assumed, and names of inputs that were refused.
 
     A symbolic dimension takes what `shapes` says of it, here or at another input; a leading one that
-    nothing says becomes 1. Raises InvalidArgument where `shapes` contradicts the model.
+    nothing says becomes 1. Raises InvalidArgument where `shapes` contradicts the model. Where it has every
+    input, names bind nothing: there are files that call by one name what differs.
     """
     frozen = {t.name for t in model.graph.initializer} | {
         s.values.name for s in model.graph.sparse_initializer
@@ -50,7 +51,8 @@ def bind_inputs(
     if unknown:
         known = ", ".join(i.name for i in inputs) or "none"
         raise InvalidArgument(f"--shape names {unknown[0]!r}, but the model's inputs are: {known}")
-    named = _named_dimensions(inputs, shapes)
+    whole = all(i.name in shapes for i in inputs)
+    named = _named_dimensions(inputs, shapes, bind=not whole)
     inner = {_name(d) for i in inputs for d in i.type.tensor_type.shape.dim[1:]} - {""}
     specs: list[TensorSpec] = []
     notes: list[str] = []
@@ -86,7 +88,7 @@ def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
 
 
 def _named_dimensions(
-    inputs: list[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]
+    inputs: list[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]], *, bind: bool
 ) -> dict[str, int]:
     named: dict[str, int] = {}
     for info in inputs:
@@ -103,7 +105,7 @@ def _named_dimensions(
                 f"--shape {info.name}: {len(given)} dimensions are given, but the input has {len(dims)}"
             )
         for dim, number in zip(dims, given, strict=True):
-            if _name(dim) and named.setdefault(dim.dim_param, number) != number:
+            if bind and _name(dim) and named.setdefault(dim.dim_param, number) != number:
                 raise InvalidArgument(
                     f"--shape {info.name}: dimension {dim.dim_param!r} is {named[dim.dim_param]} elsewhere "
                     f"and {number} here; give one value"
