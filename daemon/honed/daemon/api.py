@@ -272,8 +272,7 @@ class Api:
                     max_bytes=self.limits.max_answer_bytes,
                     keep=self.ledger.settings.keep_inputs,
                 )
-                counted = (entry, runner) if runner is not entry else (entry,)
-                result = await self.fleet.infer(call.connection.client, runner, plan, counted)
+                result = await self.fleet.infer(call.connection.client, runner, plan)
             self.variants.served(entry, plan)
             unfit = plan.open and runner.compiled is not None  # for what could be tuned
             if self.registry.find(runner.name) is not None and not runner.away and not unfit:

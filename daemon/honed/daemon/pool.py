@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -223,10 +223,8 @@ class Pool:
 
     # Requests
 
-    async def infer(
-        self, client: ClientId, model: ServedModel, plan: InferencePlan, counted: Sequence[ServedModel]
-    ) -> Inferred:
-        """The result of ModelInfer; raises what went wrong. `counted` are those whose requests it is."""
+    async def infer(self, client: ClientId, model: ServedModel, plan: InferencePlan) -> Inferred:
+        """The result of ModelInfer; raises what went wrong."""
         arrived = time.monotonic()
         work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
         [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
@@ -240,12 +238,11 @@ class Pool:
             output_ns=answer.output_ns,
             launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
+        model.statistics.served(served, now, time.time_ns() // 1_000_000)
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         kind = self.servers[work.engine].kind
-        for each in counted:
-            each.statistics.served(served, now, time.time_ns() // 1_000_000)
-            each.statistics.answered_by(kind)
+        model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)
 
     async def profile(

@@ -39,11 +39,12 @@ class Registry:
         return self._resting.pop(name, None) is not None
 
     def _count(self, model: ServedModel, before: ServedModel | None) -> None:
-        """Have its requests counted; those of a variant are its model's, too, and counted there."""
+        """Have its requests counted; those of a variant are its model's, too."""
         if before is not None:
             model.statistics = before.statistics
-        elif not is_variant(model.name):
-            model.statistics = Statistics(whole=self.whole)
+        else:
+            of = self._models.get(model_of(model.name))
+            model.statistics = Statistics(whole=of.statistics if of is not None else self.whole)
 
     def pop(self, name: str) -> ServedModel:
         """Take a model out; raises NotFound."""

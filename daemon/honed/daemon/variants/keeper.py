@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from honed.daemon import installed
 from honed.daemon.build import Notify
 from honed.daemon.engines import unfinished
 from honed.daemon.inference import InferencePlan
@@ -18,7 +19,7 @@ from honed.daemon.manifests import same_source
 from honed.daemon.serving.events import Added, Rested
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
-from honed.protocol.errors import HonedError, ModelRefused
+from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
 from honed.protocol.params import InferParams
 from honed.protocol.results import ShownVariant
 from honed.runtime.version import own_version
@@ -160,7 +161,7 @@ class VariantKeeper:
         return [v.name for v, of in found if of is None or not same_source(v.manifest, of.manifest)]
 
     def _next(self) -> Wish | None:
-        if not self.settings().per_model:
+        if not self.settings().per_model or not installed.compiler():
             return None
         wishes: list[Wish] = []
         sizes: dict[str, int] = {}
@@ -184,7 +185,7 @@ class VariantKeeper:
         try:
             with self.leasing.adding(0, "a model is being compiled for shapes it is often asked for"):
                 await self.maker.make(entry, wish.shapes, lambda _: None, by_hand=False)
-        except ModelRefused as error:
+        except (ModelRefused, InvalidArgument) as error:
             told = failure(error)
             _log.warning("%s cannot be compiled as %s: %s", wish.model, wish.name, told)
             self.ledger.failed(wish.model, wish.name, wish.shapes, told, self._under(entry))
@@ -195,10 +196,11 @@ class VariantKeeper:
     async def _make_all(self, model: str, sets: Sequence[Shapes], notify: Notify) -> list[str]:
         told: list[str] = []
         for shapes in sets:
-            entry = self.registry.get(model)
             sizes = _text(shapes)
             try:
-                name, why = await self.maker.make(entry, shapes, notify, by_hand=True)
+                with self.leasing.adding(0):
+                    entry = self.registry.get(model)
+                    name, why = await self.maker.make(entry, shapes, notify, by_hand=True)
             except HonedError as error:
                 told.append(f"not compiled for {sizes}: {failure(error)}")
                 _log.warning("model %s is %s", model, told[-1])
