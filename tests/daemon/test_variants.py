@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.daemon.interface import Interface, OpenTensor
+from honed.daemon.received import describe
+from honed.daemon.store import Manifest, Store, begin
+from honed.daemon.versions import NO_HISTORY
 from honed.runtime import Client
 from honed.runtime.errors import InvalidArgument, NotFound
 
+from . import spin
 from .running import NO_TUNER, Service, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -245,3 +251,84 @@ def test_a_variant_is_tuned_as_models_are(start_service: Callable[..., Service],
         wait_for(tuned, "a tuned version of the variant", service, seconds=560)
         ask(300, 200)
         assert client.history(name)["versions"][1]["why"].startswith("idle tuning")
+
+
+def stored_with_a_slower_variant(state: Path, folder: Path) -> str:
+    """A state folder with a model of any size, and a variant that was found slower; the source's hash."""
+    folder.mkdir()
+    one = numpy_helper.from_array(np.ones(1, np.float32), "one")
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
+    nodes = [helper.make_node("Add", ["x", "one"], ["y"])]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializer=[one])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), folder / "m.onnx")
+    source = describe(folder / "m.onnx", "m.onnx")
+    slow = spin.write(folder / "m.honed", 400_000, sha256=source.sha256)
+    compiled = describe(slow, "m.honed")
+    x = OpenTensor(name="x", dtype="float32", shape=(-1,), symbols=("n",))
+    model = Manifest(
+        name="m",
+        added=1.0,
+        compiled=None,
+        history=NO_HISTORY,
+        sources=(source,),
+        shapes={},
+        precision="auto",
+        interface=Interface(inputs=(x,), outputs=(replace(x, name="y"),), opset=17, producer=""),
+        why="its sizes are open",
+    )
+    variant = replace(
+        model,
+        name=f"m@{spin.SIZE}",
+        compiled=compiled,
+        history=begin(compiled, schedules="slow", why="asked for", now=1.0),
+        shapes={"x": (spin.SIZE,)},
+        chosen="cpu",
+        why="it was slower",
+    )
+    store = Store(state)
+    store.open()
+    store.commit(model, [(source, folder / "m.onnx")])
+    store.commit(variant, [(compiled, slow)])
+    return source.sha256
+
+
+def test_a_better_version_of_a_variant_that_rests_is_taken(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    sha256 = stored_with_a_slower_variant(tmp_path / "state", tmp_path / "made")
+    service = start_service(config=config())
+    name = f"m@{spin.SIZE}"
+    with service.client() as client:
+
+        def variant() -> dict[str, Any]:
+            [found] = client.show("m")["variants"]
+            return dict(found)
+
+        def right() -> None:
+            np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+
+        right()
+        assert (variant()["state"], variant()["engine"]) == ("RESTING", "cpu")
+        with client.export(name) as files:
+            expected = files.sha256
+        fast = spin.write(tmp_path / "fast.honed", 40_000, sha256=sha256)
+        told = client.publish(name, fast, expected=expected, why="tuned: a test")
+        assert told["published"], told
+        assert client.history(name)["version"] == 2
+        wait_for(lambda: variant()["state"] == "RESTING", "it to rest, still the slower one", service)
+        right()
+        assert client.rollback(name) == {"version": 1}
+        wait_for(lambda: variant()["state"] == "READY", "what was chosen by hand to serve", service)
+        right()
+        assert variant()["answered"] == 1
+
+
+def test_a_variant_without_its_model_is_dropped(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    stored_with_a_slower_variant(tmp_path / "state", tmp_path / "made")
+    (tmp_path / "state" / "models" / "m.json").unlink()
+    service = start_service(config=config())
+    with service.client() as client:
+        wait_for(lambda: not list((service.state / "objects").iterdir()), "it to be dropped", service)
+        assert not client.metrics()["variants"]

@@ -228,7 +228,7 @@ class Api:
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
-        self.variants.awake(params.name)
+        self.fleet.wake(params.name)
         entry, _ = self.registry.compiled(params.name)
         if entry.on_cpu:
             raise Unavailable(
@@ -281,7 +281,6 @@ class Api:
 
     @_answers(methods.MODEL_PUBLISH)
     async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
-        self.variants.awake(params.name)
         return await self.publisher.publish(params, call.descriptors)
 
     @_answers(methods.MODEL_HISTORY)
@@ -290,12 +289,10 @@ class Api:
 
     @_answers(methods.MODEL_ROLLBACK)
     async def _model_rollback(self, call: ApiCall, params: RollbackParams) -> versions.RolledBack:
-        self.variants.awake(params.name)
         return await self.publisher.rollback(params)
 
     @_answers(methods.MODEL_PIN)
     async def _model_pin(self, call: ApiCall, params: PinParams) -> versions.VersionPinned:
-        self.variants.awake(params.name)
         return await self.publisher.pin(params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)
@@ -325,7 +322,6 @@ class Api:
         def notify(news: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **news})
 
-        self.variants.awake(params.model or "")
         if params.command not in MEASURING:
             return await self.tuner_runs.run(params, call.descriptors, notify)
         with self.leasing.adding(call.connection.peer.pid, "a model is being tuned by hand"):

@@ -46,8 +46,8 @@ def made_manifest(
 def same_source(variant: Manifest, model: Manifest) -> bool:
     """Whether a variant is of a model as that is now."""
 
-    def of(manifest: Manifest) -> tuple[str, str, str]:
-        return manifest.source_key, manifest.precision, manifest.device
+    def of(manifest: Manifest) -> tuple[str, str, str, bool]:
+        return manifest.source_key, manifest.precision, manifest.device, manifest.interface is None
 
     return of(variant) == of(model)
 

@@ -278,6 +278,18 @@ class Pool:
                 self.handle(events.Left(number))
         return work.answers
 
+    def wake(self, name: str) -> None:
+        """Have a variant that rests in service; nothing else is changed by it."""
+        variant = self._models.variant(name)
+        if variant is None or not self._models.rests(variant):
+            return
+        manifest, cpu = variant.manifest, variant.manifest.chosen == "cpu"
+        self.handle(
+            events.Added(
+                manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu
+            )
+        )
+
     def release(self, region: HeldRegion) -> None:
         """Let go of a region; with its last holder gone the workers unmap it."""
         self._dispatcher.release(region)

@@ -72,6 +72,7 @@ class Publisher:
         Raises AlreadyExists where another version came meanwhile, ModelRefused where it is another model or
         the device gives wrong answers with it. One that is slower or in quarantine is not an error.
         """
+        self.pool.wake(params.name)
         entry, before = self.registry.compiled(params.name)
         self.pool.check_at_home(entry)
         if len(descriptors) != 1:
@@ -187,6 +188,7 @@ class Publisher:
 
     async def rollback(self, params: RollbackParams) -> RolledBack:
         """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
+        self.pool.wake(params.name)
         entry = self.registry.get(params.name)
         target = self._target(entry, params.version)
         story = f"set aside by hand for version {target.number}"
@@ -195,6 +197,7 @@ class Publisher:
 
     async def pin(self, params: PinParams) -> versions.VersionPinned:
         """Serve a version and let no other take its place, or (version 0) allow that again."""
+        self.pool.wake(params.name)
         entry = self.registry.get(params.name)
         history = entry.manifest.history
         if params.version == 0 or params.version in (None, history.current.number):

@@ -16,7 +16,7 @@ from honed.daemon.jobs import failure
 from honed.daemon.leasing import Leasing
 from honed.daemon.ledger import Ledger
 from honed.daemon.manifests import same_source
-from honed.daemon.serving.events import Added, Rested
+from honed.daemon.serving.events import Rested
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel, State
 from honed.protocol.errors import HonedError, InvalidArgument, ModelRefused
@@ -58,7 +58,7 @@ class VariantKeeper:
         """
         name = _asked(entry, {tensor.name: tensor.shape for tensor in params.inputs})
         variant = self.registry.variant(name)
-        if variant is None or not same_source(variant.manifest, entry.manifest):
+        if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
         self._used[variant.name] = time.monotonic()
         only = entry.manifest.interface is None  # nothing else can answer it
@@ -87,13 +87,6 @@ class VariantKeeper:
         kept = {variant.name: variant for variant in self.registry.variants(model)}
         found = [_shown(variant, wishes.pop(name, None)) for name, variant in kept.items()]
         return (*found, *(_failed(wish) for wish in wishes.values() if wish.failed))
-
-    def awake(self, name: str) -> None:
-        """Have a variant in service, as what is done to its versions by name needs it."""
-        variant = self.registry.variant(name)
-        if variant is not None and self.registry.rests(variant):
-            self._used[name] = time.monotonic()
-            self._serve(variant)
 
     def forget(self, names: Iterable[str]) -> None:
         """They were dropped."""
@@ -145,15 +138,20 @@ class VariantKeeper:
         """Have what the CPU engine would serve rest, and what memory cannot hold; drop what is too much."""
         for variant in self.registry.variants():
             if not self.registry.rests(variant) and variant.on_cpu and variant.at_home:
-                self.maker.pool.handle(Rested(variant.name))
-        room = room_for(0, self._loaded(), self.settings(), float("inf"))
-        for name in room or ():
-            self.maker.pool.handle(Rested(name))
+                self._rest(variant.name)
+        for name in room_for(0, self._loaded(), self.settings(), float("inf")) or ():
+            self._rest(name)
         going = {*self._strays(), *surplus(self._kept(), self.settings())}
-        if going:
+        if not going:
+            return
+        names = ", ".join(sorted(going))
+        try:
             await self.maker.jobs.drop(sorted(going))
-            self.forget(going)
-            _log.info("variants that were least asked for were dropped: %s", ", ".join(sorted(going)))
+        except HonedError as error:
+            _log.error("variants %s cannot be dropped, tried again later: %s", names, error)
+            return
+        self.forget(going)
+        _log.info("variants that were least asked for were dropped: %s", names)
 
     def _strays(self) -> list[str]:
         """Those of models that were removed or replaced when the service ended."""
@@ -172,10 +170,14 @@ class VariantKeeper:
         return next_wish(wishes, self._kept(), self.settings(), sizes)
 
     def _may_have_more(self, entry: ServedModel) -> bool:
-        policy, manifest = self.maker.policy, entry.manifest
-        ready = self.maker.pool.device_of(entry).state == "ready"
-        compiled = (manifest.wanted or policy) != "cpu" and not unfinished(manifest, policy)
-        return bool(manifest.interface and manifest.sources and ready and compiled and not entry.away)
+        manifest = entry.manifest
+        ready = self.maker.pool.device_of(entry).state == "ready" and not entry.away
+        compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
+        return bool(manifest.interface and manifest.sources and ready and compiled)
+
+    def _by_cpu(self, entry: ServedModel) -> bool:
+        """Whether the CPU engine alone is to serve a model."""
+        return (entry.manifest.wanted or self.maker.policy) == "cpu"
 
     async def _make(self, wish: Wish) -> None:
         entry = self.registry.find(wish.model)
@@ -218,19 +220,12 @@ class VariantKeeper:
         if resting is None and not anyway:
             return
         for name in resting or ():
-            self.maker.pool.handle(Rested(name))
-        self._serve(variant)
+            self._rest(name)
+        self.maker.pool.wake(variant.name)
 
-    def _serve(self, variant: ServedModel) -> None:
-        self.maker.pool.handle(
-            Added(
-                manifest=variant.manifest,
-                compiled=variant.compiled,
-                home=variant.device,
-                proof=None,
-                cpu=variant.manifest.chosen == "cpu",
-            )
-        )
+    def _rest(self, name: str) -> None:
+        if name not in self.maker.jobs.active:  # its versions may be changing
+            self.maker.pool.handle(Rested(name))
 
     def _loaded(self) -> list[Kept]:
         """Those that are in service, whatever was asked for."""
@@ -250,7 +245,7 @@ class VariantKeeper:
             by_hand=variant.manifest.by_hand,
             nbytes=_stored_bytes(variant),
             loaded=_loaded_bytes(variant),
-            used=self._used.get(variant.name, 0.0),
+            used=self._used.get(variant.name, float("-inf")),
         )
 
     def _under(self, entry: ServedModel) -> str:
