@@ -17,7 +17,7 @@ from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.received import describe
 from honed.daemon.store import Manifest, Store, begin
 from honed.daemon.versions import NO_HISTORY
-from honed.runtime import Client
+from honed.runtime import Client, modelfile
 from honed.runtime.errors import InvalidArgument, NotFound
 
 from . import spin
@@ -321,6 +321,19 @@ def test_a_better_version_of_a_variant_that_rests_is_taken(
         wait_for(lambda: variant()["state"] == "READY", "what was chosen by hand to serve", service)
         right()
         assert variant()["answered"] == 1
+
+
+def test_a_damaged_variant_is_dropped(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    stored_with_a_slower_variant(tmp_path / "state", tmp_path / "made")
+    objects = (tmp_path / "state" / "objects").iterdir()
+    [compiled] = [path for path in objects if path.read_bytes().startswith(modelfile.MAGIC)]
+    compiled.write_bytes(b"damaged")
+    service = start_service(config=config())
+    with service.client() as client:
+        assert not client.show("m")["variants"]
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+        assert f"variant m@{spin.SIZE} is damaged and dropped" in service.log
+        assert [path.name for path in (service.state / "models").iterdir()] == ["m.json"]
 
 
 def test_a_variant_without_its_model_is_dropped(

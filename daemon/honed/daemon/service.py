@@ -289,9 +289,10 @@ async def _fill(
         path = paths.get(manifest.name)
         answer = found[path] if path is not None else None
         home = pool.home(manifest.name, manifest.device, manifest.placed).name
-        if is_variant(manifest.name) and isinstance(answer, HonedError):
+        if is_variant(manifest.name) and not isinstance(answer, Compiled):
             # It is compiled again when it is asked for often enough.
-            _log.error("variant %s is damaged and dropped: %s", manifest.name, answer)
+            told = answer or "it has no compiled file"
+            _log.error("variant %s is damaged and dropped: %s", manifest.name, told)
             remaining = [each for each in models.values() if each.name != manifest.name]
             await in_thread(store.remove, manifest.name, remaining)
             continue
