@@ -42,7 +42,7 @@ class Registry:
         """Have its requests counted; those of a variant are its model's, too."""
         if before is not None:
             model.statistics = before.statistics
-        else:
+        elif model.statistics.whole is None:
             of = self._models.get(model_of(model.name))
             model.statistics = Statistics(whole=of.statistics if of is not None else self.whole)
 
