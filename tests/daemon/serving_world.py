@@ -17,6 +17,7 @@ from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import CPU_ENGINE, ServedModel, State
 from honed.daemon.store import Manifest, begin, new_version, version_file
+from honed.daemon.variants.names import is_variant, model_of
 from honed.daemon.versions import NO_HISTORY, go_back, settle, succeed
 from honed.protocol.results import ModelChecked
 from honed.runtime.errors import HonedError, InvalidArgument
@@ -45,7 +46,7 @@ def manifest(name: str, key: str) -> Manifest:
 
 def given(name: str) -> Manifest:
     """As it was given, before it is compiled."""
-    source = StoredFile(name="m.onnx", sha256=f"source of {name}", nbytes=1)
+    source = StoredFile(name="m.onnx", sha256=f"source of {model_of(name)}", nbytes=1)
     return dataclasses.replace(
         manifest(name, ""),
         compiled=None,
@@ -99,13 +100,14 @@ class World:
         self.numbers = numbers or itertools.count(1)
         for kept in self.disk.values():
             assert kept.compiled is None or not kept.history.current.quarantine, "it leads to what did wrong"
-            self.serve(kept, None)
+            self.serve(kept, None, rests=is_variant(kept.name) and kept.compiled is not None)
 
-    def serve(self, kept: Manifest, proof: told.Proof | None) -> None:
+    def serve(self, kept: Manifest, proof: told.Proof | None, *, rests: bool = False) -> None:
         """Tell of what is stored, as the service does."""
         compiled = COMPILED if kept.compiled is not None else None
         cpu = cpu_serves(kept, "fastest")
-        self.tell(told.Added(manifest=kept, compiled=compiled, home="gpu", proof=proof, cpu=cpu))
+        event = told.Added(manifest=kept, compiled=compiled, home="gpu", proof=proof, cpu=cpu, rests=rests)
+        self.tell(event)
 
     @property
     def models(self) -> Registry:
@@ -290,10 +292,25 @@ class World:
         self.tell(told.LetGo("gpu", file.sha256))
 
     def remove(self, name: str) -> None:
-        if self.models.find(name) is not None:
+        if name in self.disk:
             del self.disk[name]
             self.condemned = {each for each in self.condemned if each[0] != name}
             self.tell(told.Removed(name))
+
+    def rest(self, name: str) -> None:
+        """A variant is taken out of service where it has nothing to do."""
+        model = self.models.find(name)
+        if model is None or not is_variant(name):
+            return
+        self.tell(told.Rested(name))
+        if self.models.rests(model):
+            assert not any(run.model is model for run in self.runs.values())
+            assert not any(load.model is model for load in self.loads)
+
+    def wake(self, name: str) -> None:
+        """One that rests is asked for."""
+        if name in self.disk and self.models.find(name) is None:
+            self.serve(self.models.entry(name).manifest, None)
 
     def ask(self, name: str, *, is_open: bool = False) -> int | None:
         """The request's number, None where it is refused at once; `is_open`: in shapes of its own."""

@@ -75,6 +75,9 @@ class Pool:
     def check_at_home(self, _: ServedModel) -> None:
         """It is."""
 
+    def wake(self, _: str) -> None:
+        """There are no variants."""
+
     @contextmanager
     def keeping(self, *_: object) -> Iterator[None]:
         yield

@@ -6,13 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from honed.daemon.requests import Ticket
 from honed.daemon.serving import events as told
 from honed.daemon.serving.states import CPU_ENGINE, Phase, State
 from honed.daemon.versions import TRIAL_REQUESTS
 
 from .serving_world import T, World
 
-NAMES = st.sampled_from(["a", "b"])
+NAMES = st.sampled_from(["a", "b", "a@2"])  # the last is a variant of the first
 ENGINES = st.sampled_from(["gpu", "spare"])
 EVERY_ENGINE = st.sampled_from(["gpu", "spare", "cpu", CPU_ENGINE])
 PICKS = st.integers(0, 5)
@@ -111,6 +112,29 @@ class Serving(RuleBasedStateMachine):
     @rule(name=NAMES)
     def choose(self, name: str) -> None:
         self.world.choose(name)
+
+    @rule(rests=st.booleans(), ready=st.booleans())
+    def compile_for_other_shapes(self, rests: bool, ready: bool) -> None:
+        """A variant of what was given, which shares its source."""
+        world = self.world
+        if not world.has_cpu or "a" not in world.disk:
+            return
+        world.add_given("a@2")
+        if ready:
+            for engine in (CPU_ENGINE, "gpu"):
+                self.restart(engine)
+        world.compile("a@2", "gpu")
+        world.ask("a@2")
+        if rests:
+            world.rest("a@2")
+
+    @rule()
+    def rest(self) -> None:
+        self.world.rest("a@2")
+
+    @rule()
+    def wake(self) -> None:
+        self.world.wake("a@2")
 
     @rule(name=NAMES)
     def remove(self, name: str) -> None:
@@ -236,6 +260,20 @@ class Serving(RuleBasedStateMachine):
                 assert model.trial.before.manifest.name == model.name
 
     @invariant()
+    def what_rests_takes_nothing(self) -> None:
+        world = self.world
+        for variant in world.models.variants():
+            if not world.models.rests(variant):
+                continue
+            assert world.models.find(variant.name) is None
+            assert variant.key not in world.loaded["gpu"] or world.machine.engines["gpu"].kept[variant.key]
+            assert not any(ticket.model == variant.name for ticket in self.waiting())
+
+    def waiting(self) -> list[Ticket]:
+        engines = self.world.machine.engines.values()
+        return [ticket for engine in engines for ticket in engine.queue._waiting.values()]
+
+    @invariant()
     def nobody_waits_in_vain(self) -> None:
         world = self.world
         for engine in world.machine.engines.values():
@@ -281,7 +319,7 @@ class Serving(RuleBasedStateMachine):
         for model in world.models.all():
             assert model.state is State.READY or model.reason
             assert model.at_home or "which fails" in model.away
-        assert {m.name: m.manifest for m in world.models.all()} == world.disk
+        assert {manifest.name: manifest for manifest in world.models.manifests()} == world.disk
         again = World(self.fallback, world.disk, world.numbers, cpu=self.cpu)
         again.settle()
         assert all(model.state is State.READY for model in again.models.all())

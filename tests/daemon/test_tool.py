@@ -87,7 +87,7 @@ def test_each_help_has_examples_that_parse(command: str, capsys: pytest.CaptureF
         (["frob"], "invalid choice: 'frob'"),
         (["add"], "required: FILE; see 'hone add --help'"),
         (["add", "x", "--shape", "a=1,b"], "'a=1,b' is not of the form IN=1,3,224,224"),
-        (["add", "x", "--shape", "a=1", "--shape", "a=2"], "--shape is given twice for 'a'"),
+        (["compile", "x", "-o", "y", "--shape", "a=1", "--shape", "a=2"], "--shape is given twice for 'a'"),
         (["add", "x", "--precision", "int8"], "invalid choice: 'int8'"),
         (["infer", "m", "--input", "nofile"], "'nofile' is not of the form NAME=FILE.npy"),
         (["infer", "m", "--timeout", "-1"], "not a positive number of seconds"),

@@ -12,6 +12,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from honed.daemon.interface import Interface, OpenTensor
+from honed.onnxfile.dimensions import UNNAMED, forget_names
 from honed.onnxfile.reading import read
 from honed.onnxfile.text import shown
 from honed.protocol.errors import DeviceError, InvalidArgument, MissingFiles, ModelRefused
@@ -33,6 +34,8 @@ _NAMES = {
     "double": "float64",
 }
 _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
+# What ONNX Runtime says where sizes of one name differ.
+_MISLED = "Shape mismatch attempting to re-use buffer"
 _FEW = 1 << 26  # elements of a made-up input at most
 
 
@@ -46,15 +49,10 @@ class Session:
         except MissingFiles as missing:  # a subclass does not travel
             raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
         # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
-        given = model.SerializeToString() if external else str(path)
-        try:
-            self._session = onnxruntime.InferenceSession(
-                given, _options(threads), providers=["CPUExecutionProvider"]
-            )
-        except Exception as error:
-            if _out_of_memory(error):
-                raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
-            raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
+        changed = forget_names(model, UNNAMED)
+        self._path, self._threads = path, threads
+        self._session = _loaded(model.SerializeToString() if external or changed else str(path), threads)
+        self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
         self._outputs = [tensor.name for tensor in self.interface.outputs]
 
@@ -65,11 +63,20 @@ class Session:
         except Exception as error:
             if _out_of_memory(error):
                 raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+            if _MISLED in str(error) and self._by_names:
+                self._forget_names()
+                return self.run(inputs)
             raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
         for name, value in zip(self._outputs, found, strict=True):
             if not isinstance(value, np.ndarray):
                 raise InvalidArgument(f"output {name!r} is no tensor for these inputs; take the others")
         return {name: np.ascontiguousarray(value) for name, value in zip(self._outputs, found, strict=True)}
+
+    def _forget_names(self) -> None:
+        """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
+        model, _ = read(self._path)
+        forget_names(model)
+        self._session, self._by_names = _loaded(model.SerializeToString(), self._threads), False
 
     def try_out(self) -> None:
         """Run once on zeros, whatever the model says to them: what ends a process shall do so here."""
@@ -79,6 +86,15 @@ class Session:
                 self.run(made)
             except InvalidArgument:
                 return
+
+
+def _loaded(given: str | bytes, threads: int) -> onnxruntime.InferenceSession:
+    try:
+        return onnxruntime.InferenceSession(given, _options(threads), providers=["CPUExecutionProvider"])
+    except Exception as error:
+        if _out_of_memory(error):
+            raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
+        raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
 
 
 def _options(threads: int) -> onnxruntime.SessionOptions:
@@ -118,7 +134,13 @@ def _tensors(
         info = declared.get(node.name)
         known = bool(node.shape) or (info is not None and info.type.tensor_type.HasField("shape"))
         sizes = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
-        yield OpenTensor(name=node.name, dtype=name, shape=sizes if known else None)
+        symbols = tuple(_symbol(size) for size in node.shape)
+        yield OpenTensor(name=node.name, dtype=name, shape=sizes if known else None, symbols=symbols)
+
+
+def _symbol(size: object) -> str:
+    """The name of a dimension, "" where it has none."""
+    return size if isinstance(size, str) and size != UNNAMED else ""
 
 
 def _zeros(tensor: OpenTensor) -> Array:

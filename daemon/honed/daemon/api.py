@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Coroutine
@@ -54,6 +55,7 @@ from .serving.registry import Registry
 from .serving.states import ServedModel, State
 from .tunerchild import TunerChild
 from .tunerruns import MEASURING, TunerRuns
+from .variants.keeper import VariantKeeper
 
 MAX_PROFILE_RUNS = 100
 
@@ -95,6 +97,7 @@ class Api:
     jobs: Jobs
     publisher: Publisher
     ledger: Ledger
+    variants: VariantKeeper
     metrics: MetricsCollector
     leasing: Leasing
     tuner: TunerChild
@@ -187,11 +190,11 @@ class Api:
 
     @_answers(methods.MODEL_READY)
     async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
-        return results.Ready(ready=self.registry.get(_named(params)).state is State.READY)
+        return results.Ready(ready=self.registry.model(_named(params)).state is State.READY)
 
     @_answers(methods.MODEL_METADATA)
     async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
-        entry = self.registry.get(_named(params))
+        entry = self.registry.model(_named(params))
         compiled, given = _interfaces(entry)
         shown = given or compiled
         if shown is None:
@@ -208,15 +211,16 @@ class Api:
     @_answers(methods.MODEL_STATISTICS)
     async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
-        entries = [self.registry.get(params.name)] if params.name else self.registry.all()
+        entries = [self.registry.model(params.name)] if params.name else self.registry.models()
         return results.ModelStatistics(
             model_stats=tuple(entry.statistics.triton(entry.name) for entry in entries)
         )
 
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
-        entry = self.registry.get(_named(params))
-        return models.show(entry, self.fleet.of(entry).identity, self.fleet.placed(entry))
+        entry = self.registry.entry(_named(params))
+        variants = self.variants.shown(entry.name)
+        return models.show(entry, self.fleet.of(entry).identity, self.fleet.placed(entry), variants)
 
     @_answers(methods.MODEL_PROFILE)
     async def _model_profile(self, call: ApiCall, params: ProfileParams) -> results.ModelProfile:
@@ -224,6 +228,7 @@ class Api:
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
+        self.fleet.wake(params.name)
         entry, _ = self.registry.compiled(params.name)
         if entry.on_cpu:
             raise Unavailable(
@@ -245,7 +250,7 @@ class Api:
             files=tuple(file.name for file in manifest.files),
             shapes=dict(manifest.shapes),
             precision=manifest.precision,
-            sha256=self.registry.get(params.name).key,
+            sha256=self.registry.entry(params.name).key,
         )
         return WithDescriptors(result, descriptors)
 
@@ -253,8 +258,9 @@ class Api:
     async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
         with self.registry.statistics(params.model_name).request():
             check_version(params.model_version)
-            entry = self.registry.get(params.model_name)
-            compiled, given = _interfaces(entry)
+            entry = self.registry.model(params.model_name)
+            runner = self.variants.runner(entry, params)
+            compiled, given = _interfaces(runner)
             if compiled is None and given is None:
                 self.registry.compiled(entry.name)
             with self.leasing.serving(entry.name, call.connection.peer.pid):
@@ -266,9 +272,11 @@ class Api:
                     max_bytes=self.limits.max_answer_bytes,
                     keep=self.ledger.settings.keep_inputs,
                 )
-                result = await self.fleet.infer(call.connection.client, entry, plan)
-            if self.registry.find(entry.name) is not None and not entry.away:
-                self.ledger.ran(entry.name, result.parameters.compute_us / 1e6)
+                result = await self.fleet.infer(call.connection.client, runner, plan)
+            self.variants.served(entry, plan)
+            unfit = plan.open and runner.compiled is not None  # for what could be tuned
+            if self.registry.find(runner.name) is not None and not runner.away and not unfit:
+                self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
             return result
 
     @_answers(methods.MODEL_PUBLISH)
@@ -335,8 +343,9 @@ class Api:
                     reason=entry.remark,
                     engine="cpu" if entry.on_cpu else "gpu",
                     engine_why=entry.manifest.why,
+                    variants=len(self.registry.variants(entry.name)),
                 )
-                for entry in self.registry.all()
+                for entry in self.registry.models()
             )
         )
 
@@ -346,11 +355,20 @@ class Api:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
         meanwhile = self.leasing.adding(call.connection.peer.pid)
-        return await self.jobs.add(params, call.descriptors, notify, meanwhile)
+        added = await self.jobs.add(params, call.descriptors, notify, meanwhile)
+        options = params.parameters
+        if options is None or not options.variants:
+            return added
+        waits = options.wait is not False
+        told = await self.variants.make_by_hand(params.model_name, options.variants, notify, wait=waits)
+        return dataclasses.replace(added, notes=(*added.notes, *told))
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
-        await self.jobs.remove(params.model_name)
+        name = self.registry.model(params.model_name).name
+        variants = [each.name for each in self.registry.variants(name)]
+        await self.jobs.remove(name)
+        self.variants.forget(variants)
         self.ledger.forget(params.model_name)
         self.leasing.forget(params.model_name)
         return Empty()

@@ -33,6 +33,7 @@ from .supervisor import WorkerLost
 # Shares of a whole addition, for the progress shown.
 RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
 _ROUNDS = 7  # of runs, where devices are compared
+_NICENESS = 10  # of compiling that nobody waits for
 _log = logging.getLogger(__name__)
 Notify = Callable[[Map], None]
 
@@ -61,7 +62,8 @@ class AddJob:
 class Staged:
     """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
 
-    `calibration` is a folder of inputs, None where there are none of the user's.
+    `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
+    the same model for other shapes, whose choice of precision is taken. Not `hurried`: nobody waits for it.
     """
 
     folder: Path
@@ -71,6 +73,8 @@ class Staged:
     precision: str
     device: str | None
     calibration: Path | None = None
+    like: Path | None = None
+    hurried: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +169,7 @@ class ModelBuilder:
             fraction = _COMPILED + (BUILT - _COMPILED) * done / of
             steps.report("load", fraction, f"built {done} of {of} kernels")
 
-        proof = await load(server, file.sha256, compiled, self._limits, built)
+        proof = await load(server, file.sha256, compiled, self._limits, built, hurried=staged.hurried)
         return Built(server=server, path=compiled, file=file, model=model, proof=proof)
 
     async def _compile(self, steps: _Steps, staged: Staged, output: Path, server: DeviceServer) -> None:
@@ -181,7 +185,8 @@ class ModelBuilder:
             steps.report("check", RECEIVED, "waiting for another compilation")
         async with self._compiling:
             job = await self._compilation(staged, output, server)
-            await compiler.compile_model(job, self._limits.compile_seconds, report)
+            niceness = 0 if staged.hurried else _NICENESS
+            await compiler.compile_model(job, self._limits.compile_seconds, report, niceness=niceness)
 
     async def _compilation(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
         await server.supervisor.wait_ready(self._limits.load_seconds)
@@ -196,6 +201,7 @@ class ModelBuilder:
             shapes=staged.shapes,
             precision=staged.precision,
             calibration=staged.calibration,
+            like=staged.like,
             profile=output.with_suffix(".toml"),
             device=server.supervisor.spec,
             memory_mib=self._limits.compile_memory_mib,
@@ -204,13 +210,19 @@ class ModelBuilder:
 
 
 async def load(
-    server: DeviceServer, key: str, path: Path, limits: Limits, progress: Progress = lambda _, __: None
+    server: DeviceServer,
+    key: str,
+    path: Path,
+    limits: Limits,
+    progress: Progress = lambda _, __: None,
+    *,
+    hurried: bool = True,
 ) -> Proof:
     """Load and check in the device's worker; a model of which two workers die is refused."""
     for last in (False, True):
         await server.supervisor.wait_ready(limits.load_seconds)
         try:
-            return await server.loader.load(key, str(path), progress=progress)
+            return await server.loader.load(key, str(path), hurried=hurried, progress=progress)
         except DeviceError as error:
             raise ModelRefused("this device cannot run the model", (str(error),)) from error
         except WorkerLost as error:

@@ -41,13 +41,13 @@ class Commits:
     async def rewrite(self, model: ServedModel) -> None:
         """Store the present manifest of a model, if that is served."""
         async with self.turn:
-            if self._models.serves(model):
+            if self._models.keeps(model):
                 await self.commit(model.manifest)
                 await self.sweep()
 
     async def persist(self, model: ServedModel) -> None:
         """The same until it is done, so that no start brings a quarantined version back."""
-        while self._models.serves(model):
+        while self._models.keeps(model):
             try:
                 await self.rewrite(model)
             except HonedError as error:

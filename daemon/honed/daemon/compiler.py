@@ -22,7 +22,9 @@ from . import installed
 _log = logging.getLogger(__name__)
 
 
-async def compile_model(job: Job[R], seconds: float, progress: Callable[[Stage], None]) -> R:
+async def compile_model(
+    job: Job[R], seconds: float, progress: Callable[[Stage], None], *, niceness: int = 0
+) -> R:
     """Compile, or only check, within the job's memory too. Cancelling ends the child.
 
     Raises ModelRefused with every reason, MissingFiles, ResourceExhausted where a limit was reached,
@@ -34,7 +36,8 @@ async def compile_model(job: Job[R], seconds: float, progress: Callable[[Stage],
             progress(news)
 
     try:
-        return await do(job, heard, Bounds(memory_mib=job.memory_mib), seconds=seconds)
+        bounds = Bounds(memory_mib=job.memory_mib, niceness=niceness)
+        return await do(job, heard, bounds, seconds=seconds)
     except TimeoutError as error:
         raise ResourceExhausted(
             f"compiling took longer than {seconds:g} s; raise compile_seconds in the configuration, "

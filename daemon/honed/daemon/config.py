@@ -2,7 +2,8 @@
 
 `honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
 which device is used, [serve] which engine, [cpu] bounds the one on the
-processor, [limits] bounds what is accepted, [usage] says how use is remembered, [idle] when the
+processor, [limits] bounds what is accepted, [variants] compiled forms for
+other shapes, [usage] says how use is remembered, [idle] when the
 machine counts as idle, [tuner] whether the service starts a tuner. Files in `honed.toml.d/` beside it that
 end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
 setting keeps its origin.
@@ -31,6 +32,7 @@ from .places import Places, drop_in_dir, places
 from .settings import RESTART, Setting, of_table, setting
 from .tomllines import lines_of
 from .tunerchild import TunerSettings
+from .variants.settings import VariantSettings
 
 MAX_FILE_BYTES = 256 << 10
 _MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the square of its parts
@@ -98,6 +100,7 @@ TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "serve": ServeSettings,
         "cpu": CpuSettings,
         "limits": Limits,
+        "variants": VariantSettings,
         "usage": UsageSettings,
         "idle": IdleSettings,
         "tuner": TunerSettings,
@@ -117,6 +120,7 @@ class Config:
     serve: ServeSettings
     cpu: CpuSettings
     limits: Limits
+    variants: VariantSettings
     usage: UsageSettings
     idle: IdleSettings
     tuner: TunerSettings

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenTensor:
-    """An input or output. A size of -1 is open; `shape` None: any number of dimensions."""
+    """An input or output. A size of -1 is open; `shape` None: any number of dimensions.
+
+    `symbols` names the dimensions whose sizes are equal wherever the name is; "" where there is none.
+    """
 
     name: str
     dtype: str  # NumPy's name
     shape: tuple[int, ...] | None
+    symbols: tuple[str, ...] = ()
 
     @property
     def is_open(self) -> bool:

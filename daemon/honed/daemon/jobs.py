@@ -34,7 +34,7 @@ from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
 from .loadchecks import check
-from .manifests import made_manifest
+from .manifests import made_manifest, same_source
 from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Added, Explained, Proof, Removed
@@ -71,7 +71,7 @@ class Jobs:
         self._pool = pool
         self._commits = commits
         self._latencies = latencies
-        self._builder = ModelBuilder(limits, pool, inspector, records)
+        self.builder = ModelBuilder(limits, pool, inspector, records)
         self.active: dict[str, AddJob] = {}
 
     async def add(
@@ -247,13 +247,26 @@ class Jobs:
         _log.info("removed model %s", name)
 
     async def _remove(self, name: str) -> None:
-        """From the store first: where that fails the model is served as before."""
+        """With its variants, from the store first: where that fails the model is served as before."""
         async with self._commits.turn:
             self._registry.get(name)
+            await self._drop([*(each.name for each in self._registry.variants(name)), name])
+
+    async def drop(self, variants: Sequence[str]) -> None:
+        """Delete variants, of those that there are."""
+        await to_its_end(self._drop_in_turn(variants))
+
+    async def _drop_in_turn(self, variants: Sequence[str]) -> None:
+        async with self._commits.turn:
+            await self._drop([name for name in variants if self._registry.variant(name) is not None])
+
+    async def _drop(self, names: Sequence[str]) -> None:
+        """The caller has the turn."""
+        for name in names:
             remaining = [manifest for manifest in self._registry.manifests() if manifest.name != name]
             await in_thread(self._store.remove, name, remaining)
             self._pool.handle(Removed(name))
-        self._latencies.forget(name)
+            self._latencies.forget(name)
 
     @contextmanager
     def job(self, name: str, replace: bool, notify: Notify) -> Iterator[AddJob]:
@@ -267,7 +280,7 @@ class Jobs:
             raise ResourceExhausted(
                 f"{len(self.active)} models are being added already; wait for one of them"
             )
-        if len(self._registry.all()) + len(self.active) >= self._limits.max_models:
+        if len(self._registry.models()) + len(self.active) >= self._limits.max_models:
             raise ResourceExhausted(f"the store holds its {self._limits.max_models} models; remove one first")
         job = self.active[name] = AddJob(name=name, notify=notify)
         try:
@@ -354,7 +367,7 @@ class Jobs:
     ) -> Built:
         """From staged files to a served model; `given` is what the CPU engine serves of it so far."""
         async with AsyncExitStack() as held:
-            made = await self._builder.build(job, staged, servers, held)
+            made = await self.builder.build(job, staged, servers, held)
             manifest = made_manifest(job.name, made, staged, self._registry.find(job.name), restored)
             if given is not None:
                 manifest = await self._with_choice(job, manifest, made, given)
@@ -387,6 +400,8 @@ class Jobs:
             home = self._pool.home(manifest.name, manifest.device, manifest.placed).name
             cpu = cpu_serves(manifest, self._policy)
             self._pool.handle(Added(manifest=manifest, compiled=compiled, home=home, proof=proof, cpu=cpu))
+            others = self._registry.variants(manifest.name)
+            await self._drop([each.name for each in others if not same_source(each.manifest, manifest)])
             if replaced is not None:
                 await self._commits.sweep()
 

@@ -1,4 +1,6 @@
-"""How long each model ran in served requests, kept over restarts: what decides what is worth tuning.
+"""How long each model ran in served requests, and in which shapes it was asked for, kept over restarts.
+
+That decides what is worth tuning, and compiling for shapes of its own.
 
 The file is written whole, at intervals and at the end, so that a crash loses one interval at most.
 """
@@ -22,6 +24,9 @@ from honed.runtime.files import put_aside, read_regular, replacing
 from .blocking import in_thread
 from .decayedusage import DecayedUsage, away, decay, shares
 from .settings import setting
+from .variants.asked import Asked, AskedShapes
+from .variants.choice import Wish
+from .variants.names import Shapes
 
 FORMAT = 1
 _DAY = 86_400.0
@@ -50,10 +55,19 @@ class UsageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedShapes:
+    shapes: dict[str, tuple[int, ...]]
+    requests: float
+    failed: str
+    under: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _SavedModel:
     seconds: float
     shares: dict[str, float]
-    profiled: str | None  # missing in files of before
+    profiled: str | None  # missing in files of before, as is what follows
+    asked: dict[str, _SavedShapes] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,10 +84,14 @@ class _Model:
     usage: DecayedUsage = field(default_factory=DecayedUsage)
     shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
     profiled: str = ""  # the SHA-256 of the compiled file that had that profile
+    asked: Asked = field(default_factory=Asked)
 
 
 class Ledger:
-    """Seconds spent by model and task. `clock` is monotonic, `wall` counts seconds since 1970."""
+    """Seconds spent by model and task, and requests by shapes.
+
+    `clock` is monotonic, `wall` counts seconds since 1970.
+    """
 
     def __init__(
         self, path: Path, settings: UsageSettings, *, clock: Callable[[], float], wall: Callable[[], float]
@@ -104,6 +122,33 @@ class Ledger:
         known.shares, known.profiled = shares(times), sha256
         self._changed = True
 
+    def asked(self, model: str, variant: str, shapes: Shapes) -> None:
+        """A request for a model came in shapes that are those of `variant`."""
+        known = self._models.setdefault(model, _Model())
+        known.asked.ask(variant, shapes, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
+        """A model could not be compiled for these shapes; `under` is what would have to change."""
+        known = self._models.setdefault(model, _Model())
+        known.asked.fail(variant, shapes, reason, under, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def wishes(self, model: str, under: str) -> list[Wish]:
+        """The shapes that a model was asked for; what failed under something else has not failed."""
+        known = self._models.get(model)
+        now, half_life = self._clock(), self.settings.half_life
+        return [
+            Wish(
+                name=name,
+                model=model,
+                shapes=each.shapes,
+                requests=each.requests.value(now, half_life),
+                failed=each.failed if each.under == under else "",
+            )
+            for name, each in sorted(known.asked.known.items() if known is not None else ())
+        ]
+
     def forget(self, model: str) -> None:
         """The model was removed."""
         self._changed = self._models.pop(model, None) is not None or self._changed
@@ -118,6 +163,7 @@ class Ledger:
         now = self._clock()
         for model in self._models.values():
             model.usage.settle(now, self.settings.half_life)
+            model.asked.settle(now, self.settings.half_life)
         self.settings = settings
 
     def usage(self) -> dict[str, TimeSpent]:
@@ -157,6 +203,15 @@ class Ledger:
                 seconds=model.usage.value(now, half_life),
                 shares=dict(model.shares),
                 profiled=model.profiled,
+                asked={
+                    variant: _SavedShapes(
+                        shapes=dict(each.shapes),
+                        requests=each.requests.value(now, half_life),
+                        failed=each.failed,
+                        under=each.under,
+                    )
+                    for variant, each in model.asked.known.items()
+                },
             )
             for name, model in sorted(self._models.items())
         }
@@ -192,13 +247,25 @@ class Ledger:
         now = self._clock()
         for name, model in saved.models.items():
             usage = DecayedUsage(model.seconds * left, now)
-            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "")
+            asked = Asked(
+                {
+                    variant: AskedShapes(
+                        shapes=each.shapes,
+                        requests=DecayedUsage(each.requests * left, now),
+                        failed=each.failed,
+                        under=each.under,
+                    )
+                    for variant, each in (model.asked or {}).items()
+                }
+            )
+            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "", asked)
 
 
 def _check(saved: _Saved) -> None:
     if saved.format != FORMAT:
         raise ValueError(f"it has format {saved.format} instead of {FORMAT}")
     amounts = [saved.saved, *(model.seconds for model in saved.models.values())]
+    amounts += [each.requests for model in saved.models.values() for each in (model.asked or {}).values()]
     amounts += [share for model in saved.models.values() for share in model.shares.values()]
     if not all(math.isfinite(amount) and amount >= 0 for amount in amounts):
         raise ValueError("an amount in it is below zero or not finite")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import check_name
@@ -12,6 +12,7 @@ from .config import ENGINES
 
 PRECISIONS = ("auto", "fp32", "fp16")
 MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024
+MAX_VARIANTS = 64  # of one addition
 
 
 def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
@@ -29,9 +30,18 @@ def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) 
     _check_calibration(params.files, options)
     if options.engine not in (None, *ENGINES):
         raise InvalidArgument(f"engine is {options.engine!r}; use one of {', '.join(ENGINES)}")
-    if len(options.shapes or {}) > MAX_SHAPES:
+    if options.variants and options.engine == "cpu":
+        raise InvalidArgument("the CPU engine takes every shape, and nothing is compiled; leave variants out")
+    if len(options.variants or ()) > MAX_VARIANTS:
+        raise InvalidArgument(f"more than {MAX_VARIANTS} variants are given; give those that matter most")
+    for shapes in (options.shapes or {}, *(options.variants or ())):
+        _check_shapes(shapes)
+
+
+def _check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    if len(shapes) > MAX_SHAPES:
         raise InvalidArgument(f"shapes are given for more than {MAX_SHAPES} inputs; give those that are open")
-    for name, shape in (options.shapes or {}).items():
+    for name, shape in shapes.items():
         if not shape or min(shape) < 1 or len(shape) > MAX_RANK:
             raise InvalidArgument(
                 f"the shape of {name[:80]!r} is {list(shape)[:9]}; give 1 to {MAX_RANK} sizes of at least 1"

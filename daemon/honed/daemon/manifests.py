@@ -43,6 +43,15 @@ def made_manifest(
     return manifest if restored is None else _same_engines(manifest, restored)
 
 
+def same_source(variant: Manifest, model: Manifest) -> bool:
+    """Whether a variant is of a model as that is now."""
+
+    def of(manifest: Manifest) -> tuple[str, str, str, bool]:
+        return manifest.source_key, manifest.precision, manifest.device, manifest.interface is None
+
+    return of(variant) == of(model)
+
+
 def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
     """What is known of engines is of the source, and holds for another compiled form of it."""
     return dataclasses.replace(

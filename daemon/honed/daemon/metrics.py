@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from .pool import Pool
 from .serving.registry import Registry
 from .serving.states import ServedModel, State
 from .tunerchild import TunerChild
+from .variants.names import model_of
 
 # The executor enqueues a whole inference and waits once; it times kernels by the device's clock only when a
 # profile is asked for, since that slows some drivers down.
@@ -94,8 +95,12 @@ class MetricsCollector:
             connections=self.connections(),
             whole=self.registry.whole.figures(now, uptime),
             models=tuple(
+                self._model(entry, now, uptime, _waiting(entry.name, waiting), usage.get(entry.name, _UNUSED))
+                for entry in self.registry.models()
+            ),
+            variants=tuple(
                 self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
-                for entry in self.registry.all()
+                for entry in self.registry.variants()
             ),
             tuning=tuning,
             temperatures=sensors,
@@ -122,6 +127,11 @@ class MetricsCollector:
             waiting=waiting,
             spent=usage,
         )
+
+
+def _waiting(model: str, waiting: Mapping[str, int]) -> int:
+    """For a model and its variants."""
+    return sum(count for name, count in waiting.items() if model_of(name) == model)
 
 
 _UNUSED = TimeSpent(seconds=0.0, tasks={}, profiled="")

@@ -5,21 +5,26 @@ from __future__ import annotations
 from honed.protocol import strict
 from honed.protocol.device import DeviceIdentity
 from honed.protocol.errors import Unavailable
-from honed.protocol.results import ModelPlacement, ModelShown, ModelSource
+from honed.protocol.results import ModelPlacement, ModelShown, ModelSource, ShownVariant
 
 from .inference import describe
 from .interface import Interface
 from .serving.states import ServedModel
 
 
-def show(entry: ServedModel, identity: DeviceIdentity | None, placement: ModelPlacement) -> ModelShown:
+def show(
+    entry: ServedModel,
+    identity: DeviceIdentity | None,
+    placement: ModelPlacement,
+    variants: tuple[ShownVariant, ...],
+) -> ModelShown:
     """The result of ModelShow; `identity` is of the engine that serves it, once known.
 
     Raises Unavailable where the file is not readable.
     """
     model, manifest = entry.compiled, entry.manifest
     if model is None and entry.on_cpu and manifest.interface is not None and identity is not None:
-        return _as_given(entry, manifest.interface, identity, placement)
+        return _as_given(entry, manifest.interface, identity, placement, variants)
     if model is None or manifest.compiled is None:
         raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
     return strict.like(
@@ -39,11 +44,16 @@ def show(entry: ServedModel, identity: DeviceIdentity | None, placement: ModelPl
         outputs=tuple(map(describe, model.outputs)),
         placement=placement,
         checked=entry.checked,
+        variants=variants,
     )
 
 
 def _as_given(
-    entry: ServedModel, interface: Interface, identity: DeviceIdentity, placement: ModelPlacement
+    entry: ServedModel,
+    interface: Interface,
+    identity: DeviceIdentity,
+    placement: ModelPlacement,
+    variants: tuple[ShownVariant, ...],
 ) -> ModelShown:
     """A model without a compiled form."""
     manifest = entry.manifest
@@ -80,4 +90,5 @@ def _as_given(
         constant_bytes=0,
         arena_bytes=0,
         prepared_bytes=0,
+        variants=variants,
     )

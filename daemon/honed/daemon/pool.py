@@ -240,7 +240,7 @@ class Pool:
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
         if work.engine == ran.device:  # another engine's times say nothing about the version
-            self._latencies.note(model.name, work.version, answer.infer_ns * 1e-9, time.time())
+            self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         kind = self.servers[work.engine].kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)
@@ -277,6 +277,18 @@ class Pool:
             finally:
                 self.handle(events.Left(number))
         return work.answers
+
+    def wake(self, name: str) -> None:
+        """Have a variant that rests in service; nothing else is changed by it."""
+        variant = self._models.variant(name)
+        if variant is None or not self._models.rests(variant):
+            return
+        manifest, cpu = variant.manifest, variant.manifest.chosen == "cpu"
+        self.handle(
+            events.Added(
+                manifest=manifest, compiled=variant.compiled, home=variant.device, proof=None, cpu=cpu
+            )
+        )
 
     def release(self, region: HeldRegion) -> None:
         """Let go of a region; with its last holder gone the workers unmap it."""
@@ -373,10 +385,10 @@ class Pool:
                 peaks=server.peaks,
                 worker=server.worker(),
                 queue=server.queue(),
-                models=tuple(model.name for model in self._models.of(server.name)),
+                models=tuple(m.name for m in self._models.models() if m.engine == server.name),
                 away=tuple(
                     model.name
-                    for model in self._models.all()
+                    for model in self._models.models()
                     if model.home == server.name and not model.at_home
                 ),
             )

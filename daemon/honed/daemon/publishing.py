@@ -31,7 +31,7 @@ from .pool import Pool
 from .received import StoredFile, receive
 from .serving.events import Added, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .serving.registry import Registry
-from .serving.states import ServedModel
+from .serving.states import ServedModel, State
 from .store import Store, new_version, version_file
 from .supervisor import WorkerLost
 from .versions import check_new, go_back, settle, succeed
@@ -54,7 +54,7 @@ class Publisher:
 
     def history(self, params: HistoryParams) -> ModelHistory:
         """The result of ModelHistory; raises NotFound."""
-        entry = self.registry.get(params.name)
+        entry = self.registry.entry(params.name)
         history = entry.manifest.history
         return ModelHistory(
             name=entry.name,
@@ -72,6 +72,7 @@ class Publisher:
         Raises AlreadyExists where another version came meanwhile, ModelRefused where it is another model or
         the device gives wrong answers with it. One that is slower or in quarantine is not an error.
         """
+        self.pool.wake(params.name)
         entry, before = self.registry.compiled(params.name)
         self.pool.check_at_home(entry)
         if len(descriptors) != 1:
@@ -110,7 +111,7 @@ class Publisher:
         with ExitStack() as held:
             held.enter_context(self.pool.keeping(server, file.sha256))
             try:
-                if entry.on_cpu:
+                if entry.on_cpu or entry.state is not State.READY:
                     held.enter_context(self.pool.keeping(server, entry.key))
                     await server.loader.load(entry.key, str(self.store.form(entry.manifest, entry.key)))
                 proof = await server.loader.load(file.sha256, str(path), hurried=False)
@@ -187,6 +188,7 @@ class Publisher:
 
     async def rollback(self, params: RollbackParams) -> RolledBack:
         """Serve an earlier version again; the one left is not published anew. Raises NotFound."""
+        self.pool.wake(params.name)
         entry = self.registry.get(params.name)
         target = self._target(entry, params.version)
         story = f"set aside by hand for version {target.number}"
@@ -195,6 +197,7 @@ class Publisher:
 
     async def pin(self, params: PinParams) -> versions.VersionPinned:
         """Serve a version and let no other take its place, or (version 0) allow that again."""
+        self.pool.wake(params.name)
         entry = self.registry.get(params.name)
         history = entry.manifest.history
         if params.version == 0 or params.version in (None, history.current.number):

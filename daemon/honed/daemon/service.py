@@ -46,6 +46,9 @@ from .serving.registry import Registry
 from .store import Manifest, Store
 from .tunerchild import TunerChild
 from .tunerruns import TunerRuns
+from .variants.keeper import VariantKeeper
+from .variants.making import VariantMaker
+from .variants.names import is_variant
 
 _MAX_DESCRIPTORS = 65_536
 _EXAMPLES = """examples:
@@ -186,6 +189,21 @@ async def _run(
         lease=leasing.metrics,
         gpu_faults=watch.figures,
     )
+    variants = VariantKeeper(
+        maker=VariantMaker(
+            limits=limits,
+            store=store,
+            registry=registry,
+            pool=pool,
+            jobs=jobs,
+            commits=commits,
+            policy=policy,
+        ),
+        registry=registry,
+        ledger=ledger,
+        leasing=leasing,
+        settings=lambda: reloader.config.variants,
+    )
     publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies)
     clients.api = api.Api(
         limits=limits,
@@ -198,6 +216,7 @@ async def _run(
         jobs=jobs,
         publisher=publisher,
         ledger=ledger,
+        variants=variants,
         metrics=metrics,
         leasing=leasing,
         tuner=tuner,
@@ -228,6 +247,7 @@ async def _run(
             leasing.run(),
             watch.run(),
             tuner.run(),
+            variants.run(),
         ):
             task = asyncio.ensure_future(work)
             task.add_done_callback(partial(_stop_if_failed, stop))
@@ -269,9 +289,18 @@ async def _fill(
         path = paths.get(manifest.name)
         answer = found[path] if path is not None else None
         home = pool.home(manifest.name, manifest.device, manifest.placed).name
+        if is_variant(manifest.name) and not isinstance(answer, Compiled):
+            # It is compiled again when it is asked for often enough.
+            told = answer or "it has no compiled file"
+            _log.error("variant %s is damaged and dropped: %s", manifest.name, told)
+            remaining = [each for each in models.values() if each.name != manifest.name]
+            await in_thread(store.remove, manifest.name, remaining)
+            continue
         if not isinstance(answer, HonedError):
-            cpu = cpu_serves(manifest, policy)
-            pool.handle(Added(manifest=manifest, compiled=answer, home=home, proof=None, cpu=cpu))
+            cpu, rests = cpu_serves(manifest, policy), is_variant(manifest.name)
+            pool.handle(
+                Added(manifest=manifest, compiled=answer, home=home, proof=None, cpu=cpu, rests=rests)
+            )
             continue
         await in_thread(store.set_aside, manifest)
         reason = f"its compiled file is damaged ({answer})"

@@ -45,7 +45,7 @@ class ServedInference:
 
 @dataclass(slots=True)
 class Statistics:
-    """Since the service started, of one model; what is noted here is noted in `whole` as well.
+    """Since the service started, of one model or variant; what is noted here is noted in `whole` as well.
 
     Nothing in it is ever taken back, so every count only goes up.
     """
@@ -151,4 +151,4 @@ class Statistics:
             each.fail.add(ns)
 
     def _self_and_whole(self) -> tuple[Statistics, ...]:
-        return (self,) if self.whole is None else (self, self.whole)
+        return (self,) if self.whole is None else (self, *self.whole._self_and_whole())

@@ -1,7 +1,8 @@
 """The models on disk: content-addressed objects, and one small checksummed manifest per name.
 
     objects/<sha256>      compiled files, and the sources they came from
-    models/<name>.json    what a name stands for; the model exists from the moment this is renamed here
+    models/<name>.json    what a name stands for; the model exists from the moment this is renamed here,
+                          as does a variant of it, whose name has the sizes: <name>@<sizes>
     staging/<random>/     work in progress; emptied at start
     damaged/              what was found altered, set aside for people
 
@@ -31,15 +32,15 @@ from honed.protocol.errors import (
     InvalidArgument,
     Unavailable,
 )
-from honed.protocol.methods import NAME
 from honed.protocol.versions import ModelVersion
 from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
 
 from .interface import Interface
 from .received import StoredFile, explained, relative
+from .variants.names import STORED
 from .versions import VersionHistory, first
 
-FORMAT = 3  # of manifests; 1 are those that do not say theirs, 3 those that may have no compiled file
+FORMAT = 4  # of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
 _MAX_MANIFEST = 16 << 20  # bytes
 _log = logging.getLogger(__name__)
@@ -56,7 +57,8 @@ class Manifest:
     `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
     `interface` is of the source, None where the CPU engine does not run it. `wanted` is the engine that its
     user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
-    that came, or why there is no compiled form. Both are "" while it is being compiled.
+    that came, or why there is no compiled form. Both are "" while it is being compiled. `by_hand`: it is a
+    variant that its user asked for.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Manifest:
     wanted: str = ""
     chosen: str = ""
     why: str = ""
+    by_hand: bool = False
 
     @property
     def key(self) -> str:
@@ -311,7 +314,7 @@ def _loads(name: str, data: bytes) -> Manifest:
         if written == 1:
             _migrate(plain)
     manifest = strict.from_plain(Manifest, plain, where=name)
-    if manifest.name != name or not NAME.fullmatch(name):
+    if manifest.name != name or not STORED.fullmatch(name):
         raise ValueError(f"it speaks of model {manifest.name!r}")
     return manifest
 

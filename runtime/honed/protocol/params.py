@@ -97,7 +97,8 @@ class LoadOptions:
 
     `calibration` is how many of the files, the last, are sets of inputs that errors in fp16 are measured on.
     `engine` is "fastest", "gpu" or "cpu"; None: as configured. Without `wait` the answer comes as soon as the
-    model is served, though it be compiled further; None: with.
+    model is served, though it be compiled further; None: with. `variants` are more shapes that it is compiled
+    for.
     """
 
     shapes: dict[str, tuple[int, ...]] | None = None
@@ -107,6 +108,7 @@ class LoadOptions:
     calibration: int | None = None
     engine: str | None = None
     wait: bool | None = None
+    variants: tuple[dict[str, tuple[int, ...]], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

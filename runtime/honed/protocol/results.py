@@ -116,6 +116,7 @@ class IndexedModel:
     reason: str
     engine: str = "gpu"
     engine_why: str = ""
+    variants: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -243,6 +244,28 @@ class ShownKernel:
     prepared: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownVariant:
+    """A compiled form of a model for other shapes than its own.
+
+    `state` is READY, LOADING, UNAVAILABLE, RESTING, or FAILED where it could not be compiled. `requests` came
+    in its shapes and count less with time; `answered` it answered since the service started. `engine` is
+    the one that serves these shapes, `why` says why, or why it could not be compiled.
+    """
+
+    name: str
+    shapes: dict[str, tuple[int, ...]]
+    requests: float
+    answered: int
+    state: str
+    engine: str
+    version: int
+    why: str
+    by_hand: bool
+    bytes: int
+    loaded_bytes: int
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelShown:
     """The result of ModelShow."""
@@ -271,6 +294,7 @@ class ModelShown:
     constant_bytes: int
     arena_bytes: int
     prepared_bytes: int
+    variants: tuple[ShownVariant, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -388,6 +388,7 @@ class Metrics:
     connections: int
     whole: Figures
     models: tuple[ModelFigures, ...]
+    variants: tuple[ModelFigures, ...] = ()
     tuning: TuningFigures | None
     temperatures: dict[str, float]
     lease: LeaseFigures

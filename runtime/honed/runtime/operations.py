@@ -258,6 +258,7 @@ class Operations:
         *,
         name: str | None = None,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        variants: Sequence[Mapping[str, Sequence[int]]] = (),
         precision: str = "auto",
         replace: bool = False,
         device: str | None = None,
@@ -272,9 +273,10 @@ class Operations:
         configured for; the CPU engine may serve the model long before it is compiled, and without `wait` this
         returns then. "engine" and "engine_why" of the result say which one serves.
 
-        External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
-        have them compared; None leaves that to the service. `calibration` is a folder of .npz files, each
-        with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
+        `variants` are more shapes, set by set, that it is compiled for, too; "notes" of the result has what
+        came of each. External data is sent along from the file's folder. `device` is one of the service's,
+        or "fastest" to have them compared; None leaves that to the service. `calibration` is a folder of .npz
+        files, each with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
@@ -285,13 +287,14 @@ class Operations:
 
         def load() -> Ask:
             options = LoadOptions(
-                shapes={key: tuple(shape) for key, shape in (shapes or {}).items()},
+                shapes=_shapes(shapes or {}),
                 precision=precision,
                 replace=replace,
                 device=device,
                 calibration=len(sets) or None,
                 engine=engine,
                 wait=None if wait else False,
+                variants=tuple(_shapes(each) for each in variants) or None,
             )
             params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
             sent = [*opened.values(), *sets.values()]
@@ -385,3 +388,7 @@ def register(region: Region) -> Ask:
 def unregister(region: Region) -> Ask:
     """The call that has the service forget a region."""
     return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
+
+
+def _shapes(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in given.items()}

@@ -24,7 +24,8 @@ from honed.runtime.bounds import BUSY
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
-from .parser import UsageError, add_command, add_compile_options, check_calibration, unique
+from .parser import UsageError, add_command, add_compile_options, check_calibration, shape_sets
+from .variants import variants_table
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,6 +60,7 @@ def register(commands: Any) -> None:
         examples="""\
             hone add lightglue.onnx
             hone add yolox.onnx --name detector --shape images=1,3,416,416
+            hone add yolox.onnx --shape images=1,3,416,416 --shape images=1,3,640,640
             hone add squeezenet.onnx --precision fp32 --replace
             hone add yolox.onnx --calibration pictures/
             hone add lightglue.onnx --device mali
@@ -68,7 +70,7 @@ def register(commands: Any) -> None:
     )
     add.add_argument("file", metavar="FILE", type=Path, help="an ONNX or .honed file")
     add.add_argument("--name", metavar="N", help="the name to serve it by (default: the file's name)")
-    add_compile_options(add)
+    add_compile_options(add, several=True)
     add.add_argument(
         "--replace",
         action="store_true",
@@ -202,6 +204,7 @@ class ListedModel:
     reason: str
     engine: str
     engine_why: str
+    variants: int
     device: str
     inferences: int
     mean_ms: float | None
@@ -246,7 +249,7 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
         (
             model.name,
             model.state.lower(),
-            model.engine,
+            model.engine + (f" +{model.variants}" if model.variants else ""),
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
@@ -270,13 +273,14 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
     from .progress import Reporter
 
     check_calibration(arguments)
-    shapes = unique("--shape", arguments.shape)
+    shapes, *variants = shape_sets(arguments.shape)
     title = f"add {arguments.name or arguments.file.name}"
     with Reporter(title) as reporter, Client(arguments.socket) as client:
         told = client.add(
             arguments.file,
             name=arguments.name,
             shapes=shapes,
+            variants=variants,
             precision=arguments.precision,
             replace=arguments.replace,
             device=arguments.device,
@@ -351,6 +355,9 @@ def _print_model(console: Console, model: ModelShown) -> None:
             [(k, t.name, shape_text(t.datatype, t.shape)) for k, t in tensors],
         )
     )
+    if model.variants:
+        console.print()
+        console.print(variants_table(model.variants))
     if not model.kernels:
         return
     console.print()

@@ -75,15 +75,20 @@ def add_global_options(parser: argparse.ArgumentParser, *, nested: bool = False)
     )
 
 
-def add_compile_options(parser: argparse._ActionsContainer) -> None:
-    """--shape, --precision and --calibration, as `add`, `compile` and `tune` take them."""
+def add_compile_options(parser: argparse._ActionsContainer, *, several: bool = False) -> None:
+    """--shape, --precision and --calibration, as `add`, `compile` and `tune` take them.
+
+    `several`: sets of shapes may be given.
+    """
+    again = "; an input given again begins another set, which the model is compiled for, too"
     parser.add_argument(
         "--shape",
         action="append",
         type=shape,
         default=[],
         metavar="IN=1,3,224,224",
-        help="the shape of an input whose sizes the model leaves open; may be given for each input",
+        help="the shape of an input whose sizes the model leaves open; may be given for each input"
+        + (again if several else ""),
     )
     parser.add_argument(
         "--precision",
@@ -134,6 +139,16 @@ def unique(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise UsageError(f"{option} is given twice for {name!r}; give it once")
         found[name] = value
     return found
+
+
+def shape_sets(pairs: list[tuple[str, tuple[int, ...]]]) -> list[dict[str, tuple[int, ...]]]:
+    """Repeated --shape options as sets, one at least: an input that is given again begins another."""
+    sets: list[dict[str, tuple[int, ...]]] = [{}]
+    for name, sizes in pairs:
+        if name in sets[-1]:
+            sets.append({})
+        sets[-1][name] = sizes
+    return sets
 
 
 def count(text: str) -> int:

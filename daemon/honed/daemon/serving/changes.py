@@ -6,13 +6,16 @@ import dataclasses
 
 from . import failover, trials
 from .core import Core, removed
-from .events import Added, Damaged, Explained, NotRestored, Removed
+from .events import Added, Damaged, Explained, NotRestored, Removed, Rested
 from .scheduling import admit, dismiss, wake
-from .states import CPU_ENGINE, Phase, ServedModel
+from .states import CPU_ENGINE, Deployment, Phase, ServedModel, State
 
 
 def added(core: Core, event: Added) -> None:
     """Serve a model, in the place of another of its name."""
+    if event.rests:
+        _rest(core, core.new_model(event.manifest, event.compiled, event.home))
+        return
     cpu = event.cpu or (event.manifest.compiled is None and event.manifest.interface is not None)
     if cpu and core.cpu is None:
         if event.compiled is None:
@@ -55,10 +58,43 @@ def explained(core: Core, event: Explained) -> None:
 
 def gone(core: Core, event: Removed) -> None:
     """Answer what waits for a model, and forget it."""
+    if core.models.forget_resting(event.name):
+        return
     model = core.models.pop(event.name)
     core.refuse_waiting(model, removed(model.name))
     core.refuse_open(model.name, removed(model.name))
     _forget(core, model)
+
+
+def rested(core: Core, event: Rested) -> None:
+    """Take a variant out of service, unless it has something to do."""
+    model = core.models.find(event.name)
+    if model is None or model.trial is not None:
+        return
+    for name, deployment in model.deployments.items():
+        engine = core.engines[name]
+        runs = engine.running is not None and engine.running.model is model
+        if runs or deployment.loading or model.name in engine.queue.models():
+            return
+    deployments = dict(model.deployments)
+    core.models.pop(model.name)
+    _rest(core, model)
+    for name in deployments:
+        core.unload_unused(name, model.key_on(name))
+    for name in deployments:
+        dismiss(core, core.engines[name])
+
+
+def _rest(core: Core, model: ServedModel) -> None:
+    """Keep a variant that nothing serves."""
+    model.home = model.engine = model.device
+    model.away = ""
+    model.deployments = {
+        model.device: Deployment(
+            number=0, engine=model.device, state=State.UNAVAILABLE, reason="it rests until it is asked for"
+        )
+    }
+    core.models.rest(model)
 
 
 def _forget(core: Core, model: ServedModel) -> None:

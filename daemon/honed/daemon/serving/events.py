@@ -162,7 +162,7 @@ class Added:
     """A model is in the store, new or in another's place; with `proof` it is in a worker, too.
 
     `home` is the device of its compiled form, which is None where there is none; with `cpu` the CPU engine
-    serves it.
+    serves it. A variant may be added to rest.
     """
 
     manifest: Manifest
@@ -170,6 +170,7 @@ class Added:
     home: str
     proof: Proof | None
     cpu: bool = False
+    rests: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +206,13 @@ class Passed:
 @dataclass(frozen=True, slots=True)
 class Removed:
     """A model is in the store no more."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rested:
+    """A variant is to rest, as soon as nothing waits for it; nothing happens where something does."""
 
     name: str
 
@@ -305,6 +313,7 @@ Event = (
     | Damaged
     | NotRestored
     | Removed
+    | Rested
     | Explained
     | Passed
     | Kept

@@ -77,6 +77,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     events.Damaged: changes.damaged,
     events.NotRestored: changes.not_restored,
     events.Removed: changes.gone,
+    events.Rested: changes.rested,
     events.Explained: changes.explained,
     events.Passed: failover.passed,
     events.SuccessorReady: trials.successor_ready,

@@ -94,7 +94,8 @@ class ServedModel:
 
     It belongs to the engine `home`, and `engine` is the one that serves it; `away` says why these differ, or
     "". Home is the engine `device`, where its compiled form is or would be, or the CPU engine. `compiled` is
-    None where there is no compiled form or it could not be read. `failed` are engines that gave it up.
+    None where there is no compiled form or it could not be read. `failed` are engines that gave it up. A
+    variant that rests is served by nothing.
     """
 
     number: int

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from honed.onnxfile.dimensions import UNNAMED
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.dtypes import DTYPES
 
@@ -16,7 +17,6 @@ from .reasons import Reasons
 from .values import Refuse, numpy_dtype
 
 MAX_DIMENSION = (1 << 31) - 1
-_UNNAMED = "?"  # also what Paddle's exporter writes for each dimension that it has no name for
 _CARRIED = frozenset(d.name for d in DTYPES)
 
 
@@ -40,7 +40,8 @@ def bind_inputs(
     """The inputs with static shapes, notes on what was assumed, and names of inputs that were refused.
 
     A symbolic dimension takes what `shapes` says of it, here or at another input; a leading one that
-    nothing says becomes 1. Raises InvalidArgument where `shapes` contradicts the model.
+    nothing says becomes 1. Raises InvalidArgument where `shapes` contradicts the model. Where it has every
+    input, names bind nothing: there are files that call by one name what differs.
     """
     frozen = {t.name for t in model.graph.initializer} | {
         s.values.name for s in model.graph.sparse_initializer
@@ -50,7 +51,8 @@ def bind_inputs(
     if unknown:
         known = ", ".join(i.name for i in inputs) or "none"
         raise InvalidArgument(f"--shape names {unknown[0]!r}, but the model's inputs are: {known}")
-    named = _named_dimensions(inputs, shapes)
+    whole = all(i.name in shapes for i in inputs)
+    named = _named_dimensions(inputs, shapes, bind=not whole)
     inner = {_name(d) for i in inputs for d in i.type.tensor_type.shape.dim[1:]} - {""}
     specs: list[TensorSpec] = []
     notes: list[str] = []
@@ -86,7 +88,7 @@ def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
 
 
 def _named_dimensions(
-    inputs: list[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]]
+    inputs: list[onnx.ValueInfoProto], shapes: Mapping[str, tuple[int, ...]], *, bind: bool
 ) -> dict[str, int]:
     named: dict[str, int] = {}
     for info in inputs:
@@ -103,7 +105,7 @@ def _named_dimensions(
                 f"--shape {info.name}: {len(given)} dimensions are given, but the input has {len(dims)}"
             )
         for dim, number in zip(dims, given, strict=True):
-            if _name(dim) and named.setdefault(dim.dim_param, number) != number:
+            if bind and _name(dim) and named.setdefault(dim.dim_param, number) != number:
                 raise InvalidArgument(
                     f"--shape {info.name}: dimension {dim.dim_param!r} is {named[dim.dim_param]} elsewhere "
                     f"and {number} here; give one value"
@@ -113,7 +115,7 @@ def _named_dimensions(
 
 def _name(dim: onnx.TensorShapeProto.Dimension) -> str:
     """The name that stands for one number wherever it is used; empty where there is none."""
-    return "" if dim.dim_param == _UNNAMED else str(dim.dim_param)
+    return "" if dim.dim_param == UNNAMED else str(dim.dim_param)
 
 
 def _bind(
@@ -134,7 +136,7 @@ def _bind(
     dims = info.type.tensor_type.shape.dim
     for index, dim in enumerate(dims):
         static = dim.HasField("dim_value") and dim.dim_value >= 0
-        label = dim.dim_param or _UNNAMED
+        label = dim.dim_param or UNNAMED
         if static and given is not None and given[index] != dim.dim_value:
             raise InvalidArgument(
                 f"--shape {info.name}: dimension {index} is {dim.dim_value} in the model, not {given[index]}"
@@ -155,7 +157,7 @@ def _bind(
             open_dims.append(label)
     if open_dims:
         template = ",".join(
-            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or _UNNAMED)
+            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or UNNAMED)
             for d in dims
         )
         raise Refuse(

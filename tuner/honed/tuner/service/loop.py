@@ -173,10 +173,14 @@ def _look(client: Client) -> _View:
     homes = {name: each["spec"] for each in seen if each["engine"] == "gpu" for name in each["models"]}
     away = {name for each in status["devices"] for name in each["away"]}
     wanted, unprofiled = [], []
-    for model in client.metrics()["models"]:
+    metrics = client.metrics()
+    variants = {each["name"] for each in metrics["variants"]}
+    for model in (*metrics["models"], *metrics["variants"]):
         name = model["name"]
-        shown = client.show(name) if model["ready"] else None
-        if shown and shown["kernels"] and model["engine"] == "cpu" and shown["placement"]["device"] in setups:
+        # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
+        shown = client.show(name) if model["ready"] or name in variants else None
+        elsewhere = name in variants or model["engine"] == "cpu"
+        if shown and elsewhere and shown["kernels"] and shown["placement"]["device"] in setups:
             homes[name] = shown["placement"]["device"]  # its compiled form may become the faster one
         setup = setups[homes.get(name, status["device_spec"])]
         history = client.history(name)
@@ -185,7 +189,7 @@ def _look(client: Client) -> _View:
         obstacle = "" if shown and name in homes else "it is not served"
         if shown and not shown["kernels"]:
             obstacle = "it has no compiled form"
-        if name in away:
+        if name in away or (name in variants and model["away"]):
             obstacle = "its device is lost"
         elif history["pinned"]:
             obstacle = f"version {history['version']} is pinned"
@@ -200,6 +204,7 @@ def _look(client: Client) -> _View:
             not obstacle
             and not known.finished
             and model["engine"] == "gpu"
+            and model["ready"]
             and (version := profiles.wanted(model, history["latency"]))
         ):
             unprofiled.append(version)
