@@ -1,10 +1,10 @@
 """Models beside tinygrad on OpenCL: `python -m benchmarks.tinygrad --python PYTHON MODEL.onnx...`.
 
 tinygrad has an interpreter of its own (`python3 -m venv V; V/bin/pip install tinygrad numpy`), and wants
-clang (`CC=clang`) where a model has constants to compute. It runs the model's operators as its own scheduler fuses them,
-captured by its JIT, on the OpenCL device that it chooses, with `--beam N` after a search over its kernels.
-Ours are first served. Both take turns; printed are medians of whole inferences, from arrays of the host to
-arrays of the host.
+clang (`CC=clang`) where a model has constants to compute. It runs the model's operators as its own scheduler
+fuses them, captured by its JIT, on the OpenCL device that it chooses, with `--beam N` after a search over its
+kernels. Ours are first served. Both take turns; printed are medians of whole inferences, from arrays of the
+host to arrays of the host.
 """
 
 from __future__ import annotations
