@@ -39,14 +39,17 @@ _FEW = 1 << 26  # elements of a made-up input at most
 class Session:
     """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good)."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        """Raises ModelRefused or MissingFiles where this engine cannot run the file."""
+    def __init__(self, path: Path, threads: int, *, alone: bool = False) -> None:
+        """Raises ModelRefused or MissingFiles where this engine cannot run the file.
+
+        One that is `alone` has all of its data inside: nothing beside it is read.
+        """
         try:
-            model, external = read(path)
+            model, external = read(path, external_bytes=0) if alone else read(path)
         except MissingFiles as missing:  # a subclass does not travel
             raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
         # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
-        given = model.SerializeToString() if external else str(path)
+        given = model.SerializeToString() if external or alone else str(path)
         try:
             self._session = onnxruntime.InferenceSession(
                 given, _options(threads), providers=["CPUExecutionProvider"]

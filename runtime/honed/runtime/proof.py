@@ -14,6 +14,8 @@ from .executor import Executor
 from .model import Probe
 
 Array = NDArray[Any]
+# Of what the CPU engine computes on the reference's own values, by the same library, perhaps in another order.
+BEHIND_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ def compare(reference: Array, actual: Array, tolerance: float, output: str = "")
 
 
 def check_probes(executor: Executor) -> tuple[Difference, ...]:
-    """Run every probe of the executor's file: one Difference for each probe and output, in that order.
+    """Run every probe of the executor's file: those of `check_probe` for each, in order.
 
     Raises as `Executor.run` does. A file without probes gives ().
     """
@@ -79,15 +81,56 @@ def check_probes(executor: Executor) -> tuple[Difference, ...]:
 
 
 def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
-    """Run one probe of the executor's file: one Difference for each output; raises as `Executor.run` does."""
+    """Run one probe of the executor's file: one Difference for each output that it knows.
+
+    Those are what the steps give, then what the last part gives. Raises as `Executor.run` does.
+    """
     model, file = executor.model, executor.file
     inputs = {
         tensor.name: file.constant(index) for tensor, index in zip(model.inputs, probe.inputs, strict=True)
     }
-    outputs = executor.run(inputs)
-    return tuple(
-        compare(file.constant(index), outputs[tensor.name], tolerance, tensor.name)
-        for tensor, index, tolerance in zip(model.outputs, probe.outputs, probe.tolerance, strict=True)
+    outputs = executor.run_compiled(inputs)
+    known = {
+        tensor.name: file.constant(index) for tensor, index in zip(model.outputs, probe.outputs, strict=True)
+    }
+    found = [
+        compare(known[tensor.name], outputs[tensor.name], tolerance, tensor.name)
+        for tensor, tolerance in zip(model.outputs, probe.tolerance, strict=True)
+    ]
+    return (*found, *_check_behind(executor, probe, known, inputs, outputs))
+
+
+def _check_behind(
+    executor: Executor,
+    probe: Probe,
+    known: dict[str, Array],
+    inputs: dict[str, Array],
+    outputs: dict[str, Array],
+) -> list[Difference]:
+    """The last part on what the reference gives for the steps: small differences may make it choose otherwise.
+
+    It must also run on what they give here.
+    """
+    part = executor.model.split.behind if executor.model.split is not None else None
+    if part is None:
+        return []
+    executor.run_behind(outputs, inputs)
+    if not probe.behind:
+        return []
+    made = executor.run_behind(known, inputs)
+    return [
+        _like(executor.file.constant(index), made[tensor.name], tensor.name)
+        for tensor, index in zip(part.outputs, probe.behind, strict=True)
+    ]
+
+
+def _like(reference: Array, made: Array, output: str) -> Difference:
+    """The difference of an output whose shape may be another, which is infinitely far off."""
+    tolerance = BEHIND_TOLERANCE if reference.dtype.kind == "f" else 0.0
+    if reference.shape == made.shape:
+        return compare(reference, made, tolerance, output)
+    return Difference(
+        output=output, error=float("inf"), tolerance=tolerance, index=(), expected=reference.size, found=made.size
     )
 
 

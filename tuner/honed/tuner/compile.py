@@ -23,11 +23,13 @@ from . import frontend
 from .assemble import Expected, assemble
 from .attend import joins
 from .bind import bind_shapes
+from .cut import header
 from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import Choose, First, LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
+from .prepare import Prepared, prepare
 from .prove import locate, probes, reference
 from .tuned import best_schedules
 
@@ -81,31 +83,39 @@ def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
     original = frontend.load(request.path)
-    normalised = _normalise(original, request.profile, request.shapes, request.precision, stage)
+    prepared = _prepare(original, request, stage)
     choice = None
     if request.precision == "auto":
         stage("normalise", 0.5, "find out what can be computed in fp16")
         choice = choose.decide(
-            original, normalised, request.profile, calibration=request.calibration, like=request.like
+            prepared.given,
+            prepared.normalised,
+            request.profile,
+            calibration=request.calibration,
+            like=request.like,
         )
-    return _compile(request, original, normalised, choice, stage)
+    return _compile(request, original, prepared, choice, stage)
 
 
 def _compile(
     request: CompileRequest,
     original: onnx.ModelProto,
-    own: Normalised,
+    prepared: Prepared,
     choice: Choice | None,
     stage: _Stages,
 ) -> CompileResult:
     """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
+    own, made = prepared.normalised, prepared.cut
     normalised = choose.applied(choice, own) if choice is not None else own
     imported = _import(normalised, stage)
     schedules = best_schedules(request.records, request.profile.identity) if request.records else _default
     lowered = _lower(imported, request.profile, stage, schedules, first_kernels, request.processes)
     stage("prove", 0.0, "evaluate the reference")
-    bound = bind_shapes(original, {i.name: i.shape for i in normalised.inputs})
+    shapes = {i.name: i.shape for i in normalised.inputs}
+    bound = bind_shapes(prepared.given, shapes)
     expected, notes = _expect(bound, normalised)
+    if made is not None:
+        expected = header.with_behind(expected, made, bind_shapes(original, shapes))
     sha256 = _sha256(request.path)
 
     def assembled(lowered: LoweredModel, *more: str) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
@@ -118,7 +128,7 @@ def _compile(
             notes=(*normalised.notes, *lowered.notes, *notes, *more),
             choice=choice,
         )
-        return assemble(source, request.profile, normalised, lowered, expected)
+        return assemble(source, request.profile, normalised, lowered, expected, made)
 
     model, constants = assembled(lowered)
     fell_back = ""
@@ -135,7 +145,9 @@ def _compile(
         wrong = [result for result in results if not result.right]
         if wrong and choice is not None and choice.half:
             why = f"fp16 gave wrong answers on {name} ({wrong[0]})"
-            return _compile(request, original, own, Choice(half=False, why=why), stage.rest())
+            return _compile(request, original, prepared, Choice(half=False, why=why), stage.rest())
+        if wrong and made is not None and made.between:
+            raise _wrong(results, "which node is wrong is not looked for in a model of several parts")
         if wrong:
             raise _refusal(request, request.device, model, results, bound, expected, first)
         model = _proven(model, request.device, results)
@@ -148,8 +160,7 @@ def check_file(request: CompileRequest, report: Report) -> None:
     """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
-    model = frontend.load(request.path)
-    _import(_normalise(model, request.profile, request.shapes, request.precision, stage), stage)
+    _import(_prepare(frontend.load(request.path), request, stage).normalised, stage)
 
 
 def run_model(
@@ -165,7 +176,8 @@ def run_model(
     Raises as above.
     """
     quiet = _Stages(lambda _stage, _done, _text: None)
-    normalised = _normalise(model, device.profile, {}, precision, quiet)
+    limits = device.profile.limits
+    normalised = frontend.normalise(model, precision=precision, fp16=limits.fp16, fp64=limits.fp64)
     lowered = _lower(_import(normalised, quiet), device.profile, quiet, _default, first)
     source = Source(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
@@ -204,17 +216,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _normalise(
-    model: onnx.ModelProto,
-    profile: DeviceProfile,
-    shapes: Mapping[str, tuple[int, ...]],
-    precision: Precision,
-    stage: _Stages,
-) -> Normalised:
+def _prepare(model: onnx.ModelProto, request: CompileRequest, stage: _Stages) -> Prepared:
     stage("normalise", 0.0, "normalise the graph and fold constants")
-    return frontend.normalise(
-        model, shapes=shapes, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
-    )
+    return prepare(model, request.shapes, request.precision, request.profile)
 
 
 def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
@@ -303,15 +307,22 @@ def _refusal(
 ) -> ModelRefused:
     """Of a model with wrong answers: names the first node whose value differs."""
     wrong = [n for n, result in enumerate(results) if not result.right]
+    known = {output.name for output in model.outputs}
+    if results[wrong[0]].output not in known:
+        return _wrong(results, "it is of the part that the CPU engine runs last")
     where = locate.first_difference(
         bound,
-        expected.inputs[wrong[0] // len(model.outputs)],
+        expected.inputs[wrong[0] * len(expected.inputs) // len(results)],
         lambda variant, given: run_model(variant, given, device, request.precision, first),
         precision=model.source.precision,
     )
+    return _wrong(results, str(where))
+
+
+def _wrong(results: tuple[proof.Difference, ...], where: str) -> ModelRefused:
+    wrong = [str(result) for result in results if not result.right]
     return ModelRefused(
-        f"the compiled model does not give the reference's answers ({results[wrong[0]]}); {where}",
-        (*(str(results[n]) for n in wrong), str(where)),
+        f"the compiled model does not give the reference's answers ({wrong[0]}); {where}", (*wrong, where)
     )
 
 

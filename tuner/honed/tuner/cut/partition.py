@@ -1,0 +1,220 @@
+"""Which nodes of a graph run compiled and which in the CPU engine, in as few parts as pay. Pure.
+
+Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
+last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not leave
+the part that makes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+# A stretch beside parts is compiled where it has this share of all work, and more than it costs to hand over
+# to a part and back: operations of half a millisecond of a small core.
+WORTH, HANDING_OVER = 0.02, 5_000_000
+MOST_BETWEEN = 4  # parts that run between compiled steps
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A node: the values it reads and makes, whether it can be compiled, and an estimate of its work."""
+
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    able: bool
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Where each unit runs: its stage. Even ones are compiled; odd ones are parts; the last part is `behind`.
+
+    What a unit reads is made in its own stage or in an earlier one.
+    """
+
+    stages: tuple[int, ...]
+    behind: int | None
+
+    def compiled(self, unit: int) -> bool:
+        """Whether a unit runs compiled."""
+        return self.stages[unit] % 2 == 0
+
+
+def divide(units: Sequence[Unit], tied: Iterable[str], outputs: Iterable[str]) -> Partition:
+    """Divide units, given in topological order. `tied` values may be among the `outputs` of the graph.
+
+    Where no unit is left to compile, all are behind.
+    """
+    graph = _Graph.of(units, frozenset(tied), frozenset(outputs))
+    able = [unit.able for unit in units]
+    while True:
+        graph.close(able)
+        behind = graph.behind(able)
+        stages = graph.stages(able, behind)
+        if not _give_up_least(units, able, behind, stages):
+            break
+    last = max(stages, default=0) + 1
+    last += 1 - last % 2
+    return Partition(
+        tuple(last if n in behind else stage for n, stage in enumerate(stages)), last if behind else None
+    )
+
+
+def _give_up_least(units: Sequence[Unit], able: list[bool], behind: set[int], stages: Sequence[int]) -> bool:
+    """Have the CPU engine run the compiled stretch of least work, where it is not worth its parts."""
+    total = sum(unit.work for unit in units)
+    work: dict[int, int] = {}
+    for n, unit in enumerate(units):
+        if able[n] and n not in behind:
+            work[stages[n]] = work.get(stages[n], 0) + unit.work
+    between = {stages[n] for n in range(len(units)) if not able[n] and n not in behind}
+    if not work or not (between or len(work) > 1):
+        return False
+    least = min(work, key=lambda stage: (work[stage], -stage))
+    if work[least] >= max(WORTH * total, HANDING_OVER) and len(between) <= MOST_BETWEEN:
+        return False
+    if len(work) == 1:
+        return False
+    for n in range(len(units)):
+        if able[n] and n not in behind and stages[n] == least:
+            able[n] = False
+    return True
+
+
+@dataclass
+class _Graph:
+    units: Sequence[Unit]
+    tied: frozenset[str]
+    outputs: frozenset[str]
+    maker: Mapping[str, int]
+    before: Sequence[Sequence[int]]
+    after: Sequence[Sequence[int]]
+    group: list[int] = field(default_factory=list)  # units of equal number are in one part
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], tied: frozenset[str], outputs: frozenset[str]) -> _Graph:
+        maker = {name: n for n, unit in enumerate(units) for name in unit.makes}
+        before = [sorted({maker[name] for name in unit.reads if name in maker}) for unit in units]
+        after: list[list[int]] = [[] for _ in units]
+        for n, makers in enumerate(before):
+            for one in makers:
+                after[one].append(n)
+        return cls(units, tied, outputs, maker, before, after, list(range(len(units))))
+
+    def close(self, able: list[bool]) -> None:
+        """Take over what lies between units that must be in one part, until nothing is left in between."""
+        while self._tie(able) or self._fill(able):
+            pass
+
+    def _tie(self, able: list[bool]) -> bool:
+        """Units that hand a tied value on are in one part where any of them is in one."""
+        changed = False
+        readers: dict[str, list[int]] = {}
+        for n, unit in enumerate(self.units):
+            for name in unit.reads:
+                if name in self.tied and name in self.maker:
+                    readers.setdefault(name, [self.maker[name]]).append(n)
+        for together in readers.values():
+            if all(able[n] for n in together):
+                continue
+            changed |= self._join(together)
+            for n in together:
+                changed |= able[n]
+                able[n] = False
+        return changed
+
+    def _join(self, together: Sequence[int]) -> bool:
+        numbers = {self.group[n] for n in together}
+        if len(numbers) == 1:
+            return False
+        least = min(numbers)
+        self.group = [least if number in numbers else number for number in self.group]
+        return True
+
+    def _members(self) -> dict[int, list[int]]:
+        members: dict[int, list[int]] = {}
+        for n, number in enumerate(self.group):
+            members.setdefault(number, []).append(n)
+        return members
+
+    def _fill(self, able: list[bool]) -> bool:
+        """What is on a way out of a group and back into it joins it."""
+        members = self._members()
+        for group in members.values():
+            if len(group) == 1:
+                continue
+            below = self._reached(group, self.after, members)
+            above = self._reached(group, self.before, members)
+            inside = below & above - set(group)
+            if inside:
+                self._join([*group, *inside])
+                for n in inside:
+                    able[n] = False
+                return True
+        return False
+
+    def _reached(
+        self, start: Sequence[int], edges: Sequence[Sequence[int]], members: Mapping[int, Sequence[int]]
+    ) -> set[int]:
+        """All that can be reached from some units, entering a group anywhere and leaving it anywhere."""
+        seen: set[int] = set()
+        own = set(start)
+        waiting = deque(n for one in start for n in edges[one] if n not in own)
+        while waiting:
+            n = waiting.popleft()
+            if n in seen:
+                continue
+            for one in members[self.group[n]]:
+                if one not in seen:
+                    seen.add(one)
+                    waiting.extend(m for m in edges[one] if m not in seen)
+        return seen
+
+    def behind(self, able: Sequence[bool]) -> set[int]:
+        """What the last part runs: all from tied outputs on, and parts that lead nowhere else."""
+        found: set[int] = set()
+        members = self._members()
+        open_ = self.tied & self.outputs
+        waiting = [n for n, unit in enumerate(self.units) if not open_.isdisjoint(unit.makes)]
+        while waiting:
+            n = waiting.pop()
+            if n in found:
+                continue
+            for one in members[self.group[n]]:
+                found.add(one)
+                waiting += [m for m in self.after[one] if m not in found]
+        while more := {
+            m
+            for n, group in enumerate(map(members.__getitem__, self.group))
+            if n not in found and not able[n] and self._leads_to(group) <= found
+            for m in group
+        }:
+            found |= more
+        return found
+
+    def _leads_to(self, group: Sequence[int]) -> set[int]:
+        return {n for one in group for n in self.after[one]} - set(group)
+
+    def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
+        """The earliest stage of each unit that is not behind, and 0 for those."""
+        members = self._members()
+        stage = [0] * len(self.units)
+        changed = True
+        while changed:
+            changed = False
+            for n in range(len(self.units)):
+                if n in behind:
+                    continue
+                group = members[self.group[n]]
+                least = max(self._earliest(m, stage, able) for m in group)
+                for m in group:
+                    changed |= stage[m] < least
+                    stage[m] = max(stage[m], least)
+        return stage
+
+    def _earliest(self, unit: int, stage: Sequence[int], able: Sequence[bool]) -> int:
+        """By what it reads: the stage of what is of its kind, and the one after what is not."""
+        own = [stage[m] + (able[m] != able[unit]) for m in self.before[unit]]
+        return max([*own, 0 if able[unit] else 1])
