@@ -103,6 +103,5 @@ def main(arguments: list[str]) -> None:
         Parts(connected, int(arguments[1])).serve()
 
 
-
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -333,7 +333,7 @@ class Api:
                     version=VERSION,
                     state=entry.state.value,
                     reason=entry.remark,
-                    engine="cpu" if entry.on_cpu else "gpu",
+                    engine=entry.kind,
                     engine_why=entry.manifest.why,
                 )
                 for entry in self.registry.all()

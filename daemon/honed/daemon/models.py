@@ -39,6 +39,7 @@ def show(entry: ServedModel, identity: DeviceIdentity | None, placement: ModelPl
         outputs=tuple(map(describe, model.outputs)),
         placement=placement,
         checked=entry.checked,
+        parts=model.parts,
     )
 
 

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -32,18 +31,11 @@ from .dtypes import dtype
 from .model import CpuPart, PartTensor
 from .modelfile import ModelFile
 from .partcalls import FRAMES, LOAD, RUN, UNLOAD, LoadPart, PartRan, RunPart, UnloadPart
+from .partlimits import PartLimits
 
 Array = NDArray[Any]
 _MODULE = "honed.cpu.parts"
 _GRACE_SECONDS = 1.0  # for a process whose socket is closed to have ended
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartLimits:
-    """What the process may take: threads of one run (0: as many as are good), MiB (0: any)."""
-
-    threads: int = 0
-    memory_mib: int = 0
 
 
 def available() -> bool:
@@ -78,13 +70,13 @@ class CpuParts:
             raise DeviceError(
                 "parts of this model run in the CPU engine, which is not installed; install honed-cpu"
             )
-        loaded: list[int] = []
+        loaded: list[int] = []  # grows, so that what was loaded is let go of where the next is refused
         with self._lock:
             self._open += 1
         opened = OpenParts(self, split.parts, loaded)
         try:
             for part in split.parts:
-                loaded.append(self._load(file.constant(part.onnx), part))
+                loaded += [self._load(file.constant(part.onnx), part)]
         except BaseException:
             opened.close()
             raise

@@ -45,8 +45,8 @@ def load(
     """The model in a `.honed` file, ready to `run` on `device` (a Device, or what `devices.select` takes).
 
     `cache_dir` keeps compiled programs between processes. The driver's compiler runs in `builder`, or in
-    this thread; `progress` hears after each kernel how many are built, of how many. `parts` is the process for
-    parts that the CPU engine runs, else a model that has some gets one of its own. Raises NotFound,
+    this thread; `progress` hears after each kernel how many are built, of how many. `parts` is the process
+    for parts that the CPU engine runs, else a model that has some gets one of its own. Raises NotFound,
     ModelFileError, DeviceError, or ModelRefused where the CPU engine does not take a part.
     """
     chosen = device if isinstance(device, Device) else select(device)

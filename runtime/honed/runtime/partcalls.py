@@ -1,4 +1,4 @@
-"""What the process that runs a model's parts is asked for, and what it answers: the one contract of both ends."""
+"""What the process that runs parts of models is asked for, and what it answers: the contract of both ends."""
 
 from __future__ import annotations
 

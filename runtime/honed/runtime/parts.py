@@ -1,4 +1,4 @@
-"""The rules of a model that runs in parts (docs/format.md). What its ONNX files say is for their process alone."""
+"""The rules of a model that runs in parts (docs/format.md). Its ONNX files are for their process to read."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
         type(number) is int and isinstance(wanted, tuple) and not attrs,
         f"{where} does not say which part it runs, and for which outputs",
     )
-    assert type(number) is int and isinstance(wanted, tuple)
+    assert isinstance(number, int)
+    assert isinstance(wanted, tuple)
     _require(
         split is not None and 0 <= number < len(split.parts) and number != split.last,
         f"{where} runs part {number}, which cannot run there",
@@ -105,7 +106,9 @@ def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool
 
 def _check_tensors(where: str, what: str, tensors: Sequence[PartTensor], *, behind: bool) -> None:
     names = [tensor.name for tensor in tensors]
-    _require(all(names) and len(set(names)) == len(names), f"{where}: an {what}'s name is empty or not unique")
+    _require(
+        all(names) and len(set(names)) == len(names), f"{where}: an {what}'s name is empty or not unique"
+    )
     least = -1 if behind else 0
     for tensor in tensors:
         called = f"{where}: {what} {tensor.name!r}"

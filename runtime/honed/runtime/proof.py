@@ -14,7 +14,7 @@ from .executor import Executor
 from .model import Probe
 
 Array = NDArray[Any]
-# Of what the CPU engine computes on the reference's own values, by the same library, perhaps in another order.
+# Of what the CPU engine computes on the reference's own values, by the same library, in another order.
 BEHIND_TOLERANCE = 1e-4
 
 
@@ -107,9 +107,9 @@ def _check_behind(
     inputs: dict[str, Array],
     outputs: dict[str, Array],
 ) -> list[Difference]:
-    """The last part on what the reference gives for the steps: small differences may make it choose otherwise.
+    """The last part on what the reference gives for the steps: what it chooses may hang on a rounding.
 
-    It must also run on what they give here.
+    It must run on what they give here, too.
     """
     part = executor.model.split.behind if executor.model.split is not None else None
     if part is None:
@@ -130,7 +130,12 @@ def _like(reference: Array, made: Array, output: str) -> Difference:
     if reference.shape == made.shape:
         return compare(reference, made, tolerance, output)
     return Difference(
-        output=output, error=float("inf"), tolerance=tolerance, index=(), expected=reference.size, found=made.size
+        output=output,
+        error=float("inf"),
+        tolerance=tolerance,
+        index=(),
+        expected=reference.size,
+        found=made.size,
     )
 
 

@@ -1,7 +1,7 @@
 """What an inference does between its inputs and its outputs, bound once and replayed.
 
-A batch enqueues launches and copies without waiting for the host; a call runs a NumPy function, or a part of the
-model in the CPU engine, between two batches.
+A batch enqueues launches and copies without waiting for the host; a call runs a NumPy function, or a part of
+the model in the CPU engine, between two batches.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def assemble(
     expected: Expected | None,
     cut: Cut | None = None,
 ) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
-    """The compiled model and its constants by buffer; the files of parts and the probes are the last constants.
+    """The compiled model and its constants by buffer; the files of parts and the probes are the last.
 
     Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
     """

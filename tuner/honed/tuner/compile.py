@@ -14,9 +14,11 @@ import onnx
 
 from honed.protocol.errors import ModelRefused
 from honed.runtime import modelfile, proof
+from honed.runtime.cpuparts import CpuParts
 from honed.runtime.devices import Device
 from honed.runtime.executor import Executor
 from honed.runtime.model import Choice, CompiledModel, Source
+from honed.runtime.partlimits import PROVING_MIB, PartLimits
 from honed.runtime.profile import DeviceProfile
 
 from . import frontend
@@ -286,7 +288,8 @@ def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: De
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
         modelfile.write(path, model, constants)
-        return Executor(modelfile.read(path, verify=False), device)
+        parts = CpuParts(PartLimits(memory_mib=PROVING_MIB))
+        return Executor(modelfile.read(path, verify=False), device, parts=parts)
 
 
 def _probed(

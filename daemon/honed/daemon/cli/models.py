@@ -25,6 +25,7 @@ from .devices import device_text, devices_table, placement_text, served_by, work
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
 from .parser import UsageError, add_command, add_compile_options, check_calibration, unique
+from .parts import in_parts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -341,6 +342,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *(("", why) for why in _chosen(source.choice)),
         ("served by", placement_text(model.placement)),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
+        *in_parts(model.parts),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()

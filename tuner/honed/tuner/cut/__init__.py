@@ -38,9 +38,9 @@ class PartModel:
 class Cut:
     """A model in parts.
 
-    `program` is what is compiled, with a node of PART_DOMAIN for each part but the `last`, which runs behind it
-    on its outputs and the model's inputs. `given` is the same as the file has it, for the reference. `outputs`
-    are the model's. `nodes` and `flops` are of what is compiled.
+    `program` is what is compiled, with a node of PART_DOMAIN for each part but the `last`, which runs behind
+    it on its outputs and the model's inputs. `given` is the same as the file has it, for the reference.
+    `outputs` are the model's. `nodes` and `flops` are of what is compiled.
     """
 
     program: onnx.ModelProto
@@ -68,7 +68,7 @@ class Cut:
 
 
 def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Cut | str:
-    """A checked model in as few parts as pay, or a sentence why it is not cut, "" where that has no part in it."""
+    """A checked model in as few parts as pay; or a clause why it is not cut, "" where its inputs are why."""
     found = survey(model, shapes)
     if found is None:
         return ""
@@ -160,7 +160,9 @@ def _part(
     nodes = stages[stage]
     made = [name for one in nodes for name in one.node.output if name]
     own = set(made)
-    elsewhere = {name for other, ones in stages.items() if other != stage for one in ones for name in one.reads}
+    elsewhere = {
+        name for other, ones in stages.items() if other != stage for one in ones for name in one.reads
+    }
     given = dict.fromkeys(name for one in nodes for name in one.reads)
     taken = tuple(found.types[n] for n in given if n not in own and not extractor.constant(n))
     wanted = [name for name in made if name in elsewhere or name in outputs]

@@ -59,7 +59,9 @@ class Extractor:
             if isinstance(stretch, tuple):
                 number, given, made = stretch
                 nodes.append(
-                    helper.make_node("Part", given, made, name=f"part {number}", domain=PART_DOMAIN, part=number)
+                    helper.make_node(
+                        "Part", given, made, name=f"part {number}", domain=PART_DOMAIN, part=number
+                    )
                 )
             else:
                 nodes += [one.node for one in stretch]

@@ -41,9 +41,7 @@ def split(cut: Cut | None, first: int) -> Split | None:
         )
         for n, part in enumerate(cut.parts)
     )
-    return Split(
-        parts=parts, last=cut.last, outputs=_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops
-    )
+    return Split(parts=parts, last=cut.last, outputs=_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops)
 
 
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:

@@ -1,8 +1,8 @@
 """Which nodes of a graph run compiled and which in the CPU engine, in as few parts as pay. Pure.
 
 Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
-last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not leave
-the part that makes it.
+last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not
+leave the part that makes it.
 """
 
 from __future__ import annotations

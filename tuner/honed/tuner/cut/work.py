@@ -13,7 +13,7 @@ _OPEN = 100  # what a size that depends on data is taken for
 
 
 def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
-    """Of one run: products count what they multiply and add, recurrences their steps, others their elements."""
+    """Of one run: what products multiply and add, the steps of recurrences, the elements of others."""
     shapes = [_sizes(types.get(name)) for name in node.input]
     made = sum(math.prod(_sizes(types.get(name))) for name in node.output if name)
     op = node.op_type

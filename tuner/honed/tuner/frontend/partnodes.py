@@ -1,7 +1,7 @@
 """Nodes that stand for parts of a model which the CPU engine runs.
 
-In the graph that is given one node of PART_DOMAIN stands for a part, with its number as attribute `part`. In the
-normalised graph, whose nodes have one output each, there is one of PART_OP for each output.
+In the graph that is given one node of PART_DOMAIN stands for a part, with its number as attribute `part`. In
+the normalised graph, whose nodes have one output each, there is one of PART_OP for each output.
 """
 
 from __future__ import annotations
