@@ -103,9 +103,7 @@ def reference(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
 def images(count: int, seed: int = 5) -> list[Any]:
     """Images with more and fewer objects."""
     r = np.random.default_rng(seed)
-    return [
-        (r.normal(size=(1, 3, SIZE, SIZE)) * (0.05 + 0.15 * n)).astype(np.float32) for n in range(count)
-    ]
+    return [(r.normal(size=(1, 3, SIZE, SIZE)) * (0.05 + 0.15 * n)).astype(np.float32) for n in range(count)]
 
 
 def _grid(cells: int) -> Any:

@@ -15,7 +15,7 @@ from honed.tuner.frontend.survey import BEHIND, Survey, SurveyedNode, survey
 from honed.tuner.frontend.values import Refuse, numpy_dtype
 
 from .extract import Extractor, carried
-from .partition import Partition, Unit, divide
+from .partition import WORTH, Partition, Unit, Worth, divide
 from .work import flops
 
 LEAST_SHARE = 0.1  # of a model's work that must be compiled
@@ -67,13 +67,13 @@ class Cut:
         return self.flops / max(1, self.flops + sum(part.flops for part in self.parts))
 
 
-def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Cut | str:
+def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Worth = WORTH) -> Cut | str:
     """A checked model in as few parts as pay; or a clause why it is not cut, "" where its inputs are why."""
     found = survey(model, shapes)
     if found is None:
         return ""
-    nodes = [one for one in found.nodes if not one.folded]
     outputs = tuple(v.name for v in model.graph.output)
+    nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
     units = [_unit(one, found) for one in nodes]
     tied = {
         name
@@ -81,14 +81,24 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Cut | 
         for name in unit.makes
         if not carried(found.types.get(name), _CARRIED) and name not in found.constants
     }
-    divided = divide(units, tied, outputs)
+    divided = divide(units, tied, outputs, worth)
     try:
         made = _cut(model, found, nodes, divided, outputs)
     except Refuse as refusal:
         return f"it is not cut in parts: {refusal}"
-    if made.share < LEAST_SHARE:
+    if made.share < LEAST_SHARE and worth.work:
         return f"it is not cut in parts: {made.share:.1%} of its operations would be compiled, too few to pay"
     return made
+
+
+def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
+    """Those that an output comes of."""
+    wanted, kept = set(outputs), []
+    for one in reversed(nodes):
+        if not wanted.isdisjoint(one.node.output):
+            kept.append(one)
+            wanted.update(one.reads)
+    return kept[::-1]
 
 
 def _unit(one: SurveyedNode, found: Survey) -> Unit:

@@ -11,10 +11,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-# A stretch beside parts is compiled where it has this share of all work, and more than it costs to hand over
-# to a part and back: operations of half a millisecond of a small core.
-WORTH, HANDING_OVER = 0.02, 5_000_000
-MOST_BETWEEN = 4  # parts that run between compiled steps
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What a compiled stretch beside parts must have, that it may be one: a share of all work, and so much.
+
+    Handing over to a part and back takes as long as a small core takes for `work` operations: half a
+    millisecond. There are `most` parts between compiled steps.
+    """
+
+    share: float = 0.02
+    work: int = 5_000_000
+    most: int = 4
+
+
+WORTH = Worth()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +53,9 @@ class Partition:
         return self.stages[unit] % 2 == 0
 
 
-def divide(units: Sequence[Unit], tied: Iterable[str], outputs: Iterable[str]) -> Partition:
+def divide(
+    units: Sequence[Unit], tied: Iterable[str], outputs: Iterable[str], worth: Worth = WORTH
+) -> Partition:
     """Divide units, given in topological order. `tied` values may be among the `outputs` of the graph.
 
     Where no unit is left to compile, all are behind.
@@ -52,8 +65,11 @@ def divide(units: Sequence[Unit], tied: Iterable[str], outputs: Iterable[str]) -
     while True:
         graph.close(able)
         behind = graph.behind(able)
+        if any(able[n] for n in behind):  # what they are handed may be tied, too
+            able = [one and n not in behind for n, one in enumerate(able)]
+            continue
         stages = graph.stages(able, behind)
-        if not _give_up_least(units, able, behind, stages):
+        if not _give_up_least(units, able, behind, stages, worth):
             break
     last = max(stages, default=0) + 1
     last += 1 - last % 2
@@ -62,23 +78,23 @@ def divide(units: Sequence[Unit], tied: Iterable[str], outputs: Iterable[str]) -
     )
 
 
-def _give_up_least(units: Sequence[Unit], able: list[bool], behind: set[int], stages: Sequence[int]) -> bool:
+def _give_up_least(
+    units: Sequence[Unit], able: list[bool], behind: set[int], stages: Sequence[int], worth: Worth
+) -> bool:
     """Have the CPU engine run the compiled stretch of least work, where it is not worth its parts."""
     total = sum(unit.work for unit in units)
     work: dict[int, int] = {}
     for n, unit in enumerate(units):
-        if able[n] and n not in behind:
+        if able[n]:
             work[stages[n]] = work.get(stages[n], 0) + unit.work
-    between = {stages[n] for n in range(len(units)) if not able[n] and n not in behind}
-    if not work or not (between or len(work) > 1):
+    between = {stage for n, stage in enumerate(stages) if not able[n] and n not in behind}
+    if len(work) < 2:
         return False
     least = min(work, key=lambda stage: (work[stage], -stage))
-    if work[least] >= max(WORTH * total, HANDING_OVER) and len(between) <= MOST_BETWEEN:
-        return False
-    if len(work) == 1:
+    if work[least] >= max(worth.share * total, worth.work) and len(between) <= worth.most:
         return False
     for n in range(len(units)):
-        if able[n] and n not in behind and stages[n] == least:
+        if able[n] and stages[n] == least:
             able[n] = False
     return True
 
