@@ -68,7 +68,7 @@ def detector(folder: Path, seed: int = 0) -> Path:
 
 
 def sparse(folder: Path) -> Path:
-    """Convolutions, a selection whose size depends on the data but whose result does not, and convolutions."""
+    """Convolutions around a selection whose size depends on the data, though not that of its result."""
     r = np.random.default_rng(3)
     constants = {
         "w1": _weights(r, 16, 8, 3),

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from honed.runtime import Client
-from honed.runtime.errors import ModelRefused
 
 from .running import NO_TUNER, Service, serving
 from .split_models import detector, images, reference

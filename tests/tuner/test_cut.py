@@ -97,7 +97,7 @@ def graphs(draw: st.DrawFn) -> onnx.ModelProto:
         (open_ if kind in ("opens", "open") else static).append(name)
     made = [*static[2:], *open_]
     outputs = draw(st.lists(st.sampled_from(made), min_size=1, max_size=4, unique=True))
-    info = {name: STATIC for name in static} | {name: OPEN for name in open_}
+    info = dict.fromkeys(static, STATIC) | dict.fromkeys(open_, OPEN)
     graph = helper.make_graph(
         nodes,
         "random",

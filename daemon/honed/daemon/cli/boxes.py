@@ -76,12 +76,11 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
             if use.writes:
                 writer[use.buffer] = number
     made = {t.name: writer[t.buffer] for t in model.outputs}
-    if model.split is not None and model.split.behind is not None:
-        part = model.split.behind
+    if model.split is not None and (last := model.split.behind) is not None:
         given = {t.name: n for n, t in enumerate(model.inputs)} | made
-        edges += [(given[t.name], len(boxes)) for t in part.inputs]
-        made |= dict.fromkeys((t.name for t in part.outputs), len(boxes))
-        boxes.append(_behind(part))
+        edges += [(given[t.name], len(boxes)) for t in last.inputs]
+        made |= dict.fromkeys((t.name for t in last.outputs), len(boxes))
+        boxes.append(_behind(last))
     for output in model.gives:
         edges.append((made[output.name], len(boxes)))
         typed = f"{output.dtype} {_shape(output.shape)}"
