@@ -18,7 +18,7 @@ from onnx.reference.op_run import OpRun
 from honed.protocol.errors import ModelRefused
 from honed.tuner import frontend
 from honed.tuner.cut import Cut, PartModel, cut
-from honed.tuner.cut.partition import Unit, Worth, divide
+from honed.tuner.cut.partition import Partition, Unit, Worth, divide, with_less_to_hand_over
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.partnodes import PART_DOMAIN
 from tests.daemon.split_models import detector, images, reference, sparse
@@ -151,7 +151,10 @@ def test_stages_hold_what_they_promise(data: st.DataObject) -> None:
     tied = set(data.draw(st.lists(st.sampled_from(names), max_size=3, unique=True)))
     outputs = set(data.draw(st.lists(st.sampled_from(names), min_size=1, max_size=3, unique=True)))
     worth = data.draw(st.sampled_from([CHEAP, Worth(share=0.2, work=2, most=1)]))
-    found = divide(units, tied, outputs, worth)
+    light = set(data.draw(st.lists(st.integers(0, count - 1), unique=True)))
+    nbytes = {name: data.draw(st.integers(0, 9)) for name in names}
+    divided = divide(units, tied, outputs, worth)
+    found = with_less_to_hand_over(units, divided, light, nbytes, outputs)
     stages = found.stages
     for n, unit in enumerate(units):
         assert unit.able or not found.compiled(n)
@@ -167,6 +170,14 @@ def test_stages_hold_what_they_promise(data: st.DataObject) -> None:
     between = {s for s in stages if s % 2 and s != found.behind}
     assert found.behind is None or found.behind == max(stages)
     assert len(between) <= worth.most
+    assert handed(units, found, nbytes) <= handed(units, divided, nbytes)
+
+
+def handed(units: list[Unit], found: Partition, nbytes: dict[str, int]) -> int:
+    """Bytes that go to the last part."""
+    last = [n for n, stage in enumerate(found.stages) if stage == found.behind]
+    read = {name for n in last for name in units[n].reads}
+    return sum(nbytes[name] for name in read if found.stages[int(name[1:])] != found.behind)
 
 
 def test_a_detector_is_cut_before_what_chooses(tmp_path: Path) -> None:
@@ -189,9 +200,9 @@ def test_a_selection_that_ends_in_a_static_shape_is_a_part_in_between(tmp_path: 
 
 
 def test_what_would_hardly_be_compiled_is_not_cut(no_sin: None) -> None:
-    nodes = [helper.make_node("Neg", ["x"], ["n"])]
-    nodes += [helper.make_node("Sin", [f"s{n}" if n else "n"], [f"s{n + 1}"]) for n in range(20)]
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "s20")]
+    nodes = [helper.make_node("MatMul", ["x", "x"], ["s0"])]
+    nodes += [helper.make_node("Sin", [f"s{n}"], [f"s{n + 1}"]) for n in range(100)]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "s100")]
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:])
     found = cut(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), {})
     assert isinstance(found, str)

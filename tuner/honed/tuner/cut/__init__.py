@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,8 +16,8 @@ from honed.tuner.frontend.survey import BEHIND, Survey, SurveyedNode, survey
 from honed.tuner.frontend.values import Refuse, numpy_dtype
 
 from .extract import Extractor, carried
-from .partition import WORTH, Partition, Unit, Worth, divide
-from .work import flops
+from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
+from .work import elements, flops
 
 LEAST_SHARE = 0.1  # of a model's work that must be compiled
 _CARRIED = {d.name: d for d in DTYPES}
@@ -81,7 +82,9 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
         for name in unit.makes
         if not carried(found.types.get(name), _CARRIED) and name not in found.constants
     }
-    divided = divide(units, tied, outputs, worth)
+    nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
+    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.types)}
+    divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
     try:
         made = _cut(model, found, nodes, divided, outputs)
     except Refuse as refusal:
@@ -89,6 +92,10 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     if made.share < LEAST_SHARE and worth.work:
         return f"it is not cut in parts: {made.share:.1%} of its operations would be compiled, too few to pay"
     return made
+
+
+def _nbytes(spec: TensorSpec | None) -> int:
+    return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec, _CARRIED) and spec else 0
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:

@@ -8,7 +8,7 @@ leave the part that makes it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -76,6 +76,41 @@ def divide(
     return Partition(
         tuple(last if n in behind else stage for n, stage in enumerate(stages)), last if behind else None
     )
+
+
+def with_less_to_hand_over(
+    units: Sequence[Unit],
+    found: Partition,
+    light: Container[int],
+    nbytes: Mapping[str, int],
+    outputs: Container[str],
+) -> Partition:
+    """Have the last part do what is `light` where fewer bytes are handed over to it then.
+
+    `nbytes` are of values that units make; what they read beside is there without being handed over.
+    """
+    if found.behind is None:
+        return found
+    stages = list(found.stages)
+    readers: dict[str, list[int]] = {}
+    for n, unit in enumerate(units):
+        for name in unit.reads:
+            readers.setdefault(name, []).append(n)
+
+    def only_behind(name: str) -> bool:
+        return name not in outputs and all(stages[n] == found.behind for n in readers.get(name, ()))
+
+    def handed(name: str) -> bool:
+        return any(stages[n] == found.behind for n in readers.get(name, ()))
+
+    for n in reversed(range(len(units))):
+        unit = units[n]
+        if not found.compiled(n) or n not in light or not all(map(only_behind, unit.makes)):
+            continue
+        saved = sum(nbytes[name] for name in unit.makes if handed(name))
+        if saved > sum(nbytes.get(name, 0) for name in set(unit.reads) if not handed(name)):
+            stages[n] = found.behind
+    return Partition(tuple(stages), found.behind)
 
 
 def _give_up_least(

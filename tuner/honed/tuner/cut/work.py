@@ -15,7 +15,7 @@ _OPEN = 100  # what a size that depends on data is taken for
 def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
     """Of one run: what products multiply and add, the steps of recurrences, the elements of others."""
     shapes = [_sizes(types.get(name)) for name in node.input]
-    made = sum(math.prod(_sizes(types.get(name))) for name in node.output if name)
+    made = elements(node, types)
     op = node.op_type
     if op in ("Conv", "ConvInteger", "QLinearConv", "ConvTranspose"):
         weights = shapes[3] if op == "QLinearConv" else shapes[1]
@@ -29,6 +29,11 @@ def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
         steps, batch = shapes[0][:2]
         return 2 * steps * batch * (math.prod(shapes[1]) + math.prod(shapes[2]))
     return made
+
+
+def elements(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
+    """Of all that it makes."""
+    return sum(math.prod(_sizes(types.get(name))) for name in node.output if name)
 
 
 def _sizes(spec: TensorSpec | None) -> tuple[int, ...]:
