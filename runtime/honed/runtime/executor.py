@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import DeviceError, InvalidArgument
@@ -134,7 +135,9 @@ class Executor:
             return {}
         assert self._parts is not None
         found = self._parts.run(split.last, named(split.behind, *given))
-        return {tensor.name: value for tensor, value in zip(split.behind.outputs, found, strict=True)}
+        return {
+            tensor.name: np.array(value) for tensor, value in zip(split.behind.outputs, found, strict=True)
+        }
 
     def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
         """The model's outputs out of its inputs and what the steps gave."""

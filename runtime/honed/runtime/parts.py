@@ -45,7 +45,7 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
     """Raise ModelFileError unless a host call of a part has what that takes and gives."""
     split = model.split
     attrs = dict(step.attrs)
-    number, wanted = attrs.pop("part", None), attrs.pop("outputs", None)
+    number, wanted = attrs.pop("part", None), attrs.pop("wanted", None)
     _require(
         type(number) is int and isinstance(wanted, tuple) and not attrs,
         f"{where} does not say which part it runs, and for which outputs",

@@ -125,7 +125,7 @@ class BoundPart(_Call):
         super().__init__(step, memory, queue)
         self._parts = parts
         self._part = hostrules.integer(step.attrs, "part")
-        wanted = step.attrs["outputs"]
+        wanted = step.attrs["wanted"]
         assert isinstance(wanted, tuple)
         self._wanted = wanted
 

@@ -169,7 +169,7 @@ def _read_part(
         inputs=tuple(s.value for s in inputs),
         input_shapes=tuple(s.shape for s in inputs),
         outputs=tuple(s.value for s in outputs),
-        attrs={"part": part[0], "outputs": (part[1],)},
+        attrs={"part": part[0], "wanted": (part[1],)},
         operators=reader.operators.get(var, ()),
     )
     at = reader.parts.get(key)
@@ -179,12 +179,12 @@ def _read_part(
         return
     before = reader.calls[at]
     assert isinstance(before, HostFunctionCall)
-    wanted = before.attrs["outputs"]
+    wanted = before.attrs["wanted"]
     assert isinstance(wanted, tuple)
     reader.calls[at] = replace(
         before,
         outputs=(*before.outputs, *made.outputs),
-        attrs={"part": part[0], "outputs": (*wanted, part[1])},
+        attrs={"part": part[0], "wanted": (*wanted, part[1])},
         operators=(*before.operators, *made.operators),
     )
 
