@@ -44,8 +44,8 @@ class Reasons:
         return len(self.general) + sum(map(len, self._nodes.values()))
 
     def whys(self) -> tuple[str, ...]:
-        """One clause for each kind of node, without the nodes."""
-        return tuple(f"{op}: {why}" for op, _, _, why in self._nodes)
+        """One clause for each kind of node, without the nodes and without what to do about them."""
+        return tuple(f"{op}: {why.partition('; ')[0]}" for op, _, _, why in self._nodes)
 
     def texts(self) -> tuple[str, ...]:
         """One sentence for each reason."""
