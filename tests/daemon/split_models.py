@@ -93,6 +93,20 @@ def sparse(folder: Path) -> Path:
     return _written(folder / "sparse.onnx", nodes, [x], [answer], constants)
 
 
+def hopeless(folder: Path) -> Path:
+    """Hardly anything can be compiled: the sizes of what it works on depend on the data from the start."""
+    nodes = [
+        helper.make_node("Relu", ["x"], ["positive"]),
+        helper.make_node("NonZero", ["positive"], ["places"]),
+        helper.make_node("Cast", ["places"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Transpose", ["floats"], ["turned"], perm=[1, 0]),
+        helper.make_node("MatMul", ["turned", "floats"], ["answer"]),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 8])
+    answer = helper.make_tensor_value_info("answer", TensorProto.FLOAT, ["n", "n"])
+    return _written(folder / "hopeless.onnx", nodes, [x], [answer], {})
+
+
 def reference(path: Path, inputs: dict[str, Any]) -> dict[str, Any]:
     """What ONNX Runtime gives for the whole file."""
     session = onnxruntime.InferenceSession(str(path))

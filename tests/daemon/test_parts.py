@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Iterator
@@ -11,13 +12,19 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from honed.runtime import Client
+from honed.runtime.errors import ModelRefused
+from honed.runtime.model import CpuPart, PartTensor, Split
+from tests.runtime.builder import Builder
 
-from .running import NO_TUNER, Service, serving
-from .split_models import detector, images, reference
+from . import spin
+from .running import NO_TUNER, Service, serving, start, wait_for
+from .split_models import detector, hopeless, images, reference, sparse
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
+FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
 COMPILED = '[serve]\nengine = "gpu"\n' + NO_TUNER
 
 
@@ -41,6 +48,36 @@ def check(client: Client, name: str, path: Path, image: Any) -> int:
         assert found[output].dtype == value.dtype
         np.testing.assert_allclose(found[output], value, rtol=1e-3, atol=1e-4, err_msg=output)
     return len(expected["found"])
+
+
+def spinning(path: Path, turns: int, handed: str = "y") -> Path:
+    """The model of `spin` with a last part: the elements of x whose y, called `handed`, is above 1.5."""
+    nodes = [
+        helper.make_node("Greater", [handed, "limit"], ["large"]),
+        helper.make_node("Compress", ["x", "large"], ["kept"]),
+    ]
+    given = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [spin.SIZE]) for name in (handed, "x")]
+    kept = helper.make_tensor_value_info("kept", TensorProto.FLOAT, ["n"])
+    limit = numpy_helper.from_array(np.float32(1.5), "limit")
+    graph = helper.make_graph(nodes, "part", given, [kept], initializer=[limit])
+    opsets = [helper.make_opsetid("", 17)]
+    data = helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+
+    def in_parts(builder: Builder) -> None:
+        builder.outputs[0] = dataclasses.replace(builder.outputs[0], name=handed)
+        inputs = tuple(PartTensor(name=n, dtype="float32", shape=(spin.SIZE,)) for n in (handed, "x"))
+        outputs = (PartTensor(name="kept", dtype="float32", shape=(-1,)),)
+        part = CpuPart(
+            onnx=builder.constant(np.frombuffer(data, np.uint8)),
+            inputs=inputs,
+            outputs=outputs,
+            nodes=2,
+            flops=2,
+            why=("chosen so",),
+        )
+        builder.split = Split(parts=(part,), last=0, outputs=outputs, nodes=1, flops=1)
+
+    return spin.write(path, turns, also=in_parts)
 
 
 def processes(service: Service) -> list[psutil.Process]:
@@ -93,3 +130,78 @@ def test_a_lost_process_of_parts_costs_no_answer(
         [after] = processes(service)
         assert after.pid != before.pid
         assert client.status()["devices"][0]["worker"]["restarts"] >= 1
+
+
+def test_a_part_in_between_is_served(service: Service, tmp_path: Path) -> None:
+    path = sparse(tmp_path)
+    with service.client() as client:
+        assert client.add(path)["engine"] == "gpu+cpu"
+        _, between = client.show("sparse")["parts"]
+        assert (between["last"], between["nodes"]) == (False, 5)
+        assert "NonZero" in between["why"][0]
+        for seed in range(3):
+            x = np.random.default_rng(seed).normal(size=(1, 8, 48, 48)).astype(np.float32)
+            found = client.infer("sparse", {"x": x})["answer"]
+            np.testing.assert_allclose(found, reference(path, {"x": x})["answer"], rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_not_worth_cutting_is_refused_with_the_reason(service: Service, tmp_path: Path) -> None:
+    with service.client() as client, pytest.raises(ModelRefused) as refused:
+        client.add(hopeless(tmp_path))
+    assert any("not cut in parts" in reason for reason in refused.value.reasons)
+
+
+def test_it_is_served_at_once_and_then_by_what_is_faster(
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, tmp_path: Path
+) -> None:
+    path = detector(tmp_path)
+    with serving(tmp_path_factory, cache_dir, config=FASTEST) as running, running.client() as client:
+        assert client.add(path, wait=False)["engine"] == "cpu"
+        counts = {check(client, "detector", path, image) for image in images(4)}
+        assert len(counts) > 1
+
+        def compared() -> bool:
+            [listed] = client.models()
+            return "measured in turns" in listed["engine_why"]
+
+        wait_for(compared, "the comparison", running)
+        [listed] = client.models()
+        assert listed["engine"] in ("cpu", "gpu+cpu")
+        assert {part["engine"] for part in client.show("detector")["parts"]} == {"gpu", "cpu"}
+        check(client, "detector", path, images(4)[3])
+
+
+def test_it_is_served_in_parts_again_after_a_restart(
+    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, tmp_path: Path
+) -> None:
+    path, state = detector(tmp_path), tmp_path_factory.mktemp("state")
+    first = start(state, cache_dir, config=COMPILED)
+    try:
+        with first.client() as client:
+            client.add(path)
+        first.kill()
+        second = start(state, cache_dir, config=COMPILED)
+        try:
+            with second.client() as client:
+                check(client, "detector", path, images(4)[3])
+                [listed] = client.models()
+                assert (listed["state"], listed["engine"]) == ("READY", "gpu+cpu")
+        finally:
+            second.stop()
+    finally:
+        first.stop()
+
+
+def test_a_faster_compiled_part_takes_over(service: Service, tmp_path: Path) -> None:
+    """What is compiled of it is exported, published and served as of any model; its parts stay."""
+    with service.client() as client:
+        client.add(spinning(tmp_path / "slow.honed", 400_000), name="spin")
+        fast = spinning(tmp_path / "fast.honed", 40_000)
+        told = client.publish("spin", fast, expected=client.show("spin")["sha256"], why="tuned: a test")
+        assert told["published"], told
+        assert client.history("spin")["version"] == 2
+        found = client.infer("spin", {"x": spin.X})
+        np.testing.assert_array_equal(found["kept"], spin.X[spin.X + 1 > 1.5])
+        other = spinning(tmp_path / "other.honed", 4_000, handed="z")
+        with pytest.raises(ModelRefused, match="parts are not those"):
+            client.publish("spin", other, expected=client.show("spin")["sha256"], why="tuned: a test")
