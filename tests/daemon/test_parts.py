@@ -132,6 +132,20 @@ def test_a_lost_process_of_parts_costs_no_answer(
         assert client.status()["devices"][0]["worker"]["restarts"] >= 1
 
 
+def test_a_worker_that_ends_takes_the_process_of_parts_along(
+    service: Service, added: tuple[Path, dict[str, Any]]
+) -> None:
+    path, _ = added
+    with service.client() as client:
+        check(client, "detector", path, images(3)[2])
+        [before] = processes(service)
+        worker = service.worker
+        assert worker is not None
+        worker.kill()
+        check(client, "detector", path, images(3)[2])
+        wait_for(lambda: not before.is_running(), "the end of the process of parts", service)
+
+
 def test_a_part_in_between_is_served(service: Service, tmp_path: Path) -> None:
     path = sparse(tmp_path)
     with service.client() as client:

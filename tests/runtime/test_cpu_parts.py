@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.runtime import load, modelfile, validate
+from honed.runtime import cpuparts, load, modelfile, validate
 from honed.runtime.cpuparts import CpuParts
 from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, ModelRefused
@@ -332,3 +332,12 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
     assert {t.name for t in with_both.gives}
     assert with_both.split is not None
     assert with_both.split.last != attrs["part"]
+
+
+@pytest.mark.opencl
+def test_without_the_cpu_engine_it_is_told_what_to_install(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpuparts, "has_cpu_engine", lambda: False)
+    with pytest.raises(DeviceError, match="install honed-cpu"):
+        loaded(model(), device, tmp_path)

@@ -16,7 +16,8 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from honed.protocol.errors import ModelRefused
-from honed.tuner import frontend
+from honed.runtime.devices import Device
+from honed.tuner import frontend, prepare
 from honed.tuner.cut import Cut, PartModel, cut
 from honed.tuner.cut.partition import Partition, Unit, Worth, divide, with_less_to_hand_over
 from honed.tuner.frontend.call import RULES
@@ -219,3 +220,13 @@ def test_a_node_that_claims_to_be_a_part_is_refused() -> None:
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid(PART_DOMAIN, 1)]
     with pytest.raises(ModelRefused, match="not supported"):
         frontend.normalise(helper.make_model(graph, opset_imports=opsets))
+
+
+def test_without_the_cpu_engine_nothing_is_cut(
+    tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = frontend.load(detector(tmp_path))
+    assert prepare.prepare(model, {}, "fp32", device.profile).cut is not None
+    monkeypatch.setattr(prepare, "has_cpu_engine", lambda: False)
+    with pytest.raises(ModelRefused, match="NonMaxSuppression"):
+        prepare.prepare(model, {}, "fp32", device.profile)

@@ -7,7 +7,6 @@ ends with the last one. What an untrusted part does to it is told as a DeviceErr
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import socket
 import subprocess
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from honed.machine.bundle import has_cpu_engine
 from honed.machine.children import Bounds, Death, kill_group, python, start
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, InvalidArgument
@@ -36,11 +36,6 @@ from .partlimits import PartLimits
 Array = NDArray[Any]
 _MODULE = "honed.cpu.parts"
 _GRACE_SECONDS = 1.0  # for a process whose socket is closed to have ended
-
-
-def available() -> bool:
-    """Whether the CPU engine is installed; it is not imported."""
-    return importlib.util.find_spec("honed.cpu") is not None
 
 
 class CpuParts:
@@ -66,7 +61,7 @@ class CpuParts:
         """
         split = file.model.split
         assert split is not None
-        if not available():
+        if not has_cpu_engine():
             raise DeviceError(
                 "parts of this model run in the CPU engine, which is not installed; install honed-cpu"
             )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import onnx
 
+from honed.machine.bundle import has_cpu_engine
 from honed.protocol.errors import ModelRefused
-from honed.runtime.cpuparts import available
 from honed.runtime.profile import DeviceProfile
 
 from . import frontend
@@ -41,7 +41,7 @@ def prepare(
             model, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
         )
     except ModelRefused as refused:
-        if not available():
+        if not has_cpu_engine():
             raise
         made = cut(model, shapes)
         if isinstance(made, str):

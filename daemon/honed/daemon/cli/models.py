@@ -291,9 +291,12 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+_BY = {"cpu": " by the CPU engine", "gpu+cpu": " in parts"}
+
+
 def _print_added(console: Console, added: ModelAdded) -> None:
     compiled = f"{added.kernels} kernels, {added.launches} launches an inference, " if added.kernels else ""
-    by = " by the CPU engine" if added.engine == "cpu" else ""
+    by = _BY.get(added.engine, "")
     line(console, f"{added.model_name} is served{by}: {compiled}added in {added.seconds:.1f} s.")
     if added.engine_why:
         line(console, f"engine: {added.engine_why}")
