@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
@@ -230,3 +230,27 @@ def test_without_the_cpu_engine_nothing_is_cut(
     monkeypatch.setattr(prepare, "has_cpu_engine", lambda: False)
     with pytest.raises(ModelRefused, match="NonMaxSuppression"):
         prepare.prepare(model, {}, "fp32", device.profile)
+
+
+def test_types_of_operators_that_onnx_does_not_define_are_asked_of_onnx_runtime() -> None:
+    """A product, an operator of ONNX Runtime's own that is not compiled, and a product of static shape."""
+    r = np.random.default_rng(2)
+    weights = [
+        numpy_helper.from_array(r.normal(size=(64, 64)).astype(np.float32) / 8, name) for name in ("v", "w")
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["x", "v"], ["a"]),
+        helper.make_node("Inverse", ["a"], ["i"], domain="com.microsoft"),
+        helper.make_node("MatMul", ["i", "w"], ["b"]),
+        helper.make_node("Tanh", ["b"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [64, 64]) for name in ("x", "y")]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializer=weights)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    made = cut(model, {}, Worth(share=0.0, work=1, most=4))
+    assert isinstance(made, Cut)
+    assert (len(made.parts), made.last, made.nodes) == (1, None, 3)
+    assert "Inverse" in made.parts[0].why[0]
+    x = {"x": r.normal(size=(64, 64)).astype(np.float32)}
+    np.testing.assert_allclose(composed(made, x)["y"], run(model, x)["y"], rtol=1e-3, atol=1e-4)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
 
 from honed.runtime.dtypes import DTYPES
 from honed.runtime.parts import MAX_PARTS, MAX_REASONS
+from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.frontend.survey import BEHIND, Survey, SurveyedNode, survey
 from honed.tuner.frontend.values import Refuse, numpy_dtype
 
+from . import valuetypes
 from .extract import Extractor, carried
 from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
 from .work import elements, flops
@@ -73,6 +75,12 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     found = survey(model, shapes)
     if found is None:
         return ""
+    unknown = {
+        name for one in found.nodes if one.why for name in one.node.output if name and name not in found.types
+    }
+    if unknown:
+        bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
+        found = survey(model, shapes, _learnt(bound, unknown)) or found
     outputs = tuple(v.name for v in model.graph.output)
     nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
     units = [_unit(one, found) for one in nodes]
@@ -96,6 +104,10 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
 
 def _nbytes(spec: TensorSpec | None) -> int:
     return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec, _CARRIED) and spec else 0
+
+
+def _learnt(bound: onnx.ModelProto, unknown: Iterable[str]) -> dict[str, TensorSpec]:
+    return {name: spec for name, spec in valuetypes.ask(bound, unknown).items() if spec.dtype in _CARRIED}
 
 
 def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:

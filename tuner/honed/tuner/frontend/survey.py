@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx
 from onnx import helper, numpy_helper, shape_inference
@@ -14,7 +15,7 @@ from .expansion import check_expansion
 from .load import FrontendLimits
 from .reasons import Reasons
 from .signature import TensorSpec, bind_inputs
-from .values import Array, Refuse, Unknown, Value, numpy_dtype
+from .values import Array, Refuse, Unknown, Value, elem_type, numpy_dtype
 from .walk import MAX_STEPS, Scope, Walker
 
 BEHIND = "what follows on those has a shape that depends on the data"
@@ -46,8 +47,14 @@ class Survey:
     notes: tuple[str, ...]
 
 
-def survey(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Survey | None:
+def survey(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    learnt: Mapping[str, TensorSpec] = MappingProxyType({}),
+) -> Survey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
+
+    `learnt` are types of values that ONNX does not know.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
@@ -67,7 +74,7 @@ def survey(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Sur
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
     functions = {(f.domain, f.name): f for f in model.functions}
     surveyor = _Surveyor(builder, functions, found, limits.fold_bytes)
-    surveyor.model = model
+    surveyor.model, surveyor.learnt = model, learnt
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.graph(model.graph, scope, opsets)
     constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
@@ -98,6 +105,7 @@ class _Surveyor(Walker):
 
     model: onnx.ModelProto
     initial: Mapping[str, onnx.TensorProto]
+    learnt: Mapping[str, TensorSpec]
 
     def _nodes(
         self,
@@ -143,6 +151,8 @@ class _Surveyor(Walker):
         for name, kind in zip(node.output, self._inferred(node, given, scope), strict=True):
             if not name:
                 continue
+            if name in self.learnt and not _typed(kind):
+                kind = _type_proto(self.learnt[name])
             shape = static_shape(kind)
             scope[name] = Unknown()
             if shape is None or kind is None:
@@ -187,6 +197,18 @@ class _Surveyor(Walker):
             return [None] * len(node.output)
         known = {v.name: v.type for v in inferred.graph.output if v.type.WhichOneof("value")}
         return [known.get(name) for name in node.output]
+
+
+def _typed(kind: onnx.TypeProto | None) -> bool:
+    """Whether it is a tensor of known type and number of dimensions, or none at all."""
+    if kind is None or not kind.HasField("tensor_type"):
+        return kind is not None
+    return kind.tensor_type.elem_type != 0 and kind.tensor_type.HasField("shape")
+
+
+def _type_proto(spec: TensorSpec) -> onnx.TypeProto:
+    shape = [size if size >= 0 else None for size in spec.shape]
+    return helper.make_tensor_type_proto(elem_type(spec.numpy), shape)
 
 
 def _types(scope: Scope, open_: Mapping[str, onnx.TypeProto | None]) -> dict[str, TensorSpec]:
