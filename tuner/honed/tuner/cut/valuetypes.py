@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import onnx
 
@@ -65,14 +64,14 @@ def _types(folder: Path) -> dict[str, tuple[str, list[int]]]:
         model.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     return {
-        node.name: (_dtype(node), [size if isinstance(size, int) else -1 for size in node.shape])
+        node.name: (_dtype(str(node.type)), [size if isinstance(size, int) else -1 for size in node.shape])
         for node in session.get_outputs()
         if node.name in names and node.type.startswith("tensor(")
     }
 
 
-def _dtype(node: Any) -> str:
-    kind = node.type.removeprefix("tensor(").removesuffix(")")
+def _dtype(kind: str) -> str:
+    kind = kind.removeprefix("tensor(").removesuffix(")")
     return _NAMES.get(kind, kind)
 
 

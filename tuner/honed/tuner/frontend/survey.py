@@ -203,7 +203,7 @@ def _typed(kind: onnx.TypeProto | None) -> bool:
     """Whether it is a tensor of known type and number of dimensions, or none at all."""
     if kind is None or not kind.HasField("tensor_type"):
         return kind is not None
-    return kind.tensor_type.elem_type != 0 and kind.tensor_type.HasField("shape")
+    return bool(kind.tensor_type.elem_type) and bool(kind.tensor_type.HasField("shape"))
 
 
 def _type_proto(spec: TensorSpec) -> onnx.TypeProto:
