@@ -1,6 +1,6 @@
 """Models in parts: what is compiled of them, and how long that and the parts take beside ONNX Runtime.
 
-python -m benchmarks.parts MODEL.onnx... [--shape INPUT=1,3,640,640] [--yolox YOLOX.onnx]
+python -m benchmarks.parts MODEL.onnx... [--shape INPUT=1,3,640,640] [--scale X] [--yolox YOLOX.onnx]
 
 All in turns, on the first device, with kernels that need no trial. `--yolox` adds a detector out of YOLOX's
 network, with boxes decoded and non-maximum suppression behind it.
@@ -32,6 +32,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.parts", description=__doc__)
     parser.add_argument("models", nargs="*", type=Path)
     parser.add_argument("--shape", action="append", default=[], metavar="INPUT=1,3,640,640")
+    parser.add_argument("--scale", type=float, default=1.0, help="standard deviation of inputs")
     parser.add_argument("--yolox", type=Path)
     arguments = parser.parse_args()
     shapes = {}
@@ -44,10 +45,10 @@ def main() -> None:
         folder = Path(name)
         more = [_detector(arguments.yolox, folder)] if arguments.yolox else []
         for path in (*arguments.models, *more):
-            print(_row(path, folder, shapes), flush=True)
+            print(_row(path, folder, shapes, arguments.scale), flush=True)
 
 
-def _row(path: Path, folder: Path, shapes: dict[str, tuple[int, ...]]) -> str:
+def _row(path: Path, folder: Path, shapes: dict[str, tuple[int, ...]], scale: float) -> str:
     device = select(None)
     output = folder / f"{path.stem}.honed"
     request = CompileRequest(
@@ -64,7 +65,7 @@ def _row(path: Path, folder: Path, shapes: dict[str, tuple[int, ...]]) -> str:
         split = executor.model.split
         if split is None:
             return f"| {path.stem} | all |"
-        given = _made_up(executor)
+        given = _made_up(executor, scale)
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         made = executor.run_compiled(given)
         times = in_turns(
@@ -84,9 +85,9 @@ def _row(path: Path, folder: Path, shapes: dict[str, tuple[int, ...]]) -> str:
         )
 
 
-def _made_up(executor: Executor) -> Arrays:
+def _made_up(executor: Executor, scale: float) -> Arrays:
     rng = np.random.default_rng(0)
-    return {t.name: (rng.normal(size=t.shape) * 100).astype(t.dtype) for t in executor.model.inputs}
+    return {t.name: (rng.normal(size=t.shape) * scale).astype(t.dtype) for t in executor.model.inputs}
 
 
 def _apart(executor: Executor, session: onnxruntime.InferenceSession, given: Arrays) -> str:
