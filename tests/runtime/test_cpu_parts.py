@@ -7,7 +7,8 @@ import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -341,3 +342,55 @@ def test_without_the_cpu_engine_it_is_told_what_to_install(
     monkeypatch.setattr(cpuparts, "has_cpu_engine", lambda: False)
     with pytest.raises(DeviceError, match="install honed-cpu"):
         loaded(model(), device, tmp_path)
+
+
+def keeping(kept: str) -> bytes:
+    """All of x doubled, and the elements of x above 0, of any size."""
+    nodes = [
+        helper.make_node("Add", ["x", "x"], ["all"]),
+        helper.make_node("Greater", ["x", "none"], ["above"]),
+        helper.make_node("Compress", ["x", "above"], [kept]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "part",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [
+            helper.make_tensor_value_info("all", TensorProto.FLOAT, ["n"]),
+            helper.make_tensor_value_info(kept, TensorProto.FLOAT, ["m"]),
+        ],
+        initializer=[numpy_helper.from_array(np.float32(0), "none")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+def test_tensors_of_any_size_are_handed_over_and_back() -> None:
+    """Small ones over the socket, others through memory that grows; what has no room there by the socket."""
+    sizes = (8, 100_000, 1, 400_000, 20_000)
+    parts = tuple(
+        CpuPart(
+            onnx=0,
+            inputs=tensors(x=("float32", size)),
+            outputs=tensors(all=("float32", size), kept=("float32", -1)),
+            nodes=3,
+            flops=3,
+            why=(),
+        )
+        for size in sizes
+    )
+    made = Split(parts=parts, last=None, outputs=(), nodes=0, flops=0)
+    data = np.frombuffer(keeping("kept"), np.uint8)
+    file = cast(
+        modelfile.ModelFile, SimpleNamespace(model=SimpleNamespace(split=made), constant=lambda _: data)
+    )
+    with CpuParts().open(file) as opened:
+        for share in (0.0, 0.5, 1.0):
+            earlier = []
+            for number, size in enumerate(sizes):
+                x = np.random.default_rng(number).uniform(share - 1, share, size).astype(np.float32)
+                found = opened.run(number, [x])
+                earlier.append((found, x))
+            for found, x in earlier:
+                np.testing.assert_array_equal(found[0], x + x, strict=True)
+                np.testing.assert_array_equal(found[1], x[x > 0], strict=True)

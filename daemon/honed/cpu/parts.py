@@ -8,14 +8,15 @@ It answers on the socket FD until that closes (`honed.runtime.partcalls`). Parts
 from __future__ import annotations
 
 import contextlib
+import math
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from honed.daemon.hosting import connect
+from honed.daemon.hosting import Array, connect
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
@@ -25,7 +26,20 @@ from honed.protocol.results import Empty
 from honed.runtime import transport
 from honed.runtime.dtypes import dtype
 from honed.runtime.model import PartTensor
-from honed.runtime.partcalls import FRAMES, LOAD, RUN, UNLOAD, LoadPart, PartRan, RunPart, UnloadPart
+from honed.runtime.partcalls import (
+    FRAMES,
+    LOAD,
+    RUN,
+    SHARE,
+    UNLOAD,
+    LoadPart,
+    PartRan,
+    RunPart,
+    ShareMemory,
+    UnloadPart,
+    laid_out,
+)
+from honed.runtime.regions import map_descriptor
 
 from .session import Session
 
@@ -38,6 +52,7 @@ class Parts:
         self._threads = threads
         self._peer = Peer(serves=True, receiving=FRAMES, sending=FRAMES)
         self._parts: dict[int, tuple[Session, tuple[str, ...]]] = {}
+        self._memory: Array = np.empty(0, np.uint8)  # shared
 
     def serve(self) -> None:
         """Answer until the other end hangs up."""
@@ -53,6 +68,7 @@ class Parts:
             LOAD: self._load,
             RUN: self._run,
             UNLOAD: self._unload,
+            SHARE: self._share,
         }
         try:
             result = strict.to_plain(answers[request.method](request))
@@ -72,6 +88,11 @@ class Parts:
         self._parts[call.part] = Session(file, self._threads, alone=True), call.outputs
         return Empty()
 
+    def _share(self, request: RequestReceived) -> Empty:
+        call = strict.from_plain(ShareMemory, request.params, where=SHARE)
+        self._memory = map_descriptor(request.descriptors[0], 0, call.nbytes)
+        return Empty()
+
     def _unload(self, request: RequestReceived) -> Empty:
         self._parts.pop(strict.from_plain(UnloadPart, request.params, where=UNLOAD).part, None)
         return Empty()
@@ -81,19 +102,27 @@ class Parts:
         if call.part not in self._parts:
             raise NotFound("the part is not loaded; this is a fault of honed")
         session, names = self._parts[call.part]
+        data: Sequence[Data] = call.raw
+        if call.places:
+            data = [self._memory[place:].data for place in call.places]
         found = session.run(
-            {
-                given.name: np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
-                for given, data in zip(call.inputs, call.raw, strict=True)
-            }
+            {given.name: _array(given, held) for given, held in zip(call.inputs, data, strict=True)}
         )
-        raw: list[Data] = [found[name].reshape(-1).view(np.uint8).data for name in names]
-        return PartRan(
-            outputs=tuple(
-                PartTensor(name=name, dtype=found[name].dtype.name, shape=found[name].shape) for name in names
-            ),
-            raw=tuple(raw),
+        outputs = tuple(
+            PartTensor(name=name, dtype=found[name].dtype.name, shape=found[name].shape) for name in names
         )
+        raw = tuple(found[name].reshape(-1).view(np.uint8) for name in names)
+        places, end = laid_out([each.size for each in raw], call.room)
+        if not call.places or end > self._memory.size:
+            return PartRan(outputs=outputs, raw=tuple(each.data for each in raw))
+        for place, each in zip(places, raw, strict=True):
+            self._memory[place : place + each.size] = each
+        return PartRan(outputs=outputs, places=places)
+
+
+def _array(tensor: PartTensor, data: Data) -> Array:
+    kind = dtype(tensor.dtype).numpy
+    return np.frombuffer(data, kind, math.prod(tensor.shape)).reshape(tensor.shape)
 
 
 def main(arguments: list[str]) -> None:

@@ -7,6 +7,7 @@ ends with the last one. What an untrusted part does to it is told as a DeviceErr
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -30,11 +31,25 @@ from . import transport
 from .dtypes import dtype
 from .model import CpuPart, PartTensor
 from .modelfile import ModelFile
-from .partcalls import FRAMES, LOAD, RUN, UNLOAD, LoadPart, PartRan, RunPart, UnloadPart
+from .partcalls import (
+    FRAMES,
+    LOAD,
+    RUN,
+    SHARE,
+    UNLOAD,
+    LoadPart,
+    PartRan,
+    RunPart,
+    ShareMemory,
+    UnloadPart,
+    laid_out,
+)
 from .partlimits import PartLimits
+from .regions import Region
 
 Array = NDArray[Any]
 _MODULE = "honed.cpu.parts"
+_SHARED_BYTES = 1 << 16  # in and out of a part; less goes over the socket
 _GRACE_SECONDS = 1.0  # for a process whose socket is closed to have ended
 
 
@@ -53,6 +68,7 @@ class CpuParts:
         self._peer = _peer()
         self._next = 0
         self._open = 0
+        self._region: Region | None = None  # for tensors, known to the present process
 
     def open(self, file: ModelFile) -> OpenParts:
         """Load the parts of a model that has some.
@@ -79,19 +95,30 @@ class CpuParts:
 
     def run(self, number: int, part: CpuPart, inputs: Sequence[Array]) -> list[Array]:
         """The outputs of a loaded part, as it says they are; raises as `OpenParts.run`."""
-        call = RunPart(
-            part=number,
-            inputs=tuple(
-                PartTensor(name=t.name, dtype=t.dtype, shape=a.shape)
-                for t, a in zip(part.inputs, inputs, strict=True)
-            ),
-            raw=tuple(_bytes(array) for array in inputs),
+        given = tuple(
+            PartTensor(name=t.name, dtype=t.dtype, shape=a.shape)
+            for t, a in zip(part.inputs, inputs, strict=True)
         )
-        ran = strict.from_plain(PartRan, self._call(RUN, call), where=RUN)
-        return [
-            _checked(wanted, given, data)
-            for wanted, given, data in zip(part.outputs, ran.outputs, ran.raw, strict=True)
-        ]
+        with self._lock:
+            places, room = self._placed(part, inputs)
+            call = RunPart(
+                part=number,
+                inputs=given,
+                raw=() if places else tuple(map(_bytes, inputs)),
+                places=places,
+                room=room,
+            )
+            ran = strict.from_plain(PartRan, self._call(RUN, call), where=RUN)
+            outputs = zip(part.outputs, ran.outputs, strict=True)
+            if not ran.places:
+                return [_checked(*both, data) for both, data in zip(outputs, ran.raw, strict=True)]
+            assert self._region is not None
+            whole = self._region.array("uint8", (self._region.nbytes,), 0)
+            # The next run takes the same memory.
+            return [
+                np.array(_checked(*both, whole[at : at + _nbytes(both[1])].data))
+                for both, at in zip(outputs, ran.places, strict=True)
+            ]
 
     def unload(self, numbers: Sequence[int]) -> None:
         """Let go of a model's parts; with the last model the process ends."""
@@ -101,33 +128,52 @@ class CpuParts:
                 self._end()
             if self._child is None:
                 return
-        with contextlib.suppress(DeviceError):  # a process that is gone has forgotten them
-            for number in numbers:
-                self._call(UNLOAD, UnloadPart(part=number))
+            with contextlib.suppress(DeviceError):  # a process that is gone has forgotten them
+                for number in numbers:
+                    self._call(UNLOAD, UnloadPart(part=number))
+
+    def _placed(self, part: CpuPart, inputs: Sequence[Array]) -> tuple[tuple[int, ...], int]:
+        """Put much data into shared memory: where each input is, and where outputs may begin."""
+        places, room = laid_out([array.nbytes for array in inputs], 0)
+        _, end = laid_out([_nbytes(t) for t in part.outputs if -1 not in t.shape], room)
+        if end < _SHARED_BYTES or not inputs:
+            return (), 0
+        if self._region is None or self._region.nbytes < end:
+            self._forget_region()
+            region = Region("parts", end)
+            try:
+                self._call(SHARE, ShareMemory(nbytes=end), [region.descriptor])
+            except BaseException:
+                region.close()
+                raise
+            self._region = region
+        for place, array in zip(places, inputs, strict=True):
+            self._region.array(array.dtype.name, array.shape, place)[...] = array
+        return places, room
 
     def _load(self, data: Array, part: CpuPart) -> int:
-        with self._lock:
-            self._next += 1
-            number = self._next
         descriptor = os.memfd_create("honed-part", os.MFD_CLOEXEC)
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:
                 file.write(data.data)
             names = tuple(tensor.name for tensor in part.outputs)
-            self._call(LOAD, LoadPart(part=number, outputs=names), [descriptor])
+            with self._lock:
+                self._next += 1
+                number = self._next
+                self._call(LOAD, LoadPart(part=number, outputs=names), [descriptor])
         finally:
             os.close(descriptor)
         return number
 
     def _call(self, method: str, call: object, descriptors: Sequence[int] = ()) -> Any:
-        with self._lock:
-            connected = self._connected()
-            try:
-                self._peer.call(method, strict.to_plain(call), descriptors)
-                transport.send(connected, self._peer)
-                return self._answer(connected)
-            except (OSError, PeerFault) as error:
-                raise self._lost() from error
+        """The answer; whoever calls this holds the lock."""
+        connected = self._connected()
+        try:
+            self._peer.call(method, strict.to_plain(call), descriptors)
+            transport.send(connected, self._peer)
+            return self._answer(connected)
+        except (OSError, PeerFault) as error:
+            raise self._lost() from error
 
     def _answer(self, connected: socket.socket) -> Any:
         while transport.receive(connected, self._peer):
@@ -165,7 +211,13 @@ class CpuParts:
         self._end()
         return DeviceError(f"the CPU engine's process for parts of the model is gone: {death}")
 
+    def _forget_region(self) -> None:
+        region, self._region = self._region, None
+        if region is not None:
+            region.close()
+
     def _end(self) -> None:
+        self._forget_region()
         child, connected, self._child, self._socket = self._child, self._socket, None, None
         self._peer.close()
         if connected is not None:
@@ -222,6 +274,10 @@ def _peer() -> Peer:
 
 def _bytes(array: Array) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
+
+
+def _nbytes(tensor: PartTensor) -> int:
+    return math.prod(tensor.shape) * dtype(tensor.dtype).itemsize
 
 
 def _checked(wanted: PartTensor, given: PartTensor, data: Data) -> Array:
