@@ -67,6 +67,74 @@ def detector(folder: Path, seed: int = 0) -> Path:
     return _written(folder / "detector.onnx", nodes, [image], outputs, constants)
 
 
+def two_stage(folder: Path, seed: int = 1) -> Path:
+    """In the style of Mask R-CNN: proposals, suppression, what lies in each box left, and heads for these."""
+    r = np.random.default_rng(seed)
+    cells, channels, classes = (SIZE // 4) ** 2, 32, 5
+    side = SIZE // 4
+    places = np.stack(np.meshgrid(np.arange(side), np.arange(side)), -1).reshape(1, cells, 2) * 4.0
+    constants: dict[str, Any] = {
+        "w0": _weights(r, 16, 3, 3),
+        "w1": _weights(r, channels, 16, 3),
+        "wb": _weights(r, 4, channels, 1),
+        "ws": _weights(r, 1, channels, 1),
+        "to_boxes": np.array([1, 4, cells]),
+        "to_scores": np.array([1, 1, cells]),
+        "anchors": np.concatenate([places - 6, places + 6], -1).astype(np.float32),
+        "most": np.array([60]),
+        "overlap": np.array([0.3], np.float32),
+        "least": np.array([0.6], np.float32),
+        "two": np.array([2]),
+        "one": np.array([1]),
+        "zero": np.array([0]),
+        "flat": np.array([-1, channels * 16]),
+        "hidden_w": (r.normal(size=(channels * 16, 64)) / 20).astype(np.float32),
+        "class_w": (r.normal(size=(64, classes)) / 8).astype(np.float32),
+    }
+    nodes = [
+        helper.make_node("Conv", ["image", "w0"], ["c0"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c0"], ["r0"]),
+        helper.make_node("Conv", ["r0", "w1"], ["c1"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c1"], ["features"]),
+        helper.make_node("Conv", ["features", "wb"], ["b"]),
+        helper.make_node("Reshape", ["b", "to_boxes"], ["b1"]),
+        helper.make_node("Transpose", ["b1"], ["b2"], perm=[0, 2, 1]),
+        helper.make_node("Add", ["b2", "anchors"], ["proposals"]),
+        helper.make_node("Conv", ["features", "ws"], ["s"]),
+        helper.make_node("Sigmoid", ["s"], ["s1"]),
+        helper.make_node("Reshape", ["s1", "to_scores"], ["objectness"]),
+        helper.make_node(
+            "NonMaxSuppression", ["proposals", "objectness", "most", "overlap", "least"], ["chosen"]
+        ),
+        helper.make_node("Gather", ["chosen", "two"], ["rows"], axis=1),
+        helper.make_node("Squeeze", ["rows", "one"], ["row"]),
+        helper.make_node("Squeeze", ["proposals", "zero"], ["all"]),
+        helper.make_node("Gather", ["all", "row"], ["boxes"], axis=0),
+        helper.make_node("Gather", ["chosen", "zero"], ["images"], axis=1),
+        helper.make_node("Squeeze", ["images", "one"], ["of_image"]),
+        helper.make_node(
+            "RoiAlign",
+            ["features", "boxes", "of_image"],
+            ["pooled"],
+            output_height=4,
+            output_width=4,
+            spatial_scale=0.25,
+            sampling_ratio=2,
+        ),
+        helper.make_node("Reshape", ["pooled", "flat"], ["rois"]),
+        helper.make_node("MatMul", ["rois", "hidden_w"], ["h"]),
+        helper.make_node("Relu", ["h"], ["h1"]),
+        helper.make_node("MatMul", ["h1", "class_w"], ["logits"]),
+        helper.make_node("Softmax", ["logits"], ["classes"], axis=1),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("boxes", TensorProto.FLOAT, ["n", 4]),
+        helper.make_tensor_value_info("classes", TensorProto.FLOAT, ["n", classes]),
+    ]
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, [1, 3, SIZE, SIZE])
+    return _written(folder / "two_stage.onnx", nodes, [image], outputs, constants)
+
+
 def sparse(folder: Path) -> Path:
     """Convolutions around a selection whose size depends on the data, though not that of its result."""
     r = np.random.default_rng(3)

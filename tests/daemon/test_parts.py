@@ -21,7 +21,7 @@ from tests.runtime.builder import Builder
 
 from . import spin
 from .running import NO_TUNER, Service, serving, start, wait_for
-from .split_models import detector, hopeless, images, reference, sparse
+from .split_models import detector, hopeless, images, reference, sparse, two_stage
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
@@ -157,6 +157,23 @@ def test_a_part_in_between_is_served(service: Service, tmp_path: Path) -> None:
             x = np.random.default_rng(seed).normal(size=(1, 8, 48, 48)).astype(np.float32)
             found = client.infer("sparse", {"x": x})["answer"]
             np.testing.assert_allclose(found, reference(path, {"x": x})["answer"], rtol=1e-3, atol=1e-4)
+
+
+def test_a_detector_of_two_stages_has_its_static_part_compiled(service: Service, tmp_path: Path) -> None:
+    path = two_stage(tmp_path)
+    with service.client() as client:
+        assert client.add(path)["engine"] == "gpu+cpu"
+        compiled, last = client.show("two_stage")["parts"]
+        assert compiled["nodes"] == 11
+        assert "NonMaxSuppression" in last["why"][0]
+        assert "depends on the data" in last["why"][-1]
+        counts = set()
+        for image in images(6):
+            found, expected = client.infer("two_stage", {"image": image}), reference(path, {"image": image})
+            for name, value in expected.items():
+                np.testing.assert_allclose(found[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+            counts.add(len(expected["boxes"]))
+        assert len(counts) > 2
 
 
 def test_what_is_not_worth_cutting_is_refused_with_the_reason(service: Service, tmp_path: Path) -> None:

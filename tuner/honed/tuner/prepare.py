@@ -46,19 +46,21 @@ def prepare(
         made = cut(model, shapes)
         if isinstance(made, str):
             raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused from None
-    else:
-        return Prepared(given=model, normalised=whole, cut=None)
-    normalised = frontend.normalise(
-        made.program,
-        shapes=shapes,
-        precision=precision,
-        fp16=limits.fp16,
-        fp64=limits.fp64,
-        parts=made.between,
-    )
-    return Prepared(
-        given=made.given, normalised=replace(normalised, notes=(*normalised.notes, _told(made))), cut=made
-    )
+        try:
+            rest = frontend.normalise(
+                made.program,
+                shapes=shapes,
+                precision=precision,
+                fp16=limits.fp16,
+                fp64=limits.fp64,
+                parts=made.between,
+            )
+        except ModelRefused as again:
+            why = f"it is not cut in parts: {again}"
+            raise ModelRefused(str(refused), (*refused.reasons, why)) from again
+        noted = replace(rest, notes=(*rest.notes, _told(made)))
+        return Prepared(given=made.given, normalised=noted, cut=made)
+    return Prepared(given=model, normalised=whole, cut=None)
 
 
 def _told(made: Cut) -> str:
