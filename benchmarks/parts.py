@@ -1,4 +1,4 @@
-"""Models in parts: what is compiled of them, and how long that and the parts take beside ONNX Runtime.
+"""Models in parts: what is compiled of them, and how long that and the parts take beside the CPU engine.
 
 python -m benchmarks.parts MODEL.onnx... [--shape INPUT=1,3,640,640] [--scale X] [--yolox YOLOX.onnx]
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.cpu.session import Session
 from honed.runtime import load
 from honed.runtime.devices import select
 from honed.runtime.executor import Executor
@@ -66,13 +66,13 @@ def _row(path: Path, folder: Path, shapes: dict[str, tuple[int, ...]], scale: fl
         if split is None:
             return f"| {path.stem} | all |"
         given = _made_up(executor, scale)
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        whole = Session(path, 0)
         made = executor.run_compiled(given)
         times = in_turns(
             {
                 "parts": lambda: executor.run(given),
                 "behind": lambda: executor.run_behind(made, given),
-                "ort": lambda: session.run(None, given),
+                "ort": lambda: whole.run(given),
             },
             _TURNS,
         )
@@ -81,7 +81,7 @@ def _row(path: Path, folder: Path, shapes: dict[str, tuple[int, ...]], scale: fl
         return (
             f"| {path.stem} | {split.nodes} of {nodes} | {split.flops / flops:.1%} | "
             f"{times['parts'] * 1e3:.2f} | {times['behind'] * 1e3:.2f} | {times['ort'] * 1e3:.2f} | "
-            f"{times['parts'] / times['ort']:.2f} | {_apart(executor, session, given)} |"
+            f"{times['parts'] / times['ort']:.2f} | {_apart(executor, whole, given)} |"
         )
 
 
@@ -90,14 +90,12 @@ def _made_up(executor: Executor, scale: float) -> Arrays:
     return {t.name: (rng.normal(size=t.shape) * scale).astype(t.dtype) for t in executor.model.inputs}
 
 
-def _apart(executor: Executor, session: onnxruntime.InferenceSession, given: Arrays) -> str:
+def _apart(executor: Executor, whole: Session, given: Arrays) -> str:
     """The largest difference of outputs, or that they have other shapes."""
-    found = executor.run(given)
-    names = [output.name for output in session.get_outputs()]
-    expected = dict(zip(names, session.run(names, given), strict=True))
-    if any(found[name].shape != expected[name].shape for name in names):
+    found, expected = executor.run(given), whole.run(given)
+    if any(found[name].shape != value.shape for name, value in expected.items()):
         return "other shapes"
-    return f"{max(apart(expected[name], found[name]) for name in names):.1g}"
+    return f"{max(apart(value, found[name]) for name, value in expected.items()):.1g}"
 
 
 def _detector(path: Path, folder: Path) -> Path:
