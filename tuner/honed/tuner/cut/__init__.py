@@ -21,6 +21,7 @@ from .extract import Extractor, carried
 from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
 from .work import elements, flops
 
+MAX_NODES = 20_000  # dividing more may take minutes
 LEAST_SHARE = 0.1  # of a model's work that must be compiled
 _CARRIED = {d.name: d for d in DTYPES}
 
@@ -83,6 +84,8 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
         found = survey(model, shapes, _learnt(bound, unknown)) or found
     outputs = tuple(v.name for v in model.graph.output)
     nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
+    if len(nodes) > MAX_NODES:
+        return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
     units = [_unit(one, found) for one in nodes]
     tied = {
         name

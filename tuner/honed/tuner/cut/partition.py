@@ -26,6 +26,7 @@ class Worth:
 
 
 WORTH = Worth()
+_MANY = 32  # compiled stretches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +117,10 @@ def with_less_to_hand_over(
 def _give_up_least(
     units: Sequence[Unit], able: list[bool], behind: set[int], stages: Sequence[int], worth: Worth
 ) -> bool:
-    """Have the CPU engine run the compiled stretch of least work, where it is not worth its parts."""
+    """Have the CPU engine run the compiled stretch of least work, where it is not worth its parts.
+
+    Others may join then, and be worth theirs; of very many the lesser half goes at once.
+    """
     total = sum(unit.work for unit in units)
     work: dict[int, int] = {}
     for n, unit in enumerate(units):
@@ -125,11 +129,12 @@ def _give_up_least(
     between = {stage for n, stage in enumerate(stages) if not able[n] and n not in behind}
     if len(work) < 2:
         return False
-    least = min(work, key=lambda stage: (work[stage], -stage))
-    if work[least] >= max(worth.share * total, worth.work) and len(between) <= worth.most:
+    rising = sorted(work, key=lambda stage: (work[stage], -stage))
+    if work[rising[0]] >= max(worth.share * total, worth.work) and len(between) <= worth.most:
         return False
+    given_up = set(rising[: len(rising) // 2 if len(rising) > _MANY else 1])
     for n in range(len(units)):
-        if able[n] and stages[n] == least:
+        if able[n] and stages[n] in given_up:
             able[n] = False
     return True
 
@@ -142,7 +147,7 @@ class _Graph:
     maker: Mapping[str, int]
     before: Sequence[Sequence[int]]
     after: Sequence[Sequence[int]]
-    group: list[int] = field(default_factory=list)  # units of equal number are in one part
+    group: list[int] = field(default_factory=list)  # of each unit another that must be in its part, or itself
 
     @classmethod
     def of(cls, units: Sequence[Unit], tied: frozenset[str], outputs: frozenset[str]) -> _Graph:
@@ -176,23 +181,30 @@ class _Graph:
                 able[n] = False
         return changed
 
+    def _root(self, unit: int) -> int:
+        """What is the same for units that must be in one part."""
+        while self.group[unit] != unit:
+            self.group[unit] = self.group[self.group[unit]]
+            unit = self.group[unit]
+        return unit
+
     def _join(self, together: Sequence[int]) -> bool:
-        numbers = {self.group[n] for n in together}
-        if len(numbers) == 1:
-            return False
-        least = min(numbers)
-        self.group = [least if number in numbers else number for number in self.group]
-        return True
+        roots = {self._root(n) for n in together}
+        least = min(roots)
+        for root in roots:
+            self.group[root] = least
+        return len(roots) > 1
 
     def _members(self) -> dict[int, list[int]]:
+        """The units of each group, in order."""
         members: dict[int, list[int]] = {}
-        for n, number in enumerate(self.group):
-            members.setdefault(number, []).append(n)
+        for n in range(len(self.units)):
+            members.setdefault(self._root(n), []).append(n)
         return members
 
     def _fill(self, able: list[bool]) -> bool:
         """What is on a way out of a group and back into it joins it."""
-        members = self._members()
+        members, changed = self._members(), False
         for group in members.values():
             if len(group) == 1:
                 continue
@@ -203,8 +215,8 @@ class _Graph:
                 self._join([*group, *inside])
                 for n in inside:
                     able[n] = False
-                return True
-        return False
+                changed = True
+        return changed
 
     def _reached(
         self, start: Sequence[int], edges: Sequence[Sequence[int]], members: Mapping[int, Sequence[int]]
@@ -217,7 +229,7 @@ class _Graph:
             n = waiting.popleft()
             if n in seen:
                 continue
-            for one in members[self.group[n]]:
+            for one in members[self._root(n)]:
                 if one not in seen:
                     seen.add(one)
                     waiting.extend(m for m in edges[one] if m not in seen)
@@ -233,20 +245,31 @@ class _Graph:
             n = waiting.pop()
             if n in found:
                 continue
-            for one in members[self.group[n]]:
+            for one in members[self._root(n)]:
                 found.add(one)
                 waiting += [m for m in self.after[one] if m not in found]
-        while more := {
-            m
-            for n, group in enumerate(map(members.__getitem__, self.group))
-            if n not in found and not able[n] and self._leads_to(group) <= found
-            for m in group
-        }:
-            found |= more
+        self._lead_there(found, able, members)
         return found
 
-    def _leads_to(self, group: Sequence[int]) -> set[int]:
-        return {n for one in group for n in self.after[one]} - set(group)
+    def _lead_there(
+        self, found: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Add the groups of parts that lead to what was found alone, and those that lead to these."""
+        elsewhere = dict.fromkeys(members, 0)  # ways out of each group to what was not found
+        for n in range(len(self.units)):
+            for m in self.before[n]:
+                elsewhere[self._root(m)] += n not in found and self._root(m) != self._root(n)
+        waiting = [root for root, ways in elsewhere.items() if not ways]
+        while waiting:
+            group = members[waiting.pop()]
+            if able[group[0]] or group[0] in found:
+                continue
+            found.update(group)
+            own = self._root(group[0])
+            for root in (self._root(m) for n in group for m in self.before[n]):
+                elsewhere[root] -= root != own
+                if root != own and not elsewhere[root]:
+                    waiting.append(root)
 
     def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
         """The earliest stage of each unit that is not behind, and 0 for those."""
@@ -255,10 +278,9 @@ class _Graph:
         changed = True
         while changed:
             changed = False
-            for n in range(len(self.units)):
-                if n in behind:
+            for group in members.values():
+                if group[0] in behind:
                     continue
-                group = members[self.group[n]]
                 least = max(self._earliest(m, stage, able) for m in group)
                 for m in group:
                     changed |= stage[m] < least
