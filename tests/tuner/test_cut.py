@@ -24,7 +24,7 @@ from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.partnodes import PART_DOMAIN
 from tests.daemon.split_models import detector, images, reference, sparse
 
-CHEAP = Worth(share=0.0, work=0, most=1000)  # every stretch pays
+CHEAP = Worth(share=0.0, work=0, most=1000, whole=0.0)  # every stretch pays
 STATIC, OPEN = (4,), (1, "n")
 Values = dict[str, Any]
 
@@ -248,7 +248,7 @@ def test_types_of_operators_that_onnx_does_not_define_are_asked_of_onnx_runtime(
     graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], initializer=weights)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    made = cut(model, {}, Worth(share=0.0, work=1, most=4))
+    made = cut(model, {}, Worth(share=0.0, work=1, most=4, whole=0.0))
     assert isinstance(made, Cut)
     assert (len(made.parts), made.last, made.nodes) == (1, None, 3)
     assert "Inverse" in made.parts[0].why[0]

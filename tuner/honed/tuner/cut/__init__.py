@@ -22,7 +22,6 @@ from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_
 from .work import elements, flops
 
 MAX_NODES = 20_000  # dividing more may take minutes
-LEAST_SHARE = 0.1  # of a model's work that must be compiled
 _CARRIED = {d.name: d for d in DTYPES}
 
 
@@ -100,7 +99,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
         made = _cut(model, found, nodes, divided, outputs)
     except Refuse as refusal:
         return f"it is not cut in parts: {refusal}"
-    if made.share < LEAST_SHARE and worth.work:
+    if made.share < worth.whole:
         return f"it is not cut in parts: {made.share:.1%} of its operations would be compiled, too few to pay"
     return made
 

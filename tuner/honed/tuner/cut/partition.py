@@ -17,12 +17,14 @@ class Worth:
     """What a compiled stretch beside parts must have, that it may be one: a share of all work, and so much.
 
     Handing over to a part and back takes as long as a small core takes for `work` operations: half a
-    millisecond. There are `most` parts between compiled steps.
+    millisecond. There are `most` parts between compiled steps. At least the share `whole` of all work must
+    be compiled, that a model is cut at all.
     """
 
     share: float = 0.02
     work: int = 5_000_000
     most: int = 4
+    whole: float = 0.1
 
 
 WORTH = Worth()
