@@ -26,7 +26,7 @@ from honed.runtime import peaks
 from honed.runtime.cpuparts import CpuParts
 from honed.runtime.devices import Device, select
 from honed.runtime.executor import Executor, load
-from honed.runtime.partlimits import PartLimits
+from honed.runtime.partlimits import UNLIMITED, PartLimits
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.proof import Difference, check_probe
 from honed.runtime.surveying import survey
@@ -54,7 +54,9 @@ _log = logging.getLogger(__name__)
 class Worker(Host):
     """The device, and the loaded models by key."""
 
-    def __init__(self, connected: socket.socket, cache_dir: Path, spec: str, parts: PartLimits) -> None:
+    def __init__(
+        self, connected: socket.socket, cache_dir: Path, spec: str, parts: PartLimits = UNLIMITED
+    ) -> None:
         super().__init__(connected)
         self._parts = CpuParts(parts)
         self._cache_dir = cache_dir

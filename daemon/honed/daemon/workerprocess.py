@@ -14,7 +14,7 @@ from honed.protocol.errors import HonedError
 from honed.protocol.peer import Peer
 from honed.protocol.wire import APART, FrameLimits
 from honed.runtime.aiolink import AsyncLink
-from honed.runtime.partlimits import PartLimits
+from honed.runtime.partlimits import UNLIMITED, PartLimits
 
 # Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
 FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
@@ -33,7 +33,7 @@ class Program:
     more: tuple[str, ...] = ()
 
 
-def device_program(spec: str, memory_mib: int, parts: PartLimits) -> Program:
+def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> Program:
     """The worker of an OpenCL device; `parts` is for its process that runs parts of models."""
     more = (str(parts.threads), str(parts.memory_mib))
     return Program(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib, more=more)

@@ -44,7 +44,7 @@ from .partcalls import (
     UnloadPart,
     laid_out,
 )
-from .partlimits import PartLimits
+from .partlimits import UNLIMITED, PartLimits
 from .regions import Region
 
 Array = NDArray[Any]
@@ -59,9 +59,9 @@ class CpuParts:
     The process ends with the thread that opened the first model.
     """
 
-    def __init__(self, limits: PartLimits | None = None) -> None:
+    def __init__(self, limits: PartLimits = UNLIMITED) -> None:
         """Nothing runs yet."""
-        self._limits = limits or PartLimits()
+        self._limits = limits
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None

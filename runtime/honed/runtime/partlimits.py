@@ -13,3 +13,6 @@ class PartLimits:
 
     threads: int = 0
     memory_mib: int = 0
+
+
+UNLIMITED = PartLimits()
