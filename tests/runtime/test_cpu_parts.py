@@ -25,7 +25,7 @@ from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, M
 from honed.runtime.executor import Executor
 from honed.runtime.model import CPU_PART, CompiledModel, CpuPart, HostCall, PartTensor, Probe, Proof, Split
 from honed.runtime.partlimits import PartLimits
-from honed.runtime.proof import check_probes
+from honed.runtime.proof import check_behind, check_probe
 
 from .builder import ADD, INCREMENT, Builder
 
@@ -204,7 +204,8 @@ def test_the_last_part_is_proven_on_the_references_values(device: Device, tmp_pa
         probe = Probe(inputs=(values[0],), outputs=(values[1],), tolerance=(0.0,), behind=(values[2],))
         b.proof = Proof(reference="r", probes=(probe,), device=None, error=())
         with loaded(b, device, tmp_path) as executor:
-            return all(found.right for found in check_probes(executor))
+            assert all(found.right for found in check_probe(executor, probe))
+            return all(found.right for found in check_behind(executor, probe))
 
     assert probed(X[3:])
     assert not probed(X[2:])

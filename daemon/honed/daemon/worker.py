@@ -28,7 +28,7 @@ from honed.runtime.devices import Device, select
 from honed.runtime.executor import Executor, load
 from honed.runtime.partlimits import UNLIMITED, PartLimits
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.proof import Difference, check_probe
+from honed.runtime.proof import Difference, check_behind, check_probe
 from honed.runtime.surveying import survey
 
 from .comparison import Comparison, Recorder
@@ -139,7 +139,8 @@ class Worker(Host):
             proof = executor.model.proof
             assert proof is not None
             try:
-                checked[probe] = check_probe(executor, proof.probes[probe])
+                given = proof.probes[probe]
+                checked[probe] = (*check_probe(executor, given), *check_behind(executor, given))
             except DeviceError as error:
                 return CheckedProbe(spoilt=str(error))
         wrong = tuple(str(d) for d in checked[probe] if not d.right)

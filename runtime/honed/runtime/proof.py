@@ -72,7 +72,7 @@ def compare(reference: Array, actual: Array, tolerance: float, output: str = "")
 
 
 def check_probes(executor: Executor) -> tuple[Difference, ...]:
-    """Run every probe of the executor's file: those of `check_probe` for each, in order.
+    """Run every probe of the executor's file: one Difference for each probe and output, in that order.
 
     Raises as `Executor.run` does. A file without probes gives ().
     """
@@ -81,47 +81,46 @@ def check_probes(executor: Executor) -> tuple[Difference, ...]:
 
 
 def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
-    """Run one probe of the executor's file: one Difference for each output that it knows.
+    """Run one probe of the executor's file: one Difference for each output of its steps.
 
-    Those are what the steps give, then what the last part gives. Raises as `Executor.run` does.
+    Raises as `Executor.run` does.
     """
-    model, file = executor.model, executor.file
-    inputs = {
-        tensor.name: file.constant(index) for tensor, index in zip(model.inputs, probe.inputs, strict=True)
-    }
-    outputs = executor.run_compiled(inputs)
-    known = {
-        tensor.name: file.constant(index) for tensor, index in zip(model.outputs, probe.outputs, strict=True)
-    }
-    found = [
+    outputs, known = executor.run_compiled(_inputs(executor, probe)), _known(executor, probe)
+    return tuple(
         compare(known[tensor.name], outputs[tensor.name], tolerance, tensor.name)
-        for tensor, tolerance in zip(model.outputs, probe.tolerance, strict=True)
-    ]
-    return (*found, *_check_behind(executor, probe, known, inputs, outputs))
+        for tensor, tolerance in zip(executor.model.outputs, probe.tolerance, strict=True)
+    )
 
 
-def _check_behind(
-    executor: Executor,
-    probe: Probe,
-    known: dict[str, Array],
-    inputs: dict[str, Array],
-    outputs: dict[str, Array],
-) -> list[Difference]:
-    """The last part on what the reference gives for the steps: what it chooses may hang on a rounding.
+def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
+    """Run the last part, where there is one, on what the reference gives for the steps: its Differences.
 
-    It must run on what they give here, too.
+    What it chooses may hang on a rounding. It must run on what the steps give here, too. Raises as
+    `Executor.run` does.
     """
     part = executor.model.split.behind if executor.model.split is not None else None
     if part is None:
-        return []
-    executor.run_behind(outputs, inputs)
+        return ()
+    inputs = _inputs(executor, probe)
+    executor.run(inputs)
     if not probe.behind:
-        return []
-    made = executor.run_behind(known, inputs)
-    return [
+        return ()
+    made = executor.run_behind(_known(executor, probe), inputs)
+    return tuple(
         _like(executor.file.constant(index), made[tensor.name], tensor.name)
         for tensor, index in zip(part.outputs, probe.behind, strict=True)
-    ]
+    )
+
+
+def _inputs(executor: Executor, probe: Probe) -> dict[str, Array]:
+    tensors = zip(executor.model.inputs, probe.inputs, strict=True)
+    return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
+
+
+def _known(executor: Executor, probe: Probe) -> dict[str, Array]:
+    """What the reference gives for the outputs of the steps."""
+    tensors = zip(executor.model.outputs, probe.outputs, strict=True)
+    return {tensor.name: executor.file.constant(index) for tensor, index in tensors}
 
 
 def _like(reference: Array, made: Array, output: str) -> Difference:

@@ -296,6 +296,14 @@ def _probed(
     device: Device, model: CompiledModel, constants: Mapping[int, np.ndarray]
 ) -> tuple[proof.Difference, ...]:
     with opened(model, constants, device) as executor:
+        probes = model.proof.probes if model.proof is not None else ()
+        behind = [found for probe in probes for found in proof.check_behind(executor, probe)]
+        if wrong := tuple(str(found) for found in behind if not found.right):
+            raise ModelRefused(
+                "the part that the CPU engine is to run last does not give the reference's answers on the "
+                f"reference's own values ({wrong[0]})",
+                wrong,
+            )
         return proof.check_probes(executor)
 
 
@@ -310,12 +318,9 @@ def _refusal(
 ) -> ModelRefused:
     """Of a model with wrong answers: names the first node whose value differs."""
     wrong = [n for n, result in enumerate(results) if not result.right]
-    known = {output.name for output in model.outputs}
-    if results[wrong[0]].output not in known:
-        return _wrong(results, "it is of the part that the CPU engine runs last")
     where = locate.first_difference(
         bound,
-        expected.inputs[wrong[0] * len(expected.inputs) // len(results)],
+        expected.inputs[wrong[0] // len(model.outputs)],
         lambda variant, given: run_model(variant, given, device, request.precision, first),
         precision=model.source.precision,
     )
