@@ -24,6 +24,7 @@ from honed.runtime.model import (
     Preparation,
     Proof,
     Source,
+    Split,
     Step,
     Tensor,
 )
@@ -82,6 +83,7 @@ class Builder:
     prepare: list[Preparation] = field(default_factory=list)
     constants: dict[int, NDArray[Any]] = field(default_factory=dict)
     proof: Proof | None = None
+    split: Split | None = None
     arena_bytes: int = 0
     prepared_bytes: int = 0
     constant_bytes: int = 0
@@ -180,6 +182,7 @@ class Builder:
             proof=self.proof,
             prepare=tuple(self.prepare),
             prepared_bytes=self.prepared_bytes,
+            split=self.split,
         )
 
     def write(self, path: Path, profile: DeviceProfile = PROFILE) -> Path:

@@ -9,6 +9,7 @@ import pytest
 
 from honed.tuner.frontend.builder import TARGET_OPSET, schema
 from honed.tuner.frontend.call import RULES
+from honed.tuner.frontend.partnodes import PART_OP
 from honed.tuner.frontend.relax_ops import CORE
 
 from .backend import table
@@ -28,5 +29,5 @@ def test_every_rule_is_for_an_operator_that_exists_and_is_described() -> None:
 
 
 def test_the_core_set_is_onnx() -> None:
-    for op in CORE:
+    for op in CORE.keys() - {PART_OP}:
         assert schema(op, TARGET_OPSET) is not None, op

@@ -42,16 +42,20 @@ _FEW = 1 << 26  # elements of a made-up input at most
 class Session:
     """A model that is loaded, on so many threads (0: as many as ONNX Runtime finds good)."""
 
-    def __init__(self, path: Path, threads: int) -> None:
-        """Raises ModelRefused or MissingFiles where this engine cannot run the file."""
+    def __init__(self, path: Path, threads: int, *, alone: bool = False) -> None:
+        """Raises ModelRefused or MissingFiles where this engine cannot run the file.
+
+        One that is `alone` has all of its data inside: nothing beside it is read.
+        """
         try:
-            model, external = read(path)
+            model, external = _read(path, alone=alone)
         except MissingFiles as missing:  # a subclass does not travel
             raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
         # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
         changed = forget_names(model, UNNAMED)
-        self._path, self._threads = path, threads
-        self._session = _loaded(model.SerializeToString() if external or changed else str(path), threads)
+        self._path, self._threads, self._alone = path, threads, alone
+        inside = external or alone or changed
+        self._session = _loaded(model.SerializeToString() if inside else str(path), threads)
         self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
         self._outputs = [tensor.name for tensor in self.interface.outputs]
@@ -74,7 +78,7 @@ class Session:
 
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
-        model, _ = read(self._path)
+        model, _ = _read(self._path, alone=self._alone)
         forget_names(model)
         self._session, self._by_names = _loaded(model.SerializeToString(), self._threads), False
 
@@ -86,6 +90,10 @@ class Session:
                 self.run(made)
             except InvalidArgument:
                 return
+
+
+def _read(path: Path, *, alone: bool) -> tuple[onnx.ModelProto, int]:
+    return read(path, external_bytes=0) if alone else read(path)
 
 
 def _loaded(given: str | bytes, threads: int) -> onnxruntime.InferenceSession:

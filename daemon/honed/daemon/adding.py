@@ -58,7 +58,7 @@ class Adding:
             notes=tuple(model.source.notes),
             kernels=sum(kernel.launches > 0 for kernel in model.kernels),
             launches=model.launches,
-            engine=(manifest.chosen or "gpu") if manifest is not None else "gpu",
+            engine="cpu" if manifest is not None and manifest.chosen == "cpu" else model.engine,
             engine_why=manifest.why if manifest is not None else "",
         )
 

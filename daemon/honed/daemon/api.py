@@ -341,7 +341,7 @@ class Api:
                     version=VERSION,
                     state=entry.state.value,
                     reason=entry.remark,
-                    engine="cpu" if entry.on_cpu else "gpu",
+                    engine=entry.kind,
                     engine_why=entry.manifest.why,
                     variants=len(self.registry.variants(entry.name)),
                 )

@@ -7,8 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from honed.protocol import strict
-from honed.protocol.results import ComparedOutput, ModelProof, ShownKernel
-from honed.runtime.model import CompiledModel, Copy, HostCall, Launch, Source, Tensor
+from honed.protocol.results import ComparedOutput, ModelProof, ShownKernel, ShownPart, TensorMetadata
+from honed.runtime.dtypes import dtype
+from honed.runtime.model import CompiledModel, Copy, CpuPart, HostCall, Launch, PartTensor, Source, Tensor
 from honed.runtime.profile import DeviceIdentity
 
 
@@ -17,14 +18,16 @@ class Compiled:
     """A compiled file that is whole and keeps every rule of its format.
 
     `schedules` is a SHA-256 over what the device runs: equal for files that differ in nothing but dates and
-    notes.
+    notes. `outputs` are the model's; its steps make those `handed`, of which some may go on to the last of
+    its `parts`.
     """
 
     source: Source
     compiler: dict[str, str]
     device: DeviceIdentity
     inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    outputs: tuple[PartTensor, ...]
+    handed: tuple[Tensor, ...]
     kernels: tuple[ShownKernel, ...]
     launches: int
     copies: int
@@ -34,6 +37,12 @@ class Compiled:
     prepared_bytes: int
     proof: ModelProof | None
     schedules: str
+    parts: tuple[ShownPart, ...] = ()
+
+    @property
+    def engine(self) -> str:
+        """What its answers are told to be of: "gpu", or "gpu+cpu" where the CPU engine runs parts of it."""
+        return "gpu+cpu" if self.parts else "gpu"
 
 
 def summarise(model: CompiledModel) -> Compiled:
@@ -43,7 +52,8 @@ def summarise(model: CompiledModel) -> Compiled:
         compiler=model.compiler,
         device=model.device.identity,
         inputs=model.inputs,
-        outputs=model.outputs,
+        outputs=model.gives,
+        handed=model.outputs,
         kernels=_kernels(model),
         launches=sum(isinstance(step, Launch) for step in model.steps),
         copies=sum(isinstance(step, Copy) for step in model.steps),
@@ -53,7 +63,33 @@ def summarise(model: CompiledModel) -> Compiled:
         prepared_bytes=model.prepared_bytes,
         proof=_proof(model),
         schedules=_schedules(model),
+        parts=_parts(model),
     )
+
+
+def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
+    """What is compiled first, then what the CPU engine runs; nothing where the model is not cut."""
+    split = model.split
+    if split is None:
+        return ()
+    whole = ShownPart(engine="gpu", nodes=split.nodes, flops=split.flops)
+    return whole, *(_part(part, last=n == split.last) for n, part in enumerate(split.parts))
+
+
+def _part(part: CpuPart, *, last: bool) -> ShownPart:
+    return ShownPart(
+        engine="cpu",
+        nodes=part.nodes,
+        flops=part.flops,
+        why=part.why,
+        inputs=tuple(map(_tensor, part.inputs)),
+        outputs=tuple(map(_tensor, part.outputs)),
+        last=last,
+    )
+
+
+def _tensor(tensor: PartTensor) -> TensorMetadata:
+    return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=tensor.shape)
 
 
 def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:

@@ -86,8 +86,9 @@ class ServeSettings:
 class CpuSettings:
     """The [cpu] table, of the CPU engine.
 
-    threads: of one model's run; 0: as many as ONNX Runtime takes by itself, one for each core.
-    memory_mib: what its process, and the one that tries models out, may each write, MiB; 0: no limit.
+    threads: of one run of a model or part; 0: as many as ONNX Runtime takes by itself, one for each core.
+    memory_mib: what its process, the one that tries models out, and those that run parts of models may each
+        write, MiB; 0: no limit.
     """
 
     threads: int = setting(0, minimum=0, effect="restart")

@@ -12,7 +12,7 @@ from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
 from honed.protocol.params import Data, InferParams, InputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
 from honed.runtime.dtypes import dtype
-from honed.runtime.model import Tensor
+from honed.runtime.model import PartTensor, Tensor
 
 from .interface import Interface, OpenTensor
 from .regions import HeldRegion, RegionTable
@@ -72,7 +72,7 @@ class InferencePlan:
         )
 
     def result(self, ran: ModelRan, queue_us: int, engine: str) -> Inferred:
-        """The result of ModelInfer for what a worker of `engine`, "gpu" or "cpu", answered."""
+        """The result of ModelInfer for what a worker answered; `engine` is "gpu", "cpu" or "gpu+cpu"."""
         return Inferred(
             model_name=self.model,
             model_version=VERSION,
@@ -91,14 +91,14 @@ class InferencePlan:
         )
 
 
-def describe(tensor: Tensor | OpenTensor) -> TensorMetadata:
+def describe(tensor: Tensor | PartTensor | OpenTensor) -> TensorMetadata:
     """A tensor as metadata shows it; any number of dimensions as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
 
 
-def closed(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Interface:
-    """The interface of a compiled form."""
+def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface:
+    """The interface of a compiled form; where it runs in parts, sizes of outputs may be open."""
     return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
 
 
@@ -155,7 +155,7 @@ def _fits(params: InferParams, compiled: Interface) -> bool:
     return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
 
 
-def _as_open(tensors: Sequence[Tensor]) -> tuple[OpenTensor, ...]:
+def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[OpenTensor, ...]:
     return tuple(OpenTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors)
 
 

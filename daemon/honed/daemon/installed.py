@@ -14,10 +14,4 @@ def compiler() -> bool:
 
 def cpu_engine() -> bool:
     """Its package is looked for, and the ONNX Runtime that it runs with; neither is imported."""
-    package = importlib.util.find_spec("honed.cpu")
-    if package is None or package.origin is None:
-        return False
-    bundled = bundle.folder(package.origin)
-    return (bundled is not None and (bundled / "onnxruntime").is_dir()) or importlib.util.find_spec(
-        "onnxruntime"
-    ) is not None
+    return bundle.has_cpu_engine()

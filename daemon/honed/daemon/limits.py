@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from honed.runtime.partlimits import PROVING_MIB
+
 from .settings import setting
 
 MAX_MESSAGE_DEPTH = 16
@@ -85,6 +87,8 @@ class Limits:
             + INSPECTIONS * INSPECTION_MIB
             + 2 * devices * self.worker_memory_mib  # a worker, and a process that builds for it
             + 2 * cpu_mib  # the CPU engine, and a process that tries models out for it
+            + 2 * devices * cpu_mib  # parts of models, of a worker and of the process that builds for it
+            + 2 * PROVING_MIB  # parts of a model being compiled, and of one being tuned
             + self.compile_memory_mib
             + CHECKING_MIB
             + TUNING_PROCESSES * tuner_mib

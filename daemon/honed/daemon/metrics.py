@@ -122,7 +122,7 @@ class MetricsCollector:
             state=entry.state.value,
             ready=entry.state is State.READY,
             away=entry.away,
-            engine="cpu" if entry.on_cpu else "gpu",
+            engine=entry.kind,
             device=self.pool.of(entry).shown,
             waiting=waiting,
             spent=usage,

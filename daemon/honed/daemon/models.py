@@ -45,6 +45,7 @@ def show(
         placement=placement,
         checked=entry.checked,
         variants=variants,
+        parts=model.parts,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from honed.protocol.errors import HonedError, Unavailable
 from honed.protocol.results import Inferred, ModelPlacement, ModelProfile
 from honed.protocol.service import DeviceStatus, QueueStatus
+from honed.runtime.partlimits import PartLimits
 
 from . import installed
 from .commits import Commits
@@ -81,7 +82,8 @@ class Pool:
                 module="honed.cpu.worker", argument=str(self._cpu.threads), memory_mib=self._cpu.memory_mib
             )
         else:
-            program = device_program(engine.name, self._limits.worker_memory_mib)
+            parts = PartLimits(threads=self._cpu.threads, memory_mib=self._cpu.memory_mib)
+            program = device_program(engine.name, self._limits.worker_memory_mib, parts)
         return DeviceServer(engine, program, self._limits, self._cache_dir, self._models, self._store)
 
     @property
@@ -241,7 +243,7 @@ class Pool:
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        kind = self.servers[work.engine].kind
+        kind = "cpu" if work.engine == CPU_ENGINE else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)
 
@@ -401,7 +403,7 @@ class Pool:
         return ModelPlacement(
             device=self.servers[model.device].shown,
             served_by=self.of(model).shown,
-            engine=self.of(model).kind,
+            engine=model.kind,
             why=manifest.why or self.placement.home(model.name, manifest.device, manifest.placed).why,
             away=model.away,
         )

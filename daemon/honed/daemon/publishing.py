@@ -251,6 +251,7 @@ def _check_interface(before: Compiled, model: Compiled) -> None:
     for what, old, new in (
         ("inputs", before.inputs, model.inputs),
         ("outputs", before.outputs, model.outputs),
+        ("parts", before.handed, model.handed),
     ):
         if [(t.name, t.dtype, t.shape) for t in old] != [(t.name, t.dtype, t.shape) for t in new]:
             raise ModelRefused(f"its {what} are not those of the model served; add it under another name")

@@ -99,7 +99,7 @@ class Statistics:
             each.compute_output.add(inference.output_ns)
 
     def answered_by(self, engine: str) -> None:
-        """An engine of this kind, "gpu" or "cpu", made the answer."""
+        """An engine of this kind, "gpu", "cpu" or "gpu+cpu", made the answer."""
         for each in self._self_and_whole():
             each.engines[engine] += 1
 

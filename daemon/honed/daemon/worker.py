@@ -1,8 +1,9 @@
 """The serving worker: a child process that owns the device and runs what the service passes to it.
 
-python -m honed.daemon.worker FD CACHE_DIR DEVICE_SPEC
+python -m honed.daemon.worker FD CACHE_DIR DEVICE_SPEC THREADS MEMORY_MIB
 
-It answers the service on the socket FD until that closes (`hosting`).
+It answers the service on the socket FD until that closes (`hosting`). THREADS and MEMORY_MIB are for the
+process in which parts of models run that the CPU engine takes; it is there while there are any.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ from typing import ClassVar
 from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
 from honed.runtime import peaks
+from honed.runtime.cpuparts import CpuParts
 from honed.runtime.devices import Device, select
 from honed.runtime.executor import Executor, load
+from honed.runtime.partlimits import UNLIMITED, PartLimits
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.proof import Difference, check_probe
+from honed.runtime.proof import Difference, check_behind, check_probe
 from honed.runtime.surveying import survey
 
 from .comparison import Comparison, Recorder
@@ -51,8 +54,11 @@ _log = logging.getLogger(__name__)
 class Worker(Host):
     """The device, and the loaded models by key."""
 
-    def __init__(self, connected: socket.socket, cache_dir: Path, spec: str) -> None:
+    def __init__(
+        self, connected: socket.socket, cache_dir: Path, spec: str, parts: PartLimits = UNLIMITED
+    ) -> None:
         super().__init__(connected)
+        self._parts = CpuParts(parts)
         self._cache_dir = cache_dir
         self._spec = spec
         self._found: DeviceProfile | None = None
@@ -116,6 +122,7 @@ class Worker(Host):
                 cache_dir=self._cache_dir,
                 builder=self._builder,
                 progress=self.built,
+                parts=self._parts,
             )
             self._checked[key] = {}
         proof = self._models[key].model.proof
@@ -132,7 +139,8 @@ class Worker(Host):
             proof = executor.model.proof
             assert proof is not None
             try:
-                checked[probe] = check_probe(executor, proof.probes[probe])
+                given = proof.probes[probe]
+                checked[probe] = (*check_probe(executor, given), *check_behind(executor, given))
             except DeviceError as error:
                 return CheckedProbe(spoilt=str(error))
         wrong = tuple(str(d) for d in checked[probe] if not d.right)
@@ -201,7 +209,8 @@ def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
     connected = connect(int(arguments[0]))
     with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
-        Worker(connected, Path(arguments[1]), arguments[2]).serve()
+        parts = PartLimits(threads=int(arguments[3]), memory_mib=int(arguments[4]))
+        Worker(connected, Path(arguments[1]), arguments[2], parts).serve()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from honed.protocol.errors import HonedError
 from honed.protocol.peer import Peer
 from honed.protocol.wire import APART, FrameLimits
 from honed.runtime.aiolink import AsyncLink
+from honed.runtime.partlimits import UNLIMITED, PartLimits
 
 # Answers hold the outputs of one inference, which are bounded before it runs (see `inference`).
 FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
@@ -21,16 +22,21 @@ FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
-    """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory."""
+    """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
+
+    `more` arguments come behind that.
+    """
 
     module: str
     argument: str
     memory_mib: int
+    more: tuple[str, ...] = ()
 
 
-def device_program(spec: str, memory_mib: int) -> Program:
-    """The worker of an OpenCL device."""
-    return Program(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib)
+def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> Program:
+    """The worker of an OpenCL device; `parts` is for its process that runs parts of models."""
+    more = (str(parts.threads), str(parts.memory_mib))
+    return Program(module="honed.daemon.worker", argument=spec, memory_mib=memory_mib, more=more)
 
 
 async def spawn(
@@ -39,7 +45,9 @@ async def spawn(
     """Start a worker; `lost` makes the error of calls cut short. Raises OSError."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with theirs:
-        command = python(program.module, str(theirs.fileno()), str(cache_dir), program.argument)
+        command = python(
+            program.module, str(theirs.fileno()), str(cache_dir), program.argument, *program.more
+        )
         bounds = Bounds(memory_mib=program.memory_mib, niceness=niceness)
         try:
             process = await aiochildren.spawn(command, bounds, pass_fds=[theirs.fileno()])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 
@@ -19,3 +20,14 @@ def use(package: str) -> None:
     found = folder(package)
     if found is not None and str(found) not in sys.path:
         sys.path.insert(0, str(found))
+
+
+def has_cpu_engine() -> bool:
+    """Whether honed-cpu is there with the ONNX Runtime that it runs with; neither is imported."""
+    package = importlib.util.find_spec("honed.cpu")
+    if package is None or package.origin is None:
+        return False
+    bundled = folder(package.origin)
+    return (bundled is not None and (bundled / "onnxruntime").is_dir()) or importlib.util.find_spec(
+        "onnxruntime"
+    ) is not None

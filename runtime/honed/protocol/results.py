@@ -61,7 +61,7 @@ class ModelMetadata:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class InferTimes:
-    """Microseconds that a request waited, and that the worker took; the engine that answered, cpu or gpu."""
+    """Microseconds that a request waited, and that the worker took; what answered: cpu, gpu, or gpu+cpu."""
 
     queue_us: int
     compute_us: int
@@ -266,6 +266,23 @@ class ShownVariant:
     loaded_bytes: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShownPart:
+    """A part of a model that two engines run: "gpu" what is compiled, "cpu" what the CPU engine runs of it.
+
+    `nodes` of the model's file and an estimate of their operations, `why` the CPU engine runs them, what is
+    handed to it and back. The `last` part runs behind what is compiled, others in between.
+    """
+
+    engine: str
+    nodes: int
+    flops: int
+    why: tuple[str, ...] = ()
+    inputs: tuple[TensorMetadata, ...] = ()
+    outputs: tuple[TensorMetadata, ...] = ()
+    last: bool = False
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelShown:
     """The result of ModelShow."""
@@ -295,6 +312,7 @@ class ModelShown:
     arena_bytes: int
     prepared_bytes: int
     variants: tuple[ShownVariant, ...] = ()
+    parts: tuple[ShownPart, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from .cpuparts import OpenParts
 from .enqueue import Command
 from .memory import DeviceMemory
-from .model import CompiledModel, Copy, HostCall, Preparation
+from .model import CPU_PART, CompiledModel, Copy, HostCall, Preparation
 from .opencl import cl, driver_call
-from .segments import BoundHostCall, LaunchBatch, Segment
+from .segments import BoundHostCall, BoundPart, LaunchBatch, Segment
 
 
 def segments(
-    model: CompiledModel, built: list[Any], memory: DeviceMemory, queue: Any, cap: int
+    model: CompiledModel,
+    built: list[Any],
+    memory: DeviceMemory,
+    queue: Any,
+    cap: int,
+    parts: OpenParts | None = None,
 ) -> list[Segment]:
     """The steps of an inference as segments: runs of launches and copies, with host calls between them.
 
-    `built` has the pyopencl Program of each kernel of the model.
+    `built` has the pyopencl Program of each kernel of the model, `parts` what the CPU engine runs of it.
     """
     found: list[Segment] = []
     commands: list[Command] = []
     bound: dict[Preparation, Command] = {}
     for step in model.steps:
         if isinstance(step, HostCall):
-            found += [LaunchBatch(commands, cap, queue), BoundHostCall(step, model.buffers, memory, queue)]
+            found.append(LaunchBatch(commands, cap, queue))
+            if step.function == CPU_PART:
+                assert parts is not None
+                found.append(BoundPart(step, parts, memory, queue))
+            else:
+                found.append(BoundHostCall(step, model.buffers, memory, queue))
             commands = []
         elif not empty(model, step):
             if step not in bound:

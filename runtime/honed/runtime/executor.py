@@ -16,18 +16,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import DeviceError, InvalidArgument
 
 from . import binding, border, enqueue, fit, programs
+from .cpuparts import CpuParts, named
 from .devices import Device, select
 from .halves import converted
 from .memory import DeviceMemory
-from .model import CompiledModel, HostCall, Launch, Preparation
+from .model import CPU_PART, CompiledModel, HostCall, Launch, Preparation
 from .modelfile import ModelFile, read
 from .opencl import cl, context, driver_call
-from .timing import InferenceProfile, Timeline, summarise
+from .timing import Called, InferenceProfile, Timeline, summarise
 
 Array = NDArray[Any]
 Progress = Callable[[int, int], None]
@@ -40,12 +42,14 @@ def load(
     cache_dir: str | os.PathLike[str] | None = None,
     builder: ThreadPoolExecutor | None = None,
     progress: Progress = lambda _, __: None,
+    parts: CpuParts | None = None,
 ) -> Executor:
     """The model in a `.honed` file, ready to `run` on `device` (a Device, or what `devices.select` takes).
 
     `cache_dir` keeps compiled programs between processes. The driver's compiler runs in `builder`, or in
-    this thread; `progress` hears after each kernel how many are built, of how many. Raises NotFound,
-    ModelFileError or DeviceError.
+    this thread; `progress` hears after each kernel how many are built, of how many. `parts` is the process
+    for parts that the CPU engine runs, else a model that has some gets one of its own. Raises NotFound,
+    ModelFileError, DeviceError, or ModelRefused where the CPU engine does not take a part.
     """
     chosen = device if isinstance(device, Device) else select(device)
     return Executor(
@@ -54,6 +58,7 @@ def load(
         cache_dir=Path(cache_dir) if cache_dir else None,
         builder=builder,
         progress=progress,
+        parts=parts,
     )
 
 
@@ -72,8 +77,9 @@ class Executor:
         cache_dir: Path | None = None,
         builder: ThreadPoolExecutor | None = None,
         progress: Progress = lambda _, __: None,
+        parts: CpuParts | None = None,
     ) -> None:
-        """Build, allocate, upload, prepare and bind; raises DeviceError where the device cannot do that."""
+        """Build, allocate, upload, prepare and bind; raises as `load`."""
         self.file = file
         self.device = device
         self._lock = threading.Lock()
@@ -92,7 +98,8 @@ class Executor:
         for step in file.model.prepare:
             if not binding.empty(file.model, step):
                 self._prepare(step, kernels)
-        self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap)
+        self._parts = (parts or CpuParts()).open(file) if file.model.split is not None else None
+        self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
     @property
     def model(self) -> CompiledModel:
@@ -116,7 +123,31 @@ class Executor:
         """
         given = border.checked(self._inputs.ports, inputs)
         with self._lock:
+            return self._completed(inputs, self._infer(given, None))
+
+    def run_compiled(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """What the steps give, which the last part, where there is one, would be run on; raises as `run`."""
+        given = border.checked(self._inputs.ports, inputs)
+        with self._lock:
             return self._infer(given, None)
+
+    def run_behind(self, *given: Mapping[str, Array]) -> dict[str, Array]:
+        """What the last part gives for values by name, nothing where there is none; raises as `run`."""
+        split = self.model.split
+        if split is None or split.last is None or split.behind is None:
+            return {}
+        assert self._parts is not None
+        found = self._parts.run(split.last, named(split.behind, *given))
+        return {
+            tensor.name: np.array(value) for tensor, value in zip(split.behind.outputs, found, strict=True)
+        }
+
+    def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
+        """The model's outputs out of its inputs and what the steps gave."""
+        if self.model.split is None:
+            return made
+        found = made | self.run_behind(made, given)
+        return {tensor.name: found[tensor.name] for tensor in self.model.split.outputs}
 
     def profile(self, inputs: Mapping[str, Array]) -> InferenceProfile:
         """Time each launch of one inference with the device's own clock; raises as `run` does."""
@@ -129,7 +160,11 @@ class Executor:
             self._infer(given, Timeline(self._profiling_queue))  # some drivers compile at the first launch
             timeline = Timeline(self._profiling_queue)
             start = time.perf_counter()
-            self._infer(given, timeline)
+            made = self._infer(given, timeline)
+            if self.model.split is not None and self.model.split.last is not None:
+                began = time.perf_counter()
+                self.run_behind(made, inputs)
+                timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):
                 return summarise(timeline, self.model, self.device.profile.peaks, start, whole)
@@ -140,6 +175,8 @@ class Executor:
             self._unusable = "closed"
             self._segments.clear()
             self._memory.close()
+            if self._parts is not None:
+                self._parts.close()
             self.file.close()
 
     def __enter__(self) -> Executor:

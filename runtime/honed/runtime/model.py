@@ -15,6 +15,7 @@ FORMAT_VERSION = 1
 CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can be mapped
 Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]
+CPU_PART = "cpu_part"  # the host call that runs a part of the model in the CPU engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +138,14 @@ class Probe:
 
     The tuples hold indices of constant buffers, in the order of the model's inputs and outputs and in
     the types the user sees. `tolerance[i]` is the largest allowed |difference| over the largest
-    |reference value| of output i (0: equal).
+    |reference value| of output i (0: equal). `behind` are those of the part that runs behind all steps, of
+    the shapes that they have for these inputs.
     """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     tolerance: tuple[float, ...]
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,11 +189,56 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartTensor:
+    """What a part takes or gives, by its name in the model; a size of -1 depends on the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CpuPart:
+    """Nodes of the model that the CPU engine runs, as an ONNX file in the constant buffer `onnx`.
+
+    `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
+    """
+
+    onnx: int  # index into CompiledModel.buffers
+    inputs: tuple[PartTensor, ...]
+    outputs: tuple[PartTensor, ...]
+    nodes: int
+    flops: int
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """A model that runs in parts: `parts` are the CPU engine's, `nodes` and `flops` what is compiled of it.
+
+    Host calls of CPU_PART run them between launches. The one numbered `last` runs behind all steps: it takes
+    outputs of theirs and inputs of the model, by name. `outputs` are the model's, made by either.
+    """
+
+    parts: tuple[CpuPart, ...]
+    last: int | None
+    outputs: tuple[PartTensor, ...]
+    nodes: int
+    flops: int
+
+    @property
+    def behind(self) -> CpuPart | None:
+        """The part that runs behind all steps."""
+        return None if self.last is None else self.parts[self.last]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CompiledModel:
     """A whole compiled model, without the bytes of its constants.
 
     `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
     run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
+    `outputs` are those of the steps, and the model's where it is not `split`.
     """
 
     source: Source
@@ -209,3 +257,11 @@ class CompiledModel:
     prepared_bytes: int = 0
     parts: tuple[Part, ...] = ()
     views: tuple[View, ...] = ()
+    split: Split | None = None
+
+    @property
+    def gives(self) -> tuple[PartTensor, ...]:
+        """The model's outputs as its user sees them."""
+        if self.split is not None:
+            return self.split.outputs
+        return tuple(PartTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in self.outputs)

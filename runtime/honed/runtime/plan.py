@@ -17,8 +17,8 @@ from typing import Literal, get_args
 
 from honed.protocol.errors import InvalidArgument, ModelFileError
 
-from . import hostrules
-from .model import Buffer, CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
+from . import hostrules, parts
+from .model import CPU_PART, Buffer, CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
 from .within import Written, bytes_of, check_writers, families, family_of, overlap
 
 
@@ -141,6 +141,9 @@ def _check_launch(model: CompiledModel, where: str, step: Launch) -> None:
 
 def _check_host_call(model: CompiledModel, where: str, step: HostCall) -> None:
     _check_indices(model, where, step.inputs + step.outputs)
+    if step.function == CPU_PART:
+        parts.check_call(model, where, step)
+        return
 
     def signatures(indices: tuple[int, ...]) -> list[hostrules.Signature]:
         return [hostrules.Signature(model.buffers[i].dtype, model.buffers[i].shape) for i in indices]

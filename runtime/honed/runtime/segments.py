@@ -1,21 +1,26 @@
 """What an inference does between its inputs and its outputs, bound once and replayed.
 
-A batch enqueues launches and copies without waiting for the host; a call runs a NumPy function between two
-batches.
+A batch enqueues launches and copies without waiting for the host; a call runs a NumPy function, or a part of
+the model in the CPU engine, between two batches.
 """
 
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from numpy.typing import NDArray
+
 from . import hostcalls, hostrules
+from .cpuparts import OpenParts
 from .enqueue import Chunk, Command, handle
 from .memory import DeviceMemory
 from .model import Buffer, HostCall
 from .timing import Called, Enqueued, Timeline
 
+Array = NDArray[Any]
 CHUNK = 64  # commands between two flushes, so that the device starts while the host still enqueues
 
 
@@ -67,17 +72,20 @@ class LaunchBatch:
             tails[-self._window].wait()
 
 
-class BoundHostCall:
-    """A host call: waits for the device, runs the function, hands its outputs back."""
+class _Call(ABC):
+    """A host call: waits for the device, computes, hands its outputs back."""
 
-    def __init__(self, step: HostCall, buffers: Sequence[Buffer], memory: DeviceMemory, queue: Any) -> None:
+    def __init__(self, step: HostCall, memory: DeviceMemory, queue: Any) -> None:
         self._step = step
         self._memory = memory
         self._queue = queue
-        self._outputs = [hostrules.Signature(buffers[i].dtype, buffers[i].shape) for i in step.outputs]
+
+    @abstractmethod
+    def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
+        """The outputs."""
 
     def run(self) -> Sequence[Any]:
-        """Raises InvalidArgument where an index among its inputs points outside the data."""
+        """Raises InvalidArgument where its inputs are none for it."""
         self._call(self._queue)
         return ()
 
@@ -92,8 +100,35 @@ class BoundHostCall:
         step = self._step
         with self._memory.read(queue, step.inputs) as values:
             began = time.perf_counter()
-            results = hostcalls.run(step.function, values, self._outputs, step.attrs)
+            results = self._computed(values)
             for index, result in zip(step.outputs, results, strict=True):
                 with self._memory.written(queue, index) as target:
                     target[...] = result
         return began
+
+
+class BoundHostCall(_Call):
+    """A NumPy function; an index among its inputs that points outside the data is refused."""
+
+    def __init__(self, step: HostCall, buffers: Sequence[Buffer], memory: DeviceMemory, queue: Any) -> None:
+        super().__init__(step, memory, queue)
+        self._outputs = [hostrules.Signature(buffers[i].dtype, buffers[i].shape) for i in step.outputs]
+
+    def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
+        return hostcalls.run(self._step.function, values, self._outputs, self._step.attrs)
+
+
+class BoundPart(_Call):
+    """A part of the model in the CPU engine."""
+
+    def __init__(self, step: HostCall, parts: OpenParts, memory: DeviceMemory, queue: Any) -> None:
+        super().__init__(step, memory, queue)
+        self._parts = parts
+        self._part = hostrules.integer(step.attrs, "part")
+        wanted = step.attrs["wanted"]
+        assert isinstance(wanted, tuple)
+        self._wanted = wanted
+
+    def _computed(self, values: Sequence[Array]) -> Sequence[Array]:
+        found = self._parts.run(self._part, values)
+        return [found[index] for index in self._wanted]

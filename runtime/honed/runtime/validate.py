@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from honed.protocol.errors import ModelFileError, ProfileError
 
-from . import plan, profilefile, within
+from . import parts, plan, profilefile, within
 from .dtypes import DTYPES, dtype
 from .model import Buffer, CompiledModel, Kernel, Place, Probe, Tensor
 
@@ -37,6 +37,7 @@ def check(model: CompiledModel) -> None:
     _check_buffers(model)
     _check_tensors(model)
     _check_kernels(model)
+    parts.check(model)
     plan.check(model)
     _check_parts(model)
     _check_proof(model)
@@ -270,6 +271,7 @@ def _check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
                 (buffer.place, buffer.dtype, buffer.shape) == ("constant", tensor.dtype, tensor.shape),
                 f"{where}: buffer {index} is not a constant of the type and shape of {what} {tensor.name!r}",
             )
+    parts.check_probe(model, where, probe)
 
 
 def _is_share(value: float) -> bool:

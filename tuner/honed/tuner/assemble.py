@@ -22,6 +22,8 @@ from honed.runtime.model import (
 )
 from honed.runtime.profile import DeviceProfile
 
+from .cut import Cut
+from .cut.header import files, split
 from .frontend import Normalised, TensorSpec
 from .graph import passes_behind
 from .lower.module import LoweredModel
@@ -34,13 +36,15 @@ _COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
 class Expected:
     """Probes: inputs, what the reference gave for them, and how far off the compiled form may be.
 
-    `tolerance` is per output, as in `honed.runtime.model.Probe`.
+    `tolerance` is per output, as in `honed.runtime.model.Probe`. `behind` is what the last part, where there
+    is one, is to give, in its order; the others are of what is compiled.
     """
 
     evaluator: str
     inputs: tuple[Mapping[str, np.ndarray], ...]
     outputs: tuple[Mapping[str, np.ndarray], ...]
     tolerance: tuple[float, ...]
+    behind: tuple[tuple[np.ndarray, ...], ...] = ()
 
 
 def assemble(
@@ -49,16 +53,19 @@ def assemble(
     normalised: Normalised,
     lowered: LoweredModel,
     expected: Expected | None,
+    cut: Cut | None = None,
 ) -> tuple[CompiledModel, Mapping[int, np.ndarray]]:
-    """The compiled model and its constants by buffer; the arrays of the probes are the last constants.
+    """The compiled model and its constants by buffer; the files of parts and the probes are the last.
 
     Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
     """
-    extra: list[np.ndarray] = []
+    extra = files(cut)
     if expected is not None:
-        for given, wanted in zip(expected.inputs, expected.outputs, strict=True):
+        behind = expected.behind or ((),) * len(expected.inputs)
+        for given, wanted, last in zip(expected.inputs, expected.outputs, behind, strict=True):
             extra += [np.ascontiguousarray(given[i.name]).reshape(i.shape) for i in normalised.inputs]
             extra += [np.ascontiguousarray(wanted[o.name]).reshape(o.shape) for o in normalised.outputs]
+            extra += last
     plan = lowered.plan(profile, extra)
     first = len(plan.buffers) - len(extra)
     model = CompiledModel(
@@ -79,7 +86,8 @@ def assemble(
         views=_views(normalised, plan),
         proof=None
         if expected is None
-        else _proof(expected, len(normalised.inputs), len(normalised.outputs), first),
+        else _proof(expected, len(normalised.inputs), len(normalised.outputs), first + len(files(cut))),
+        split=split(cut, first),
     )
     _check(model)
     return model, plan.constants
@@ -129,14 +137,17 @@ def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tenso
 def _proof(expected: Expected, inputs: int, outputs: int, first: int) -> Proof:
     """A proof not yet run; buffer `first` holds the first input of the first probe."""
     probes = []
-    for _ in expected.inputs:
+    for n in range(len(expected.inputs)):
         middle = first + inputs
+        end = middle + outputs
+        behind = end + (len(expected.behind[n]) if expected.behind else 0)
         probes.append(
             Probe(
                 inputs=tuple(range(first, middle)),
-                outputs=tuple(range(middle, middle + outputs)),
+                outputs=tuple(range(middle, end)),
                 tolerance=expected.tolerance,
+                behind=tuple(range(end, behind)),
             )
         )
-        first = middle + outputs
+        first = behind
     return Proof(reference=expected.evaluator, probes=tuple(probes), device=None, error=())

@@ -14,20 +14,24 @@ import onnx
 
 from honed.protocol.errors import ModelRefused
 from honed.runtime import modelfile, proof
+from honed.runtime.cpuparts import CpuParts
 from honed.runtime.devices import Device
 from honed.runtime.executor import Executor
 from honed.runtime.model import Choice, CompiledModel, Source
+from honed.runtime.partlimits import PROVING_MIB, PartLimits
 from honed.runtime.profile import DeviceProfile
 
 from . import frontend
 from .assemble import Expected, assemble
 from .attend import joins
 from .bind import bind_shapes
+from .cut import header
 from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import Choose, First, LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
+from .prepare import Prepared, prepare
 from .prove import locate, probes, reference, steps
 from .tuned import best_schedules
 
@@ -81,31 +85,39 @@ def compile_file(request: CompileRequest, report: Report) -> CompileResult:
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
     original = frontend.load(request.path)
-    normalised = _normalise(original, request.profile, request.shapes, request.precision, stage)
+    prepared = _prepare(original, request, stage)
     choice = None
     if request.precision == "auto":
         stage("normalise", 0.5, "find out what can be computed in fp16")
         choice = choose.decide(
-            original, normalised, request.profile, calibration=request.calibration, like=request.like
+            prepared.given,
+            prepared.normalised,
+            request.profile,
+            calibration=request.calibration,
+            like=request.like,
         )
-    return _compile(request, original, normalised, choice, stage)
+    return _compile(request, original, prepared, choice, stage)
 
 
 def _compile(
     request: CompileRequest,
     original: onnx.ModelProto,
-    own: Normalised,
+    prepared: Prepared,
     choice: Choice | None,
     stage: _Stages,
 ) -> CompileResult:
     """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
+    own, made = prepared.normalised, prepared.cut
     normalised = choose.applied(choice, own) if choice is not None else own
     imported = _import(normalised, stage)
     schedules = best_schedules(request.records, request.profile.identity) if request.records else _default
     lowered = _lower(imported, request.profile, stage, schedules, first_kernels, request.processes)
     stage("prove", 0.0, "evaluate the reference")
-    bound = bind_shapes(original, {i.name: i.shape for i in normalised.inputs})
+    shapes = {i.name: i.shape for i in normalised.inputs}
+    bound = bind_shapes(prepared.given, shapes)
     expected, notes = _expect(bound, normalised)
+    if made is not None:
+        expected = header.with_behind(expected, made, bind_shapes(original, shapes))
     sha256 = _sha256(request.path)
 
     def attempt(lowered: LoweredModel, first: First, *more: str) -> _Attempt:
@@ -119,15 +131,15 @@ def _compile(
                 notes=(*normalised.notes, *lowered.notes, *notes, *more),
                 choice=choice,
             )
-            return assemble(source, request.profile, normalised, lowered, expected)
+            return assemble(source, request.profile, normalised, lowered, expected, made)
 
-        made = assembled(expected, *more)
+        form = assembled(expected, *more)
         if request.device is None:
-            return _Attempt(*made)
+            return _Attempt(*form)
         stage("prove", 0.5, f"compare with {expected.evaluator} on {request.device.profile.identity.name}")
-        results = _probed(request.device, *made)
-        tried = _Attempt(*made, results=results)
-        if not tried.wrong or (choice is not None and choice.half):
+        results = _probed(request.device, *form)
+        tried = _Attempt(*form, results=results)
+        if not tried.wrong or (choice is not None and choice.half) or (made is not None and made.between):
             return tried
         stage("prove", 0.6, f"compare part by part on {request.device.profile.identity.name}")
         apart = _by_parts(request, request.device, tried, bound, expected, first)
@@ -147,7 +159,9 @@ def _compile(
         tried, first = attempt(by_rules, default_kernels, why), default_kernels
     if tried.wrong and choice is not None and choice.half:
         why = f"fp16 gave wrong answers on {request.profile.identity.name} ({tried.wrong[0]})"
-        return _compile(request, original, own, Choice(half=False, why=why), stage.rest())
+        return _compile(request, original, prepared, Choice(half=False, why=why), stage.rest())
+    if tried.wrong and made is not None and made.between:
+        raise _wrong(tried, "which node is wrong is not looked for in a model of several parts")
     if tried.wrong and device is not None:
         raise _refusal(request, device, tried, bound, expected, first)
     model = tried.model if device is None else _proven(tried.model, device, tried.results)
@@ -177,8 +191,7 @@ def check_file(request: CompileRequest, report: Report) -> None:
     """Do what finds nearly all that a model is refused for, in a small part of the time; raises likewise."""
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
-    model = frontend.load(request.path)
-    _import(_normalise(model, request.profile, request.shapes, request.precision, stage), stage)
+    _import(_prepare(frontend.load(request.path), request, stage).normalised, stage)
 
 
 def run_model(
@@ -206,7 +219,8 @@ def _run(
 ) -> list[dict[str, np.ndarray]]:
     """The same with several sets of inputs."""
     quiet = _Stages(lambda _stage, _done, _text: None)
-    normalised = _normalise(model, device.profile, {}, precision, quiet)
+    limits = device.profile.limits
+    normalised = frontend.normalise(model, precision=precision, fp16=limits.fp16, fp64=limits.fp64)
     lowered = _lower(_import(normalised, quiet), device.profile, quiet, _default, first, processes)
     source = Source(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
@@ -245,17 +259,9 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _normalise(
-    model: onnx.ModelProto,
-    profile: DeviceProfile,
-    shapes: Mapping[str, tuple[int, ...]],
-    precision: Precision,
-    stage: _Stages,
-) -> Normalised:
+def _prepare(model: onnx.ModelProto, request: CompileRequest, stage: _Stages) -> Prepared:
     stage("normalise", 0.0, "normalise the graph and fold constants")
-    return frontend.normalise(
-        model, shapes=shapes, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
-    )
+    return prepare(model, request.shapes, request.precision, request.profile)
 
 
 def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
@@ -323,13 +329,22 @@ def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: De
     with tempfile.TemporaryDirectory(prefix="honed-") as folder:
         path = Path(folder) / "draft.honed"
         modelfile.write(path, model, constants)
-        return Executor(modelfile.read(path, verify=False), device)
+        parts = CpuParts(PartLimits(memory_mib=PROVING_MIB))
+        return Executor(modelfile.read(path, verify=False), device, parts=parts)
 
 
 def _probed(
     device: Device, model: CompiledModel, constants: Mapping[int, np.ndarray]
 ) -> tuple[proof.Difference, ...]:
     with opened(model, constants, device) as executor:
+        probes = model.proof.probes if model.proof is not None else ()
+        behind = [found for probe in probes for found in proof.check_behind(executor, probe)]
+        if wrong := tuple(str(found) for found in behind if not found.right):
+            raise ModelRefused(
+                "the part that the CPU engine is to run last does not give the reference's answers on the "
+                f"reference's own values ({wrong[0]})",
+                wrong,
+            )
         return proof.check_probes(executor)
 
 
@@ -371,8 +386,12 @@ def _refusal(
             precision=tried.model.source.precision,
         )
         where = str(located)
+    return _wrong(tried, where)
+
+
+def _wrong(tried: _Attempt, where: str) -> ModelRefused:
     return ModelRefused(
-        f"the compiled model does not give the reference's answers ({tried.results[worst]}); {where}",
+        f"the compiled model does not give the reference's answers ({tried.wrong[0]}); {where}",
         (*map(str, tried.wrong), where),
     )
 

@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from honed.runtime.model import Buffer, CompiledModel, HostCall, Launch, Operator, Part, Step, View
+from honed.runtime.hostrules import integer
+from honed.runtime.model import (
+    CPU_PART,
+    Buffer,
+    CompiledModel,
+    CpuPart,
+    HostCall,
+    Launch,
+    Operator,
+    Part,
+    Step,
+    View,
+)
 from honed.runtime.plan import uses
 from honed.runtime.within import bytes_of, family_of, share_bytes
 
@@ -65,9 +77,16 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
                 edges += ((box, number) for box in writers.of(use.buffer) if box != number)
             if use.writes:
                 writers.add(use.buffer, number)
-    for t in model.outputs:
-        edges += ((box, len(boxes)) for box in writers.of(t.buffer))
-        boxes.append(_port("output", t.name, model.buffers[t.buffer]))
+    made = {t.name: writers.of(t.buffer) for t in model.outputs}
+    if model.split is not None and (last := model.split.behind) is not None:
+        given = {t.name: [n] for n, t in enumerate(model.inputs)} | made
+        edges += ((box, len(boxes)) for t in last.inputs for box in given[t.name])
+        made |= {t.name: [len(boxes)] for t in last.outputs}
+        boxes.append(_behind(last))
+    for output in model.gives:
+        edges += ((box, len(boxes)) for box in made[output.name])
+        typed = f"{output.dtype} {_shape(output.shape)}"
+        boxes.append(Box("output", output.name, "", (), (typed,), (), f"output {output.name}"))
     return GraphLayout(tuple(boxes), tuple(dict.fromkeys(edges)))
 
 
@@ -124,6 +143,13 @@ def _box(
     )
 
 
+def _behind(part: CpuPart) -> Box:
+    """The part that the CPU engine runs behind all steps."""
+    lines = (BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why)),)
+    notes = tuple(f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs)
+    return Box("part", "last part", "", lines, (*part.why, *notes), (), "\n".join(part.why))
+
+
 def _title(operators: Sequence[Operator]) -> str:
     """Operators in their order, repeated ones counted."""
     runs = [(op, len(list(same))) for op, same in groupby(one.op for one in operators)]
@@ -144,6 +170,9 @@ def _line(model: CompiledModel, step: Step, times: Mapping[str, float], *, prepa
             f"{grid} groups of {block}; {kernel.flops} operations, {kernel.bytes} bytes"
         )
         return BoxLine(kernel.name, None if prepared else times.get(kernel.name), prepared, detail)
+    if isinstance(step, HostCall) and step.function == CPU_PART and model.split is not None:
+        part = model.split.parts[integer(step.attrs, "part")]
+        return BoxLine(f"{part.nodes} nodes in the CPU engine", None, prepared, "\n".join(part.why))
     if isinstance(step, HostCall):
         return BoxLine(f"{step.function} on the host", None, prepared, f"host function {step.function}")
     size = model.buffers[step.source].nbytes

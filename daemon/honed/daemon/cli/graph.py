@@ -15,6 +15,7 @@ from honed.runtime.model import CompiledModel, HostCall, Launch
 from .boxes import draw
 from .output import Output, bytes_text, line
 from .parser import UsageError
+from .parts import compiled_share
 from .svg import page, picture
 
 if TYPE_CHECKING:
@@ -84,6 +85,11 @@ def _facts(model: CompiledModel, profile: ModelProfile | None) -> Iterator[str]:
     copies = len(model.steps) - launches - calls
     source = model.source
     yield f"{source.filename}, computed in {source.precision}, for {model.device.identity.name}"
+    if model.split is not None:
+        split, parts = model.split, model.split.parts
+        nodes = split.nodes, split.nodes + sum(part.nodes for part in parts)
+        flops = split.flops, split.flops + sum(part.flops for part in parts)
+        yield f"{compiled_share(nodes, flops)}; the CPU engine runs the rest in {len(parts)} parts"
     yield (
         f"{launches} launches of {kernels} kernels, {copies} copies, {calls} host calls; "
         f"scratch {bytes_text(model.arena_bytes)}, constants {bytes_text(model.constant_bytes)}, "

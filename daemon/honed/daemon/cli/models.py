@@ -25,6 +25,7 @@ from .devices import device_text, devices_table, placement_text, served_by, work
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
 from .parser import UsageError, add_command, add_compile_options, check_calibration, shape_sets
+from .parts import in_parts
 from .variants import variants_table
 
 if TYPE_CHECKING:
@@ -294,9 +295,12 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
+_BY = {"cpu": " by the CPU engine", "gpu+cpu": " in parts"}
+
+
 def _print_added(console: Console, added: ModelAdded) -> None:
     compiled = f"{added.kernels} kernels, {added.launches} launches an inference, " if added.kernels else ""
-    by = " by the CPU engine" if added.engine == "cpu" else ""
+    by = _BY.get(added.engine, "")
     line(console, f"{added.model_name} is served{by}: {compiled}added in {added.seconds:.1f} s.")
     if added.engine_why:
         line(console, f"engine: {added.engine_why}")
@@ -345,6 +349,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *(("", why) for why in _chosen(source.choice)),
         ("served by", placement_text(model.placement)),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
+        *in_parts(model.parts),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()

@@ -131,6 +131,16 @@ class ServedModel:
         return self.engine == CPU_ENGINE
 
     @property
+    def kind(self) -> str:
+        """What its answers are told to be of: "cpu", "gpu", or "gpu+cpu" where it runs in parts."""
+        return "cpu" if self.on_cpu else self.compiled_kind
+
+    @property
+    def compiled_kind(self) -> str:
+        """The same of answers of its compiled form."""
+        return self.compiled.engine if self.compiled is not None else "gpu"
+
+    @property
     def on_device(self) -> bool:
         """Whether the device of its compiled form serves it."""
         return self.engine == self.device

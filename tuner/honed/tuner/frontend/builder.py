@@ -156,6 +156,13 @@ class Builder:
         self.values.update({v.name: v for v in results})
         return results
 
+    def opaque(self, node: onnx.NodeProto, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Value:
+        """Add a finished node of one output whose type and shape only the caller knows."""
+        value = Value(node.output[0], dtype, shape)
+        self.nodes.append(node)
+        self.values[value.name] = value
+        return value
+
     def _typed(self, node: onnx.NodeProto, name: str, found: onnx.TypeProto | None) -> Value:
         shape = static_shape(found)
         if shape is None or found is None:

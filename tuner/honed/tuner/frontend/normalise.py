@@ -16,6 +16,7 @@ from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
 from .expansion import check_expansion
 from .load import FrontendLimits
+from .partnodes import NO_PARTS, Parts
 from .precision import Precision, convert, halve
 from .reasons import Reasons
 from .signature import TensorSpec, bind_inputs, carried
@@ -56,9 +57,11 @@ def normalise(
     fp64: bool = True,
     limits: FrontendLimits | None = None,
     passes: Sequence[Pass] = PASSES,
+    parts: Parts = NO_PARTS,
 ) -> Normalised:
     """Normalise a checked model for a device with or without fp16 and fp64 arithmetic, and improve its graph.
 
+    `parts` of it run in the CPU engine (`honed.tuner.cut`), in whose place nodes of PART_DOMAIN stand.
     Raises ModelRefused with every reason found, InvalidArgument where `shapes` or `precision` cannot be
     met by the model or the device.
     """
@@ -79,7 +82,7 @@ def normalise(
             scope[spec.name] = builder.input(spec.name, spec.numpy, spec.shape)
     opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
     functions = {(f.domain, f.name): f for f in model.functions}
-    walker = Walker(builder, functions, found, limits.fold_bytes)
+    walker = Walker(builder, functions, found, limits.fold_bytes, parts)
     items = walker.graph(model.graph, scope, opsets)
     outputs = _output_specs(model, items, found)
     texts = found.texts()

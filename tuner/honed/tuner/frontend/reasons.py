@@ -39,6 +39,14 @@ class Reasons:
         if name not in names:
             names.append(name)
 
+    def count(self) -> int:
+        """How many nodes and other things were noted."""
+        return len(self.general) + sum(map(len, self._nodes.values()))
+
+    def whys(self) -> tuple[str, ...]:
+        """One clause for each kind of node, without the nodes and without what to do about them."""
+        return tuple(f"{op}: {why.partition('; ')[0]}" for op, _, _, why in self._nodes)
+
     def texts(self) -> tuple[str, ...]:
         """One sentence for each reason."""
         found = [shown(text) for text in self.general]

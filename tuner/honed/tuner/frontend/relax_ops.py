@@ -10,6 +10,10 @@ import numpy as np
 from onnx import helper
 from tvm import relax
 
+from honed.tuner import partcall
+
+from .partnodes import PART_OP
+
 op, nn = relax.op, relax.op.nn
 
 
@@ -258,6 +262,13 @@ def _pool(functions: dict[int, Callable[..., Any]], **extra: Any) -> Import:
         )
 
     return build
+
+
+@core(PART_OP)
+def _cpu_part(node: Node) -> Any:
+    target = partcall.symbol(node.attrs["part"], node.attrs["output"])
+    kind = relax.TensorType(list(node.attrs.get("shape", ())), node.result)
+    return relax.call_dps_packed(target, relax.Tuple(list(node.inputs)), kind)
 
 
 CORE["MaxPool"] = _pool({3: nn.max_pool1d, 4: nn.max_pool2d, 5: nn.max_pool3d})

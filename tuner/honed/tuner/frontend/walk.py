@@ -15,6 +15,7 @@ from honed.protocol.errors import ModelRefused
 from . import fold, reasons
 from .builder import Builder, infer, schema, static_shape
 from .call import RULES, Call
+from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
 from .values import Array, Item, Listing, Refuse, Unknown, Value
 
 Scope = dict[str, Item]
@@ -43,7 +44,10 @@ class Walker:
         functions: Mapping[tuple[str, str], onnx.FunctionProto],
         found: reasons.Reasons,
         fold_limit_bytes: int,
+        parts: Parts = NO_PARTS,
     ) -> None:
+        """`parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it."""
+        self._parts = parts
         self._builder = builder
         self._functions = functions
         self._reasons = found
@@ -99,6 +103,8 @@ class Walker:
             raise ModelRefused(f"the model grows beyond {MAX_NODES} nodes when it is expanded; split it")
         opset = opsets.get(domain, 1)
         inputs = tuple(scope.get(name, Unknown()) if name else None for name in node.input)
+        if domain == PART_DOMAIN and self._parts:
+            return part_values(self._builder, node, inputs, self._parts)
         if any(isinstance(item, Unknown) for item in inputs):
             self._judge_by_name(node, domain, opsets)
             return []

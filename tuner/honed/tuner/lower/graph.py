@@ -6,14 +6,15 @@ Values are keyed by the Relax variable object: variable names are not unique.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from tvm import ir, relax, tirx
 from tvm.ir import IRModule
 
 from honed.protocol.errors import ModelRefused
-from honed.runtime.model import Attr
+from honed.runtime.model import CPU_PART, Attr
+from honed.tuner import partcall
 
 from .apart import move_of
 from .program import Call, FunctionCall, HostFunctionCall, Program, Value, ValueView, Within
@@ -41,6 +42,7 @@ class _Reader:
     reshapes: dict[str, bool] = field(default_factory=dict)
     operators: Operators = field(default_factory=dict)
     views: list[ValueView] = field(default_factory=list)
+    parts: dict[tuple[int, tuple[Seen, ...]], int] = field(default_factory=dict)  # numbers of their calls
 
     def new(self, dtype: str, shape: tuple[int, ...], constant: np.ndarray | None = None) -> Seen:
         self.values.append(Value(dtype=dtype, shape=shape, constant=constant))
@@ -134,6 +136,10 @@ def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
     if name == "relax.call_tir":
         _read_call_tir(reader, binding.var, value, outputs)
         return None
+    called = str(getattr(value.args[0], "global_symbol", "")) if name == "relax.call_dps_packed" else ""
+    if (part := partcall.named(called)) is not None:
+        _read_part(reader, binding.var, value, outputs, part)
+        return None
     host = _HOST_CALLS.get(name)
     if host is None:
         return f"{name.removeprefix('relax.')} has no kernel"
@@ -150,6 +156,38 @@ def _read_binding(reader: _Reader, binding: relax.Binding) -> str | None:
         )
     )
     return None
+
+
+def _read_part(
+    reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[Seen], part: tuple[int, int]
+) -> None:
+    """One output of a part that the CPU engine runs; outputs for the same inputs are of one call."""
+    arguments = call.args[1]
+    inputs = reader.tensors(list(arguments.fields) if isinstance(arguments, relax.Tuple) else [arguments])
+    key = (part[0], tuple(inputs))
+    made = HostFunctionCall(
+        function=CPU_PART,
+        inputs=tuple(s.value for s in inputs),
+        input_shapes=tuple(s.shape for s in inputs),
+        outputs=tuple(s.value for s in outputs),
+        attrs={"part": part[0], "wanted": (part[1],)},
+        operators=reader.operators.get(var, ()),
+    )
+    at = reader.parts.get(key)
+    if at is None:
+        reader.parts[key] = len(reader.calls)
+        reader.calls.append(made)
+        return
+    before = reader.calls[at]
+    assert isinstance(before, HostFunctionCall)
+    wanted = before.attrs["wanted"]
+    assert isinstance(wanted, tuple)
+    reader.calls[at] = replace(
+        before,
+        outputs=(*before.outputs, *made.outputs),
+        attrs={"part": part[0], "wanted": (*wanted, part[1])},
+        operators=(*before.operators, *made.operators),
+    )
 
 
 def _read_call_tir(reader: _Reader, var: relax.Var, call: relax.Call, outputs: list[Seen]) -> None:

@@ -20,6 +20,7 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend import Normalised
 from honed.tuner.frontend.normalise import in_half
+from honed.tuner.frontend.partnodes import PART_OP
 from honed.tuner.frontend.precision import all_single
 from honed.tuner.prove import confined, inputs
 
@@ -91,6 +92,8 @@ def _why_own(normalised: Normalised, profile: DeviceProfile) -> str:
     """Why fp16 need not be tried."""
     if not all_single(normalised.model.graph):
         return "the model's own types, which are not all float32"
+    if any(node.op_type == PART_OP for node in normalised.model.graph.node):
+        return "the model's own types, because the CPU engine runs parts in between"
     if normalised.model.ByteSize() > _MAX_MODEL:
         return "the model is too large to try fp16 on it"
     return why_not_half(profile)

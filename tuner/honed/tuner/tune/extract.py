@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm_ffi import structural_walk
 
 from honed.protocol.errors import InvalidArgument
+from honed.runtime.model import CPU_PART
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.attend import joins
@@ -31,6 +32,7 @@ from honed.tuner.lower.staging import in_stages
 from honed.tuner.lower.target import alignment_of
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
+from honed.tuner.prepare import prepare
 
 from .task import TuningTask
 
@@ -60,12 +62,10 @@ def extract(
 
     `calibration` and `like` are as in `honed.tuner.compile.Request`.
     """
-    limits, model = profile.limits, frontend.load(path)
-    normalised = frontend.normalise(
-        model, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
-    )
+    prepared = prepare(frontend.load(path), shapes, precision, profile)
+    normalised = prepared.normalised
     if precision == "auto":
-        choice = choose.decide(model, normalised, profile, calibration=calibration, like=like)
+        choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=like)
         normalised = choose.applied(choice, normalised)
     legal = legalize(frontend.import_relax(normalised), profile, joins(profile))
     program = moved_in_place(read_program(legal), alignment_of(profile))
@@ -88,7 +88,9 @@ def extract(
             flops=0,
             bytes=0,
             dtype="",
-            opaque="opaque: its loops depend on the data, it runs on the host",
+            opaque="opaque: a part of the model that the CPU engine runs"
+            if name == CPU_PART
+            else "opaque: its loops depend on the data, it runs on the host",
         )
         for name, weight in hosts.items()
     ]

@@ -1,0 +1,136 @@
+"""The CPU engine's process for parts of models whose rest is compiled; whoever runs the rest starts it.
+
+python -m honed.cpu.parts FD THREADS
+
+It answers on the socket FD until that closes (`honed.runtime.partcalls`). Parts are as untrusted as models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from honed.daemon.hosting import Array, connect
+from honed.protocol import strict
+from honed.protocol.arrivals import close_all
+from honed.protocol.errors import DeviceError, HonedError, Internal, NotFound
+from honed.protocol.params import Data
+from honed.protocol.peer import Peer, RequestReceived
+from honed.protocol.results import Empty
+from honed.runtime import transport
+from honed.runtime.dtypes import dtype
+from honed.runtime.model import PartTensor
+from honed.runtime.partcalls import (
+    FRAMES,
+    LOAD,
+    RUN,
+    SHARE,
+    UNLOAD,
+    LoadPart,
+    PartRan,
+    RunPart,
+    ShareMemory,
+    UnloadPart,
+    laid_out,
+)
+from honed.runtime.regions import map_descriptor
+
+from .session import Session
+
+
+class Parts:
+    """The loaded parts by number."""
+
+    def __init__(self, connected: socket.socket, threads: int) -> None:
+        self._socket = connected
+        self._threads = threads
+        self._peer = Peer(serves=True, receiving=FRAMES, sending=FRAMES)
+        self._parts: dict[int, tuple[Session, tuple[str, ...]]] = {}
+        self._memory: Array = np.empty(0, np.uint8)  # shared
+
+    def serve(self) -> None:
+        """Answer until the other end hangs up."""
+        while transport.receive(self._socket, self._peer):
+            while (event := self._peer.next_event()) is not None:
+                if isinstance(event, RequestReceived):
+                    self._answer(event)
+                    close_all(event.descriptors)
+                    transport.send(self._socket, self._peer)
+
+    def _answer(self, request: RequestReceived) -> None:
+        answers: dict[str, Callable[[RequestReceived], object]] = {
+            LOAD: self._load,
+            RUN: self._run,
+            UNLOAD: self._unload,
+            SHARE: self._share,
+        }
+        try:
+            result = strict.to_plain(answers[request.method](request))
+        except HonedError as error:
+            self._peer.refuse(request.msgid, error)
+        except MemoryError:
+            told = DeviceError("the CPU engine ran out of memory in a part of the model")
+            self._peer.refuse(request.msgid, told)
+        except Exception as raised:  # noqa: BLE001 - a bug in one call must not end the others
+            self._peer.refuse(request.msgid, Internal(f"a part of the model failed: {raised!r}"))
+        else:
+            self._peer.answer(request.msgid, result)
+
+    def _load(self, request: RequestReceived) -> Empty:
+        call = strict.from_plain(LoadPart, request.params, where=LOAD)
+        file = Path(f"/proc/self/fd/{request.descriptors[0]}")
+        self._parts[call.part] = Session(file, self._threads, alone=True), call.outputs
+        return Empty()
+
+    def _share(self, request: RequestReceived) -> Empty:
+        call = strict.from_plain(ShareMemory, request.params, where=SHARE)
+        self._memory = map_descriptor(request.descriptors[0], 0, call.nbytes)
+        return Empty()
+
+    def _unload(self, request: RequestReceived) -> Empty:
+        self._parts.pop(strict.from_plain(UnloadPart, request.params, where=UNLOAD).part, None)
+        return Empty()
+
+    def _run(self, request: RequestReceived) -> PartRan:
+        call = strict.from_plain(RunPart, request.params, where=RUN)
+        if call.part not in self._parts:
+            raise NotFound("the part is not loaded; this is a fault of honed")
+        session, names = self._parts[call.part]
+        data: Sequence[Data] = call.raw
+        if call.places:
+            data = [self._memory[place:].data for place in call.places]
+        found = session.run(
+            {given.name: _array(given, held) for given, held in zip(call.inputs, data, strict=True)}
+        )
+        outputs = tuple(
+            PartTensor(name=name, dtype=found[name].dtype.name, shape=found[name].shape) for name in names
+        )
+        raw = tuple(found[name].reshape(-1).view(np.uint8) for name in names)
+        places, end = laid_out([each.size for each in raw], call.room)
+        if not call.places or end > self._memory.size:
+            return PartRan(outputs=outputs, raw=tuple(each.data for each in raw))
+        for place, each in zip(places, raw, strict=True):
+            self._memory[place : place + each.size] = each
+        return PartRan(outputs=outputs, places=places)
+
+
+def _array(tensor: PartTensor, data: Data) -> Array:
+    kind = dtype(tensor.dtype).numpy
+    return np.frombuffer(data, kind, math.prod(tensor.shape)).reshape(tensor.shape)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve on the socket whose descriptor number is given."""
+    connected = connect(int(arguments[0]))
+    with contextlib.suppress(ConnectionError):  # the other end hung up: there is nobody to answer
+        Parts(connected, int(arguments[1])).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""What the process that runs parts of models is asked for, and what it answers: the contract of both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from honed.protocol.params import Data
+from honed.protocol.wire import FrameLimits
+
+from .model import PartTensor
+
+LOAD, RUN, UNLOAD, SHARE = "LoadPart", "RunPart", "UnloadPart", "ShareMemory"
+ALIGN = 64  # bytes; where tensors in shared memory start
+FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadPart:
+    """Hold the ONNX file that comes along, as `part`, to be run for `outputs`; the answer is empty."""
+
+    part: int
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnloadPart:
+    """Let go of it; the answer is empty."""
+
+    part: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareMemory:
+    """Map the memory that comes along, in place of any before; the answer is empty."""
+
+    nbytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RunPart:
+    """Run once on tensors, whose data is in `raw`, or in shared memory at `places`, one for each.
+
+    Then outputs are to be placed there, too, from `room` on, where there is enough.
+    """
+
+    part: int
+    inputs: tuple[PartTensor, ...]
+    raw: tuple[Data, ...] = ()
+    places: tuple[int, ...] = ()
+    room: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class PartRan:
+    """The outputs, in the order in which they were named when it was loaded; data as in `RunPart`."""
+
+    outputs: tuple[PartTensor, ...]
+    raw: tuple[Data, ...] = ()
+    places: tuple[int, ...] = ()
+
+
+def laid_out(sizes: Sequence[int], start: int) -> tuple[tuple[int, ...], int]:
+    """Places for so many bytes each, one after the other from `start` on, and where the last ends."""
+    places = []
+    for size in sizes:
+        start = -(-start // ALIGN) * ALIGN
+        places.append(start)
+        start += size
+    return tuple(places), start

@@ -1,0 +1,153 @@
+"""The rules of a model that runs in parts (docs/format.md). Its ONNX files are for their process to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from honed.protocol.errors import ModelFileError
+
+from .dtypes import DTYPES, dtype
+from .model import CompiledModel, CpuPart, HostCall, PartTensor, Probe, Tensor
+
+MAX_PARTS = 16
+MAX_REASONS = 64  # of one part
+_MAX_RANK = 32
+_MAX_BYTES = 1 << 40  # of one tensor: sizes are multiplied
+_DTYPE_NAMES = frozenset(d.name for d in DTYPES)
+
+
+def check(model: CompiledModel) -> None:
+    """Raise ModelFileError unless the parts are as they must be; steps are checked by `check_call`."""
+    split = model.split
+    if split is None:
+        return
+    _require(0 < len(split.parts) <= MAX_PARTS, f"the model has {len(split.parts)} parts")
+    _require(split.last is None or 0 <= split.last < len(split.parts), f"there is no part {split.last}")
+    _require(split.nodes >= 0 and split.flops >= 0, "less than nothing of the model is compiled")
+    for i, part in enumerate(split.parts):
+        _check_part(model, f"part {i}", part, behind=i == split.last)
+    made = _signatures([*model.outputs, *(split.behind.outputs if split.behind else ())])
+    _check_tensors("the model", "output", split.outputs, behind=True)
+    _require(bool(split.outputs), "the model has no outputs")
+    for tensor in split.outputs:
+        _require(_signature(tensor) in made, f"nothing gives output {tensor.name!r} of the model")
+    if split.behind is not None:
+        there = _signatures([*model.inputs, *model.outputs])
+        for tensor in split.behind.inputs:
+            _require(_signature(tensor) in there, f"nothing gives input {tensor.name!r} of the last part")
+        given = {tensor.name for tensor in model.outputs}
+        both = next((t.name for t in split.behind.outputs if t.name in given), "")
+        _require(not both, f"two things give {both!r}")
+
+
+def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
+    """Raise ModelFileError unless a host call of a part has what that takes and gives."""
+    split = model.split
+    attrs = dict(step.attrs)
+    number, wanted = attrs.pop("part", None), attrs.pop("wanted", None)
+    _require(
+        type(number) is int and isinstance(wanted, tuple) and not attrs,
+        f"{where} does not say which part it runs, and for which outputs",
+    )
+    assert isinstance(number, int)
+    assert isinstance(wanted, tuple)
+    _require(
+        split is not None and 0 <= number < len(split.parts) and number != split.last,
+        f"{where} runs part {number}, which cannot run there",
+    )
+    assert split is not None
+    part = split.parts[number]
+    _require(
+        bool(wanted) and all(0 <= index < len(part.outputs) for index in wanted),
+        f"{where} wants outputs {list(wanted)} of a part with {len(part.outputs)}",
+    )
+    _check_buffers(model, f"{where}, input", part.inputs, step.inputs)
+    _check_buffers(model, f"{where}, output", [part.outputs[index] for index in wanted], step.outputs)
+
+
+def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
+    """Raise ModelFileError unless a probe has what the last part is to give."""
+    part = model.split.behind if model.split is not None else None
+    outputs = part.outputs if part is not None else ()
+    _require(
+        len(probe.behind) in (0, len(outputs)),
+        f"{where} has {len(probe.behind)} outputs of the last part, which has {len(outputs)}",
+    )
+    for index, tensor in zip(probe.behind, outputs, strict=False):
+        _require(0 <= index < len(model.buffers), f"{where} names buffer {index}, which does not exist")
+        buffer = model.buffers[index]
+        _require(
+            (buffer.place, buffer.dtype) == ("constant", tensor.dtype) and takes(tensor, buffer.shape),
+            f"{where}: buffer {index} is no constant that output {tensor.name!r} of the last part can be",
+        )
+
+
+def takes(tensor: PartTensor, shape: Sequence[int]) -> bool:
+    """Whether a tensor may have this shape."""
+    return len(shape) == len(tensor.shape) and all(
+        size in (-1, given) for size, given in zip(tensor.shape, shape, strict=True)
+    )
+
+
+def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool) -> None:
+    _require(0 <= part.onnx < len(model.buffers), f"{where} names buffer {part.onnx}, which does not exist")
+    buffer = model.buffers[part.onnx]
+    _require(
+        (buffer.place, buffer.dtype, len(buffer.shape)) == ("constant", "uint8", 1) and buffer.nbytes > 0,
+        f"{where}: buffer {part.onnx} is no constant of bytes",
+    )
+    _require(part.nodes >= 0 and part.flops >= 0, f"{where} has less than no work")
+    _require(len(part.why) <= MAX_REASONS, f"{where} has {len(part.why)} reasons")
+    _check_tensors(where, "input", part.inputs, behind=False)
+    _check_tensors(where, "output", part.outputs, behind=behind)
+    _require(bool(part.outputs), f"{where} has no outputs")
+
+
+def _check_tensors(where: str, what: str, tensors: Sequence[PartTensor], *, behind: bool) -> None:
+    names = [tensor.name for tensor in tensors]
+    _require(
+        all(names) and len(set(names)) == len(names), f"{where}: an {what}'s name is empty or not unique"
+    )
+    least = -1 if behind else 0
+    for tensor in tensors:
+        called = f"{where}: {what} {tensor.name!r}"
+        _require(tensor.dtype in _DTYPE_NAMES, f"{called} has the unknown element type {tensor.dtype!r}")
+        _require(
+            len(tensor.shape) <= _MAX_RANK and all(size >= least for size in tensor.shape),
+            f"{called} has the shape {list(tensor.shape)}",
+        )
+        _require(
+            math.prod(abs(size) for size in tensor.shape) * dtype(tensor.dtype).itemsize <= _MAX_BYTES,
+            f"{called} is larger than any can be",
+        )
+
+
+def _check_buffers(
+    model: CompiledModel, where: str, tensors: Sequence[PartTensor], indices: Sequence[int]
+) -> None:
+    _require(len(indices) == len(tensors), f"{where}s: there are {len(indices)} instead of {len(tensors)}")
+    for index, tensor in zip(indices, tensors, strict=True):
+        buffer = model.buffers[index]
+        castable = dtype(buffer.dtype).floating == dtype(tensor.dtype).floating
+        _require(
+            castable and buffer.shape == tensor.shape,
+            f"{where} {tensor.name!r} is {tensor.dtype}{list(tensor.shape)} and its buffer "
+            f"{buffer.dtype}{list(buffer.shape)}",
+        )
+
+
+_Signature = tuple[str, str, tuple[int, ...]]
+
+
+def _signature(tensor: PartTensor | Tensor) -> _Signature:
+    return tensor.name, tensor.dtype, tensor.shape
+
+
+def _signatures(tensors: Iterable[PartTensor | Tensor]) -> set[_Signature]:
+    return {_signature(tensor) for tensor in tensors}
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise ModelFileError(f"{problem}; compile the model again")

@@ -1,0 +1,224 @@
+"""Cuts a model that cannot be compiled whole into a compiled form and parts for the CPU engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from honed.runtime.dtypes import DTYPES
+from honed.runtime.parts import MAX_PARTS, MAX_REASONS
+from honed.tuner.bind import bind_shapes
+from honed.tuner.frontend.partnodes import Parts
+from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.survey import BEHIND, Survey, SurveyedNode, survey
+from honed.tuner.frontend.values import Refuse, numpy_dtype
+
+from . import valuetypes
+from .extract import Extractor, carried
+from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
+from .work import elements, flops
+
+MAX_NODES = 20_000  # dividing more may take minutes
+_CARRIED = {d.name: d for d in DTYPES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartModel:
+    """A part for the CPU engine. Sizes of its outputs that depend on the data are -1."""
+
+    model: onnx.ModelProto
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: int
+    flops: int
+    why: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A model in parts.
+
+    `program` is what is compiled, with a node of PART_DOMAIN for each part but the `last`, which runs behind
+    it on its outputs and the model's inputs. `given` is the same as the file has it, for the reference.
+    `outputs` are the model's. `nodes` and `flops` are of what is compiled.
+    """
+
+    program: onnx.ModelProto
+    given: onnx.ModelProto
+    parts: tuple[PartModel, ...]
+    last: int | None
+    outputs: tuple[TensorSpec, ...]
+    nodes: int
+    flops: int
+
+    @property
+    def behind(self) -> PartModel | None:
+        """The part that runs behind what is compiled."""
+        return None if self.last is None else self.parts[self.last]
+
+    @property
+    def between(self) -> Parts:
+        """The outputs of the parts that run within, by number."""
+        return {n: part.outputs for n, part in enumerate(self.parts) if n != self.last}
+
+    @property
+    def share(self) -> float:
+        """Of the model's work, what is compiled."""
+        return self.flops / max(1, self.flops + sum(part.flops for part in self.parts))
+
+
+def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Worth = WORTH) -> Cut | str:
+    """A checked model in as few parts as pay; or a clause why it is not cut, "" where its inputs are why."""
+    found = survey(model, shapes)
+    if found is None:
+        return ""
+    unknown = {
+        name for one in found.nodes if one.why for name in one.node.output if name and name not in found.types
+    }
+    if unknown:
+        bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
+        found = survey(model, shapes, _learnt(bound, unknown)) or found
+    outputs = tuple(v.name for v in model.graph.output)
+    nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
+    if len(nodes) > MAX_NODES:
+        return f"it is not cut in parts: it has {len(nodes)} nodes, and {MAX_NODES} are looked at"
+    units = [_unit(one, found) for one in nodes]
+    tied = {
+        name
+        for unit in units
+        for name in unit.makes
+        if not carried(found.types.get(name), _CARRIED) and name not in found.constants
+    }
+    nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
+    light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.types)}
+    divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
+    try:
+        made = _cut(model, found, nodes, divided, outputs)
+    except Refuse as refusal:
+        return f"it is not cut in parts: {refusal}"
+    if made.share < worth.whole:
+        return f"it is not cut in parts: {made.share:.1%} of its operations would be compiled, too few to pay"
+    return made
+
+
+def _nbytes(spec: TensorSpec | None) -> int:
+    return math.prod(spec.shape) * spec.numpy.itemsize if carried(spec, _CARRIED) and spec else 0
+
+
+def _learnt(bound: onnx.ModelProto, unknown: Iterable[str]) -> dict[str, TensorSpec]:
+    return {name: spec for name, spec in valuetypes.ask(bound, unknown).items() if spec.dtype in _CARRIED}
+
+
+def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[SurveyedNode]:
+    """Those that an output comes of."""
+    wanted, kept = set(outputs), []
+    for one in reversed(nodes):
+        if not wanted.isdisjoint(one.node.output):
+            kept.append(one)
+            wanted.update(one.reads)
+    return kept[::-1]
+
+
+def _unit(one: SurveyedNode, found: Survey) -> Unit:
+    return Unit(
+        reads=one.reads,
+        makes=tuple(name for name in one.node.output if name),
+        able=not one.why,
+        work=flops(one.node, found.types),
+    )
+
+
+def _cut(
+    model: onnx.ModelProto,
+    found: Survey,
+    nodes: Sequence[SurveyedNode],
+    divided: Partition,
+    outputs: Sequence[str],
+) -> Cut:
+    extractor = Extractor(model, found)
+    stages: dict[int, list[SurveyedNode]] = {}
+    for one, stage in zip(nodes, divided.stages, strict=True):
+        stages.setdefault(stage, []).append(one)
+    order = sorted(stages)
+    odd = [stage for stage in order if stage % 2]
+    if not odd or len(odd) > MAX_PARTS or len(odd) == len(order):
+        raise Refuse("no stretch of it that can be compiled has work that pays")
+    parts = [_part(model, found, extractor, stages, stage, outputs) for stage in odd]
+    last = odd.index(divided.behind) if divided.behind is not None else None
+    specs = tuple(_output(model, found, name) for name in outputs)
+    by_last = {spec.name for spec in parts[last].outputs} if last is not None else set()
+    inputs = {spec.name for spec in found.inputs}
+    handed = parts[last].inputs if last is not None else ()
+    gives = {spec.name: spec for spec in specs if spec.name not in by_last}
+    gives |= {spec.name: spec for spec in handed if spec.name not in inputs}
+    if not gives:
+        raise Refuse("nothing that can be compiled of it is used by the rest")
+    behind = {one.index for one in (stages[divided.behind] if divided.behind is not None else ())}
+    given = extractor.without(behind, tuple(gives.values()))
+    program = given
+    if len(odd) > (last is not None):
+        stretches = [
+            (odd.index(stage), [t.name for t in part.inputs], [t.name for t in part.outputs])
+            if (part := parts[odd.index(stage)] if stage % 2 else None) is not None
+            else stages[stage]
+            for stage in order
+            if stage != divided.behind
+        ]
+        program = extractor.program(stretches, tuple(gives.values()))
+    compiled = [one for stage in order if stage % 2 == 0 for one in stages[stage]]
+    return Cut(
+        program=program,
+        given=given,
+        parts=tuple(parts),
+        last=last,
+        outputs=specs,
+        nodes=len(compiled),
+        flops=sum(flops(one.node, found.types) for one in compiled),
+    )
+
+
+def _part(
+    model: onnx.ModelProto,
+    found: Survey,
+    extractor: Extractor,
+    stages: Mapping[int, Sequence[SurveyedNode]],
+    stage: int,
+    outputs: Sequence[str],
+) -> PartModel:
+    nodes = stages[stage]
+    made = [name for one in nodes for name in one.node.output if name]
+    own = set(made)
+    elsewhere = {
+        name for other, ones in stages.items() if other != stage for one in ones for name in one.reads
+    }
+    given = dict.fromkeys(name for one in nodes for name in one.reads)
+    taken = tuple(found.types[n] for n in given if n not in own and not extractor.constant(n))
+    wanted = [name for name in made if name in elsewhere or name in outputs]
+    gives = tuple(_output(model, found, name) for name in wanted)
+    whys = list(dict.fromkeys(one.why for one in nodes if one.why and one.why != BEHIND))
+    whys += [BEHIND] if any(one.why == BEHIND for one in nodes) else []
+    return PartModel(
+        model=extractor.part(nodes, taken, gives),
+        inputs=taken,
+        outputs=gives,
+        nodes=len(nodes),
+        flops=sum(flops(one.node, found.types) for one in nodes),
+        why=tuple(whys[:MAX_REASONS]),
+    )
+
+
+def _output(model: onnx.ModelProto, found: Survey, name: str) -> TensorSpec:
+    """The type of a value; what the file says of an output where inference does not know."""
+    known = found.types.get(name)
+    if known is None:
+        declared = next((v.type.tensor_type for v in model.graph.output if v.name == name), None)
+        if declared is None or not declared.HasField("shape"):
+            raise Refuse(f"how many dimensions {name[:80]!r} has is not known")
+        sizes = tuple(d.dim_value if d.HasField("dim_value") else -1 for d in declared.shape.dim)
+        known = TensorSpec(name=name, dtype=numpy_dtype(declared.elem_type).name, shape=sizes)
+    if known.dtype not in _CARRIED:
+        raise Refuse(f"{name[:80]!r} is {known.dtype}, which does not travel")
+    return known

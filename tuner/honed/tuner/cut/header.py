@@ -1,0 +1,66 @@
+"""What a compiled file says of its parts, and what they are proven on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import onnx
+
+from honed.protocol.errors import ModelRefused
+from honed.runtime.model import CpuPart, PartTensor, Split
+from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.prove import reference
+
+from . import Cut
+
+if TYPE_CHECKING:  # which puts headers together
+    from honed.tuner.assemble import Expected
+
+
+def files(cut: Cut | None) -> list[np.ndarray]:
+    """The ONNX files of the parts, as constants."""
+    parts = cut.parts if cut is not None else ()
+    return [np.frombuffer(part.model.SerializeToString(), np.uint8) for part in parts]
+
+
+def split(cut: Cut | None, first: int) -> Split | None:
+    """What the header says of the parts, whose files are the constant buffers from `first` on."""
+    if cut is None:
+        return None
+    parts = tuple(
+        CpuPart(
+            onnx=first + n,
+            inputs=_tensors(part.inputs),
+            outputs=_tensors(part.outputs),
+            nodes=part.nodes,
+            flops=part.flops,
+            why=part.why,
+        )
+        for n, part in enumerate(cut.parts)
+    )
+    return Split(parts=parts, last=cut.last, outputs=_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops)
+
+
+def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:
+    """Add what the whole model, with static inputs, gives for the probes through its last part.
+
+    Raises ModelRefused where the reference cannot evaluate it.
+    """
+    if cut.behind is None:
+        return expected
+    found = reference.evaluate(bound, expected.inputs)
+    if isinstance(found, reference.ReferenceFailure):
+        raise ModelRefused(
+            f"the model's answers cannot be proven right, so it is not served: {found.reason}",
+            (found.reason,),
+        )
+    names = [spec.name for spec in cut.behind.outputs]
+    behind = tuple(tuple(np.ascontiguousarray(one[name]) for name in names) for one in found.outputs)
+    return replace(expected, behind=behind)
+
+
+def _tensors(specs: Sequence[TensorSpec]) -> tuple[PartTensor, ...]:
+    return tuple(PartTensor(name=s.name, dtype=s.dtype, shape=s.shape) for s in specs)

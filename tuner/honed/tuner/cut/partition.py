@@ -1,0 +1,295 @@
+"""Which nodes of a graph run compiled and which in the CPU engine, in as few parts as pay. Pure.
+
+Compiled steps and parts alternate: parts run between steps, and one, the last, behind all of them. Only the
+last may give values whose shape depends on data; what is `tied` (no tensor, or of such a shape) does not
+leave the part that makes it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """What a compiled stretch beside parts must have, that it may be one: a share of all work, and so much.
+
+    Handing over to a part and back takes as long as a small core takes for `work` operations: half a
+    millisecond. There are `most` parts between compiled steps. At least the share `whole` of all work must
+    be compiled, that a model is cut at all.
+    """
+
+    share: float = 0.02
+    work: int = 5_000_000
+    most: int = 4
+    whole: float = 0.1
+
+
+WORTH = Worth()
+_MANY = 32  # compiled stretches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A node: the values it reads and makes, whether it can be compiled, and an estimate of its work."""
+
+    reads: tuple[str, ...]
+    makes: tuple[str, ...]
+    able: bool
+    work: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Where each unit runs: its stage. Even ones are compiled; odd ones are parts; the last part is `behind`.
+
+    What a unit reads is made in its own stage or in an earlier one.
+    """
+
+    stages: tuple[int, ...]
+    behind: int | None
+
+    def compiled(self, unit: int) -> bool:
+        """Whether a unit runs compiled."""
+        return self.stages[unit] % 2 == 0
+
+
+def divide(
+    units: Sequence[Unit], tied: Iterable[str], outputs: Iterable[str], worth: Worth = WORTH
+) -> Partition:
+    """Divide units, given in topological order. `tied` values may be among the `outputs` of the graph.
+
+    Where no unit is left to compile, all are behind.
+    """
+    graph = _Graph.of(units, frozenset(tied), frozenset(outputs))
+    able = [unit.able for unit in units]
+    while True:
+        graph.close(able)
+        behind = graph.behind(able)
+        if any(able[n] for n in behind):  # what they are handed may be tied, too
+            able = [one and n not in behind for n, one in enumerate(able)]
+            continue
+        stages = graph.stages(able, behind)
+        if not _give_up_least(units, able, behind, stages, worth):
+            break
+    last = max(stages, default=0) + 1
+    last += 1 - last % 2
+    return Partition(
+        tuple(last if n in behind else stage for n, stage in enumerate(stages)), last if behind else None
+    )
+
+
+def with_less_to_hand_over(
+    units: Sequence[Unit],
+    found: Partition,
+    light: Container[int],
+    nbytes: Mapping[str, int],
+    outputs: Container[str],
+) -> Partition:
+    """Have the last part do what is `light` where fewer bytes are handed over to it then.
+
+    `nbytes` are of values that units make; what they read beside is there without being handed over.
+    """
+    if found.behind is None:
+        return found
+    stages = list(found.stages)
+    readers: dict[str, list[int]] = {}
+    for n, unit in enumerate(units):
+        for name in unit.reads:
+            readers.setdefault(name, []).append(n)
+
+    def only_behind(name: str) -> bool:
+        return name not in outputs and all(stages[n] == found.behind for n in readers.get(name, ()))
+
+    def handed(name: str) -> bool:
+        return any(stages[n] == found.behind for n in readers.get(name, ()))
+
+    for n in reversed(range(len(units))):
+        unit = units[n]
+        if not found.compiled(n) or n not in light or not all(map(only_behind, unit.makes)):
+            continue
+        saved = sum(nbytes[name] for name in unit.makes if handed(name))
+        if saved > sum(nbytes.get(name, 0) for name in set(unit.reads) if not handed(name)):
+            stages[n] = found.behind
+    return Partition(tuple(stages), found.behind)
+
+
+def _give_up_least(
+    units: Sequence[Unit], able: list[bool], behind: set[int], stages: Sequence[int], worth: Worth
+) -> bool:
+    """Have the CPU engine run the compiled stretch of least work, where it is not worth its parts.
+
+    Others may join then, and be worth theirs; of very many the lesser half goes at once.
+    """
+    total = sum(unit.work for unit in units)
+    work: dict[int, int] = {}
+    for n, unit in enumerate(units):
+        if able[n]:
+            work[stages[n]] = work.get(stages[n], 0) + unit.work
+    between = {stage for n, stage in enumerate(stages) if not able[n] and n not in behind}
+    if len(work) < 2:
+        return False
+    rising = sorted(work, key=lambda stage: (work[stage], -stage))
+    if work[rising[0]] >= max(worth.share * total, worth.work) and len(between) <= worth.most:
+        return False
+    given_up = set(rising[: len(rising) // 2 if len(rising) > _MANY else 1])
+    for n in range(len(units)):
+        if able[n] and stages[n] in given_up:
+            able[n] = False
+    return True
+
+
+@dataclass
+class _Graph:
+    units: Sequence[Unit]
+    tied: frozenset[str]
+    outputs: frozenset[str]
+    maker: Mapping[str, int]
+    before: Sequence[Sequence[int]]
+    after: Sequence[Sequence[int]]
+    group: list[int] = field(default_factory=list)  # of each unit another that must be in its part, or itself
+
+    @classmethod
+    def of(cls, units: Sequence[Unit], tied: frozenset[str], outputs: frozenset[str]) -> _Graph:
+        maker = {name: n for n, unit in enumerate(units) for name in unit.makes}
+        before = [sorted({maker[name] for name in unit.reads if name in maker}) for unit in units]
+        after: list[list[int]] = [[] for _ in units]
+        for n, makers in enumerate(before):
+            for one in makers:
+                after[one].append(n)
+        return cls(units, tied, outputs, maker, before, after, list(range(len(units))))
+
+    def close(self, able: list[bool]) -> None:
+        """Take over what lies between units that must be in one part, until nothing is left in between."""
+        while self._tie(able) or self._fill(able):
+            pass
+
+    def _tie(self, able: list[bool]) -> bool:
+        """Units that hand a tied value on are in one part where any of them is in one."""
+        changed = False
+        readers: dict[str, list[int]] = {}
+        for n, unit in enumerate(self.units):
+            for name in unit.reads:
+                if name in self.tied and name in self.maker:
+                    readers.setdefault(name, [self.maker[name]]).append(n)
+        for together in readers.values():
+            if all(able[n] for n in together):
+                continue
+            changed |= self._join(together)
+            for n in together:
+                changed |= able[n]
+                able[n] = False
+        return changed
+
+    def _root(self, unit: int) -> int:
+        """What is the same for units that must be in one part."""
+        while self.group[unit] != unit:
+            self.group[unit] = self.group[self.group[unit]]
+            unit = self.group[unit]
+        return unit
+
+    def _join(self, together: Sequence[int]) -> bool:
+        roots = {self._root(n) for n in together}
+        least = min(roots)
+        for root in roots:
+            self.group[root] = least
+        return len(roots) > 1
+
+    def _members(self) -> dict[int, list[int]]:
+        """The units of each group, in order."""
+        members: dict[int, list[int]] = {}
+        for n in range(len(self.units)):
+            members.setdefault(self._root(n), []).append(n)
+        return members
+
+    def _fill(self, able: list[bool]) -> bool:
+        """What is on a way out of a group and back into it joins it."""
+        members, changed = self._members(), False
+        for group in members.values():
+            if len(group) == 1:
+                continue
+            below = self._reached(group, self.after, members)
+            above = self._reached(group, self.before, members)
+            inside = below & above - set(group)
+            if inside:
+                self._join([*group, *inside])
+                for n in inside:
+                    able[n] = False
+                changed = True
+        return changed
+
+    def _reached(
+        self, start: Sequence[int], edges: Sequence[Sequence[int]], members: Mapping[int, Sequence[int]]
+    ) -> set[int]:
+        """All that can be reached from some units, entering a group anywhere and leaving it anywhere."""
+        seen: set[int] = set()
+        own = set(start)
+        waiting = deque(n for one in start for n in edges[one] if n not in own)
+        while waiting:
+            n = waiting.popleft()
+            if n in seen:
+                continue
+            for one in members[self._root(n)]:
+                if one not in seen:
+                    seen.add(one)
+                    waiting.extend(m for m in edges[one] if m not in seen)
+        return seen
+
+    def behind(self, able: Sequence[bool]) -> set[int]:
+        """What the last part runs: all from tied outputs on, and parts that lead nowhere else."""
+        found: set[int] = set()
+        members = self._members()
+        open_ = self.tied & self.outputs
+        waiting = [n for n, unit in enumerate(self.units) if not open_.isdisjoint(unit.makes)]
+        while waiting:
+            n = waiting.pop()
+            if n in found:
+                continue
+            for one in members[self._root(n)]:
+                found.add(one)
+                waiting += [m for m in self.after[one] if m not in found]
+        self._lead_there(found, able, members)
+        return found
+
+    def _lead_there(
+        self, found: set[int], able: Sequence[bool], members: Mapping[int, Sequence[int]]
+    ) -> None:
+        """Add the groups of parts that lead to what was found alone, and those that lead to these."""
+        elsewhere = dict.fromkeys(members, 0)  # ways out of each group to what was not found
+        for n in range(len(self.units)):
+            for m in self.before[n]:
+                elsewhere[self._root(m)] += n not in found and self._root(m) != self._root(n)
+        waiting = [root for root, ways in elsewhere.items() if not ways]
+        while waiting:
+            group = members[waiting.pop()]
+            if able[group[0]] or group[0] in found:
+                continue
+            found.update(group)
+            own = self._root(group[0])
+            for root in (self._root(m) for n in group for m in self.before[n]):
+                elsewhere[root] -= root != own
+                if root != own and not elsewhere[root]:
+                    waiting.append(root)
+
+    def stages(self, able: Sequence[bool], behind: set[int]) -> list[int]:
+        """The earliest stage of each unit that is not behind, and 0 for those."""
+        members = self._members()
+        stage = [0] * len(self.units)
+        changed = True
+        while changed:
+            changed = False
+            for group in members.values():
+                if group[0] in behind:
+                    continue
+                least = max(self._earliest(m, stage, able) for m in group)
+                for m in group:
+                    changed |= stage[m] < least
+                    stage[m] = max(stage[m], least)
+        return stage
+
+    def _earliest(self, unit: int, stage: Sequence[int], able: Sequence[bool]) -> int:
+        """By what it reads: the stage of what is of its kind, and the one after what is not."""
+        own = [stage[m] + (able[m] != able[unit]) for m in self.before[unit]]
+        return max([*own, 0 if able[unit] else 1])

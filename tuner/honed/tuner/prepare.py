@@ -1,0 +1,72 @@
+"""A model as it is compiled: whole, or what is left of it beside parts for the CPU engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import onnx
+
+from honed.machine.bundle import has_cpu_engine
+from honed.protocol.errors import ModelRefused
+from honed.runtime.profile import DeviceProfile
+
+from . import frontend
+from .cut import Cut, cut
+from .frontend import Normalised, Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """`given` is what `normalised` is of, as the file has it; `cut` is None where that is the whole model."""
+
+    given: onnx.ModelProto
+    normalised: Normalised
+    cut: Cut | None
+
+
+def prepare(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    precision: Precision,
+    profile: DeviceProfile,
+) -> Prepared:
+    """Normalise a checked model for a device, cut in parts where it cannot be compiled whole.
+
+    That takes the CPU engine. Raises as `frontend.normalise`, with why it was not cut among the reasons.
+    """
+    limits = profile.limits
+    try:
+        whole = frontend.normalise(
+            model, shapes=shapes, precision=precision, fp16=limits.fp16, fp64=limits.fp64
+        )
+    except ModelRefused as refused:
+        if not has_cpu_engine():
+            raise
+        made = cut(model, shapes)
+        if isinstance(made, str):
+            raise ModelRefused(str(refused), (*refused.reasons, made)) if made else refused from None
+        try:
+            rest = frontend.normalise(
+                made.program,
+                shapes=shapes,
+                precision=precision,
+                fp16=limits.fp16,
+                fp64=limits.fp64,
+                parts=made.between,
+            )
+        except ModelRefused as again:
+            why = f"it is not cut in parts: {again}"
+            raise ModelRefused(str(refused), (*refused.reasons, why)) from again
+        noted = replace(rest, notes=(*rest.notes, _told(made)))
+        return Prepared(given=made.given, normalised=noted, cut=made)
+    return Prepared(given=model, normalised=whole, cut=None)
+
+
+def _told(made: Cut) -> str:
+    nodes = made.nodes + sum(part.nodes for part in made.parts)
+    parts = "one part" if len(made.parts) == 1 else f"{len(made.parts)} parts"
+    return (
+        f"{made.nodes} of {nodes} nodes and {made.share:.1%} of the operations are compiled; "
+        f"the CPU engine runs the rest, {parts}"
+    )
