@@ -88,6 +88,25 @@ def test_other_loops_are_refused_by_name(trips: int, stop: str, why: str) -> Non
         normalise(loop(np.array(trips), stop))
 
 
+def test_loops_within_loops_are_bounded_together() -> None:
+    """64 times 64 times a constant: no node remains, and yet it is not computed."""
+
+    def body(depth: int) -> onnx.GraphProto:
+        v, w = f"v{depth}", f"w{depth}"
+        inner = helper.make_node("Loop", ["trips", "", v], [w], body=body(depth - 1)) if depth else None
+        nodes = [inner or helper.make_node("Neg", [v], [w]), helper.make_node("Identity", ["going"], ["on"])]
+        inputs = [info(f"i{depth}", INT64, ()), info("going", BOOL, ()), info(v)]
+        return helper.make_graph(nodes, "body", inputs, [info("on", BOOL, ()), info(w)])
+
+    nodes = [
+        helper.make_node("Loop", ["trips", "", "start"], ["end"], name="outer", body=body(1)),
+        helper.make_node("Add", ["end", "x"], ["y"]),
+    ]
+    constants = {"trips": np.array(MAX_TRIPS), "start": floats(2, 3)}
+    with pytest.raises(ModelRefused, match=r"node outer.*graphs"):
+        normalise(model(nodes, [info("x")], ["y"], constants))
+
+
 @EXAMPLES
 @given(st.integers(1, 5), st.integers(0, 1), st.integers(0, 1), st.integers(0, 1), st.integers(-3, 2))
 def test_scans(length: int, axis: int, back: int, out_back: int, out_axis: int) -> None:

@@ -13,6 +13,7 @@ from .rules.layout import cut, join, reshape
 from .values import Item, Refuse, Unknown, Value
 
 MAX_TRIPS = 64  # of a loop; longer ones make more kernels than their launches are worth
+MAX_BODIES = 2048  # graphs within nodes that a model may become altogether, loops in loops multiplied
 MAX_UNROLLED = 8192  # nodes that a loop may become
 MAX_BOTH = 2048  # nodes of two branches that are both computed
 FLOW = ("If", "Loop", "Scan")

@@ -15,7 +15,7 @@ from honed.protocol.errors import ModelRefused
 from . import fold, reasons
 from .builder import Builder, infer, schema, static_shape
 from .call import RULES, Call
-from .flow import FLOW, flow, graph_of
+from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .values import Array, Item, Listing, Refuse, Unknown, Value
 
 Scope = dict[str, Item]
@@ -51,6 +51,7 @@ class Walker:
         self._fold_limit = fold_limit_bytes
         self._depth = 0
         self._steps = 0
+        self._bodies = 0
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
         """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
@@ -192,6 +193,9 @@ class Walker:
 
     def _body(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
         """A graph that is of use only as a whole: what it refuses is a reason of the node that it is in."""
+        self._bodies += 1
+        if self._bodies > MAX_BODIES:
+            raise Refuse(f"loops and branches of the model become more than {MAX_BODIES} graphs")
         kept, outer = self._reasons, self._builder.scope
         self._reasons = reasons.Reasons()
         try:
