@@ -47,15 +47,25 @@ def write(
 
 
 def recurrent(folder: Path) -> Path:
-    """What is not compiled: a GRU over any number of steps."""
+    """What is not compiled: a GRU that computes how long its sequence is, of any number of steps."""
     r = np.random.default_rng(1)
     weights = [
         numpy_helper.from_array(r.normal(size=shape).astype(np.float32), name)
         for name, shape in (("w", (1, 12, 3)), ("r", (1, 12, 4)))
     ]
+    weights += [
+        numpy_helper.from_array(np.float32([0]), "nought"),
+        numpy_helper.from_array(np.float32([1]), "one"),
+    ]
     return write(
         folder / "recurrent.onnx",
-        [helper.make_node("GRU", ["x", "w", "r"], ["y"], hidden_size=4)],
+        [
+            helper.make_node("ReduceMax", ["x"], ["highest"], keepdims=0),
+            helper.make_node("Mul", ["highest", "nought"], ["none"]),
+            helper.make_node("Add", ["none", "one"], ["length"]),
+            helper.make_node("Cast", ["length"], ["lengths"], to=TensorProto.INT32),
+            helper.make_node("GRU", ["x", "w", "r", "", "lengths"], ["y"], hidden_size=4),
+        ],
         [tensor("x", ["steps", 1, 3])],
         [tensor("y", ["steps", 1, 1, 4])],
         initializer=weights,

@@ -2,8 +2,9 @@
 
     python -m tests.tuner.backend.run [--filter RE] [--jobs 2] [--json OUT] [--write-list]
 
-Prints how many cases were imported, compiled, right, refused with a reason, wrong. Parameters that exporters
-write as constants are frozen first (cases.PARAMETERS). A case that kills its process counts as a crash.
+Prints how many cases were imported, compiled, right, refused with a reason, wrong; then how the CPU engine
+did on those that the compiler refused, as ONNX ships them. Parameters that exporters write as constants are
+frozen for the compiler (cases.PARAMETERS). A case that kills its process counts as a crash.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +135,27 @@ def summary(results: list[dict[str, Any]]) -> dict[str, int]:
     }
 
 
+def on_cpu(results: list[dict[str, Any]]) -> dict[str, int]:
+    """Counts of the CPU engine on what the compiler refused, and of both engines together.
+
+    The CPU engine is the reference: where it is wrong, what ONNX expects proves it so.
+    """
+    outcomes = collections.Counter(r["cpu"]["outcome"] for r in results if "cpu" in r)
+    compiled = sum(r["outcome"] == "right" for r in results)
+    return {
+        "right on the CPU engine": outcomes["right"],
+        "refused there too": outcomes["refused"],
+        "differs from ONNX there": outcomes["wrong"],
+        "right over both": compiled + outcomes["right"],
+    }
+
+
+def why_refused(texts: Iterable[str]) -> collections.Counter[str]:
+    """How often each reason of the CPU engine is given, whatever it names."""
+    short = (text.split(" with name ")[0].split("; only tensors")[0] for text in texts)
+    return collections.Counter(re.sub(r"'[^']*' ", "", text)[:160] for text in short)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run, print, write; 1 where a case is wrong, fails without a reason or crashes."""
     parser = argparse.ArgumentParser(description="Run ONNX's node tests through honed.")
@@ -161,7 +184,14 @@ def main(argv: list[str] | None = None) -> int:
     print("refused:")
     for reason, count in reasons.most_common():
         print(f"  {count:4} {reason[:180]}")
-    for label, number in summary(results).items():
+    print("refused by the CPU engine too:")
+    refused = (r["cpu"]["text"] for r in results if r.get("cpu", {}).get("outcome") == "refused")
+    for reason, count in why_refused(refused).most_common():
+        print(f"  {count:4} {reason}")
+    for result in results:
+        if result.get("cpu", {}).get("outcome") == "wrong":
+            print(f"differs from ONNX on the CPU engine: {result['name']}: {result['cpu']['text']}")
+    for label, number in {**summary(results), **on_cpu(results)}.items():
         print(f"{label:>24}: {number}")
     print(f"{'seconds':>24}: {time.monotonic() - began:.0f}")
     return 1 if any(r["outcome"] in ("wrong", "error", "crash") for r in results) else 0

@@ -13,8 +13,9 @@ import onnx
 
 from honed.tuner.frontend.builder import schema
 from honed.tuner.frontend.call import RULES
+from honed.tuner.frontend.flow import MAX_TRIPS
 from honed.tuner.frontend.load import MAX_OPSET
-from honed.tuner.frontend.reasons import unsupported
+from honed.tuner.frontend.reasons import UNSUPPORTED
 from honed.tuner.frontend.rules import __all__ as families
 
 from . import cases
@@ -41,6 +42,11 @@ of range are dropped.
 | operator | what it becomes | node tests right |
 |---|---|---|
 """
+_FLOW = {
+    "If": "the branch taken, where the condition is a constant; both where it is not and they fit together",
+    "Loop": f"unrolled, where it runs a known number of times, at most {MAX_TRIPS}",
+    "Scan": f"unrolled, up to {MAX_TRIPS} steps",
+}
 
 
 def _counts() -> dict[str, tuple[int, int]]:
@@ -59,15 +65,15 @@ def _counts() -> dict[str, tuple[int, int]]:
 def describe(op: str, domain: str = "") -> str:
     """One phrase on what becomes of an operator."""
     rule = RULES.get((domain, op))
-    if op == "If" and not domain:
-        return "the branch taken, where the condition is a constant; refused otherwise"
+    if op in _FLOW and not domain:
+        return _FLOW[op]
     if rule is not None:
         text = (inspect.getdoc(rule) or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
         return text.replace("|", "\\|")
     definition = schema(op, MAX_OPSET, domain)
     if definition is not None and (definition.has_function or definition.has_context_dependent_function):
         return "expanded into the function ONNX defines"
-    return f"refused: {unsupported(op, domain)}"
+    return f"refused: {UNSUPPORTED}"
 
 
 def text() -> str:

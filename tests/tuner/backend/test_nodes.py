@@ -15,7 +15,7 @@ from . import cases
 from .run import RIGHT_LIST, Worker
 
 pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
-LEAST_RIGHT = 1300  # of 1,653; the list may not shrink unnoticed
+LEAST_RIGHT = 1330  # of 1,653; the list may not shrink unnoticed
 
 
 def listed() -> list[str]:
@@ -67,9 +67,8 @@ def test_a_worker_that_dies_is_replaced(worker: Worker) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "test_lstm_defaults",
         "test_nonzero_example",
-        "test_loop11",
+        "test_scan_sum",
         "test_strnormalizer_nostopwords_nochangecase",
     ],
 )

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from honed.cpu.session import Session
 from honed.runtime import devices
 from honed.runtime.errors import HonedError, ModelRefused
 from honed.tuner import frontend
@@ -62,6 +63,24 @@ def run_case(case: cases.Case, device: Any) -> dict[str, Any]:
     return {"outcome": "right", "stage": stage, "text": ""}
 
 
+def run_on_cpu(case: cases.Case) -> dict[str, Any]:
+    """The outcome of one case in the CPU engine, with the model as ONNX ships it: right, wrong or refused."""
+    model = case.model()
+    try:
+        session = Session(case.folder / "model.onnx", 1)
+        for folder in case.sets() or [case.folder]:
+            given = case.data("input", folder, list(model.graph.input))
+            wanted = case.data("output", folder, list(model.graph.output))
+            outputs = session.run({i.name: v for i, v in zip(model.graph.input, given, strict=True)})
+            for info, expected in zip(model.graph.output, wanted, strict=True):
+                text = cases.difference(np.asarray(expected), outputs[info.name])
+                if text is not None:
+                    return {"outcome": "wrong", "text": f"{info.name}: {text}"}
+    except HonedError as error:
+        return {"outcome": "refused", "text": str(error)}
+    return {"outcome": "right", "text": ""}
+
+
 def _entered(stage: str, model: onnx.ModelProto, device: Any) -> str:
     """The stage in which a case failed: importing is told from compiling by doing it once more."""
     if stage != "import":
@@ -90,7 +109,10 @@ def main() -> int:
     print(json.dumps({"ready": device.profile.identity.name}), file=results)
     for line in sys.stdin:
         name = line.strip()
-        print(json.dumps({"name": name, **run_case(known[name], device)}), file=results)
+        result = run_case(known[name], device)
+        if result["outcome"] == "refused":
+            result["cpu"] = run_on_cpu(known[name])
+        print(json.dumps({"name": name, **result}), file=results)
     return 0
 
 

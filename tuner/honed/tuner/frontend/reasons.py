@@ -9,20 +9,8 @@ import onnx
 from honed.onnxfile.text import shown
 
 SHOWN_NODES = 3
-_WHY = {
-    "LSTM": "recurrent operators are not compiled; unroll the recurrence when exporting",
-    "GRU": "recurrent operators are not compiled; unroll the recurrence when exporting",
-    "RNN": "recurrent operators are not compiled; unroll the recurrence when exporting",
-    "Loop": "loops are not compiled; export the model with the loop unrolled",
-    "Scan": "loops are not compiled; export the model with the loop unrolled",
-}
-
-
-def unsupported(op: str, domain: str) -> str:
-    """Why an operator without any rule is refused."""
-    if op in _WHY and not domain:
-        return _WHY[op]
-    return "the operator is not supported; export the model without it"
+# Why an operator without any rule is refused.
+UNSUPPORTED = "the operator is not supported; export the model without it"
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from honed.protocol.errors import ModelRefused
 from . import fold, reasons
 from .builder import Builder, infer, schema, static_shape
 from .call import RULES, Call
+from .flow import FLOW, MAX_BODIES, flow, graph_of
 from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
 from .values import Array, Item, Listing, Refuse, Unknown, Value
 
@@ -54,6 +55,7 @@ class Walker:
         self._fold_limit = fold_limit_bytes
         self._depth = 0
         self._steps = 0
+        self._bodies = 0
 
     def graph(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
         """Add a graph's nodes; `scope` holds what it sees from outside. Returns its outputs."""
@@ -121,8 +123,8 @@ class Walker:
         if folded is not None:
             return folded
         _refuse_foreign_types(call)
-        if call.op == "If" and not domain:
-            return self._branch(call, opsets, scope)
+        if call.op in FLOW and not domain:
+            return self._flow(call, opsets, scope)
         known = RULES.get((domain, call.op))
         if known is not None:
             result = known(self._builder, call)
@@ -165,7 +167,7 @@ class Walker:
         if function is None:
             function = _schema_function(call)
         if function is None:
-            raise Refuse(reasons.unsupported(call.op, call.domain))
+            raise Refuse(reasons.UNSUPPORTED)
         if self._depth >= MAX_DEPTH:
             raise Refuse(f"functions are nested more than {MAX_DEPTH} deep")
         scope: Scope = {name: item for name, item in zip(function.input, call.inputs, strict=False) if item}
@@ -183,21 +185,33 @@ class Walker:
             self._builder.scope = outer
         return [scope.get(name, Unknown()) for name in function.output]
 
-    def _branch(self, call: Call, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
-        condition = call.x(0)
-        if condition.data is None:
-            for attribute in call.node.attribute:
-                self._judge_graph(attribute.g, opsets)
-            raise Refuse("its condition is computed at run time; export the model with one branch chosen")
+    def _flow(self, call: Call, opsets: Mapping[str, int], scope: Scope) -> Sequence[Item]:
         if self._depth >= MAX_DEPTH:
-            raise Refuse(f"branches are nested more than {MAX_DEPTH} deep")
-        chosen = "then_branch" if bool(condition.data.reshape(-1)[0]) else "else_branch"
-        graph = next(a.g for a in call.node.attribute if a.name == chosen)
+            raise Refuse(f"graphs are nested more than {MAX_DEPTH} deep")
         self._depth += 1
         try:
-            return self.graph(graph, dict(scope), opsets)
+            if call.op == "If" and (condition := call.x(0)).data is not None:
+                chosen = "then_branch" if bool(condition.data.reshape(-1)[0]) else "else_branch"
+                return self.graph(graph_of(call, chosen), dict(scope), opsets)
+            return flow(self._builder, call, lambda g, inner: self._body(g, {**scope, **inner}, opsets))
         finally:
             self._depth -= 1
+
+    def _body(self, graph: onnx.GraphProto, scope: Scope, opsets: Mapping[str, int]) -> list[Item]:
+        """A graph that is of use only as a whole: what it refuses is a reason of the node that it is in."""
+        self._bodies += 1
+        if self._bodies > MAX_BODIES:
+            raise Refuse(f"loops and branches of the model become more than {MAX_BODIES} graphs")
+        kept, outer = self._reasons, self._builder.scope
+        self._reasons = reasons.Reasons()
+        try:
+            items = self.graph(graph, scope, opsets)
+            texts = self._reasons.texts()
+        finally:
+            self._reasons, self._builder.scope = kept, outer
+        if texts:
+            raise Refuse(f"a graph within it cannot be compiled: {texts[0]}")
+        return items
 
     def _judge_by_name(self, node: onnx.NodeProto, domain: str, opsets: Mapping[str, int]) -> None:
         """Refuse what is unsupported whatever its inputs are."""
@@ -205,11 +219,11 @@ class Walker:
             for graph in [attribute.g, *attribute.graphs] if attribute.type in (5, 10) else []:
                 self._judge_graph(graph, opsets)
         op = node.op_type
-        if (domain, op) in RULES or (domain, op) in self._functions or (op == "If" and not domain):
+        if (domain, op) in RULES or (domain, op) in self._functions or (op in FLOW and not domain):
             return
         definition = schema(op, opsets.get(domain, 1), domain)
         if definition is None or not (definition.has_function or definition.has_context_dependent_function):
-            self._reasons.add(node, domain, opsets.get(domain, 0), reasons.unsupported(op, domain))
+            self._reasons.add(node, domain, opsets.get(domain, 0), reasons.UNSUPPORTED)
 
     def _judge_graph(self, graph: onnx.GraphProto, opsets: Mapping[str, int]) -> None:
         for node in graph.node:

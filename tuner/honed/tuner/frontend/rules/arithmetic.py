@@ -181,7 +181,8 @@ def dropout(b: Builder, c: Call) -> list[Value]:
     training = bool(c.opt_const(2, "training_mode")) if c.opset >= 12 else False
     if c.opset < 7 and not c.integer("is_test"):
         training = "is_test" in c.attrs
-    ratio = float(c.opt_const(1, "ratio") or 0.5) if c.opset >= 12 and c.opt(1) else 0.5
+    given = c.opt_const(1, "ratio") if training and c.opset >= 12 else None
+    ratio = 0.5 if given is None else float(given.reshape(-1)[0])
     if training and ratio != 0.0:
         raise Refuse("it is in training mode; export the model for inference")
     mask_type = np.bool_ if c.opset >= 10 else x.dtype

@@ -92,7 +92,7 @@ def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     return [y, y, y, total]
 
 
-def _real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
+def real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
     """What a quantised tensor stands for, in float32."""
     wide = b("Cast", x, to=TensorProto.INT32)
     if zero is not None:
@@ -100,41 +100,42 @@ def _real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
     return b("Mul", single(b, wide), scale)
 
 
-def _quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
+def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
+    """`y` in steps of `scale`, of the type of `like` where no zero point gives one."""
     return requantise(b, b("Div", y, scale), b.constant(np.zeros((), like.dtype)) if zero is None else zero)
 
 
 @rule("QLinearAdd", "QLinearMul", domain="com.microsoft")
 def qlinear_binary(b: Builder, c: Call) -> Value:
     """The operation in float32 between dequantised tensors, quantised again."""
-    x, y = (_real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
-    return _quantised(b, b("Add" if c.op == "QLinearAdd" else "Mul", x, y), c.x(6), c.opt(7), c.x(0))
+    x, y = (real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
+    return quantised(b, b("Add" if c.op == "QLinearAdd" else "Mul", x, y), c.x(6), c.opt(7), c.x(0))
 
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", domain="com.microsoft")
 def qlinear_unary(b: Builder, c: Call) -> Value:
     """The function in float32 of a dequantised tensor, quantised again."""
-    x = _real(b, c.x(0), c.x(1), c.opt(2))
+    x = real(b, c.x(0), c.x(1), c.opt(2))
     if c.op == "QLinearSigmoid":
         y = b("Sigmoid", x)
     else:
         y = b("Where", b("Less", x, b.like(0, x)), b("Mul", x, b.like(c.number("alpha", 0.01), x)), x)
-    return _quantised(b, y, c.x(3), c.opt(4), c.x(0))
+    return quantised(b, y, c.x(3), c.opt(4), c.x(0))
 
 
 @rule("QLinearGlobalAveragePool", domain="com.microsoft")
 def qlinear_global_average(b: Builder, c: Call) -> Value:
     """The mean over the spatial axes of a dequantised tensor, quantised again."""
-    x = _real(b, c.x(0), c.x(1), c.opt(2))
+    x = real(b, c.x(0), c.x(1), c.opt(2))
     first = 1 if c.integer("channels_last") else 2
     axes = list(range(first, first + x.rank - 2))
-    return _quantised(b, reduce(b, "ReduceMean", x, axes), c.x(3), c.opt(4), c.x(0))
+    return quantised(b, reduce(b, "ReduceMean", x, axes), c.x(3), c.opt(4), c.x(0))
 
 
 @rule("QLinearConcat", domain="com.microsoft")
 def qlinear_concat(b: Builder, c: Call) -> Value:
     """Dequantised tensors joined and quantised again."""
-    parts = [_real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
+    parts = [real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in range(2, len(c.inputs), 3)]
     axis = normal_axis(c.integer("axis"), parts[0].rank)
     joined = parts[0] if len(parts) == 1 else b("Concat", *parts, axis=axis)
-    return _quantised(b, joined, c.x(0), c.opt(1), c.x(2))
+    return quantised(b, joined, c.x(0), c.opt(1), c.x(2))

@@ -73,10 +73,12 @@ def standardised(b: Builder, x: Value, axes: list[int], epsilon: float) -> Value
 
 
 @rule("BatchNormalization")
-def batch_normalisation(b: Builder, c: Call) -> Value:
+def batch_normalisation(b: Builder, c: Call) -> Value | list[Value]:
     """Inference: one factor and one offset for each channel, folded where they are constants."""
     x, scale, bias, mean, variance = (c.x(i) for i in range(5))
-    if c.integer("training_mode") or any(c.wants(i) for i in range(1, 5)):
+    if c.opset >= 14 and c.integer("training_mode"):
+        return _by_own_statistics(b, c)
+    if any(c.wants(i) for i in range(1, 5)):
         raise Refuse("it is in training mode; export the model for inference")
     if c.opset < 9 and not c.integer("spatial", 1):
         raise Refuse("it normalises every element apart (spatial=0); export with a newer opset")
@@ -92,6 +94,23 @@ def batch_normalisation(b: Builder, c: Call) -> Value:
         return b("Cast", result, to=TensorProto.FLOAT16)
     to = elem_type(x.dtype)
     return b("Add", b("Mul", x, b("Cast", factor, to=to)), b("Cast", offset, to=to))
+
+
+def _by_own_statistics(b: Builder, c: Call) -> list[Value]:
+    """Batch normalisation in training mode: by the data's own moments, which move the running ones."""
+    x, scale, bias, mean, variance = (c.x(i) for i in range(5))
+    axes = [axis for axis in range(x.rank) if axis != 1]
+    wide, momentum = _compute_in_single(b, x), c.number("momentum", 0.9)
+    y = b("Mul", standardised(b, x, axes, c.number("epsilon", 1e-5)), channelwise(b, scale, x.rank))
+    now = reduce(b, "ReduceMean", wide, axes), moments(b, wide, axes)[1]
+    moved = [
+        b("Add", b("Mul", old, b.like(momentum, old)), b("Mul", new, b.like(1 - momentum, new)))
+        for old, new in (
+            (old, b("Cast", reshape(b, new, old.shape), to=elem_type(old.dtype)))
+            for old, new in zip((mean, variance), now, strict=True)
+        )
+    ]
+    return [b("Add", y, channelwise(b, bias, x.rank)), *moved]
 
 
 @rule("InstanceNormalization")

@@ -147,9 +147,12 @@ def _places(x: Value, w: Window, *, column_major: bool) -> list[Array]:
 @rule("AveragePool")
 def average_pool(b: Builder, c: Call) -> Value:
     """A core AveragePool that counts padding, corrected by the number of elements each window meets."""
-    x = c.x()
+    return averaged(b, c, c.x(), counted=bool(c.integer("count_include_pad")) and c.opset >= 7)
+
+
+def averaged(b: Builder, c: Call, x: Value, *, counted: bool) -> Value:
+    """Averages over the call's windows of `x`; `counted` padding is among what is divided by."""
     w = _window(c, x)
-    counted = bool(c.integer("count_include_pad")) and c.opset >= 7
     total = _average(b, x, w)
     numbers = _counts(x, w, padding=counted)
     whole = math.prod(w.kernel)

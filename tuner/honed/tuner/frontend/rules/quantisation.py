@@ -157,11 +157,15 @@ def dequantize(b: Builder, c: Call) -> Value:
 @rule("DynamicQuantizeLinear")
 def dynamic_quantize(b: Builder, c: Call) -> list[Value]:
     """Scale and zero point from the range of the data, which includes 0 (ONNX's definition)."""
-    x = c.x()
+    return list(dynamically_quantised(b, c.x()))
+
+
+def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+    """`x` in uint8, its scale and its zero point."""
     axes, nought = list(range(x.rank)), b.like(0, x)
     high = b("Max", reduce(b, "ReduceMax", x, axes, keepdims=False), nought)
     low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
     scale = b("Div", b("Sub", high, low), b.like(255, x))
     zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), b.like(255, x))
     point = b("Cast", zero, to=TensorProto.UINT8)
-    return [requantise(b, b("Div", x, scale), point), scale, point]
+    return requantise(b, b("Div", x, scale), point), scale, point

@@ -1,0 +1,163 @@
+"""Control flow while compiling: loops of known length are unrolled, branches chosen or both computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import onnx
+
+from .builder import Builder
+from .call import Call, normal_axis
+from .rules.layout import cut, join, reshape
+from .values import Item, Refuse, Unknown, Value
+
+MAX_TRIPS = 64  # of a loop; longer ones make more kernels than their launches are worth
+MAX_BODIES = 2048  # graphs within nodes that a model may become altogether, loops in loops multiplied
+MAX_UNROLLED = 8192  # nodes that a loop may become
+MAX_BOTH = 2048  # nodes of two branches that are both computed
+FLOW = ("If", "Loop", "Scan")
+# The outputs of a graph within the node, given its inputs by name; raises Refuse where it cannot be compiled.
+Body = Callable[[onnx.GraphProto, dict[str, Item]], list[Item]]
+
+
+def flow(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+    """What the node becomes; raises Refuse where only running it tells."""
+    if c.op == "If":
+        return _both(b, c, body)
+    return _loop(b, c, body) if c.op == "Loop" else _scan(b, c, body)
+
+
+def graph_of(c: Call, name: str) -> onnx.GraphProto:
+    """A graph within the node."""
+    for attribute in c.node.attribute:
+        if attribute.name == name:
+            return attribute.g
+    raise Refuse(f"its {name} is missing")
+
+
+def _both(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+    """Both branches, and the elements of one of them: where both give the same types and shapes."""
+    condition = c.x(0)
+    if condition.size != 1:
+        raise Refuse(f"its condition has {condition.size} elements, not one")
+    before = len(b.nodes)
+    sides = [body(graph_of(c, name), {}) for name in ("then_branch", "else_branch")]
+    if len(b.nodes) - before > MAX_BOTH:
+        raise Refuse(f"its condition is computed at run time, and both branches have over {MAX_BOTH} nodes")
+    chosen = reshape(b, condition, [])
+    found: list[Item] = []
+    for yes, no in zip(*sides, strict=True):
+        if not isinstance(yes, Value) or not isinstance(no, Value):
+            raise Refuse("its condition is computed at run time, and a branch gives no tensor")
+        if (yes.dtype, yes.shape) != (no.dtype, no.shape):
+            raise Refuse(
+                f"its condition is computed at run time, and its branches differ: {yes.dtype}"
+                f"{list(yes.shape)} and {no.dtype}{list(no.shape)}"
+            )
+        found.append(yes if yes is no else b("Where", chosen, yes, no))
+    return found
+
+
+def _bounded(b: Builder, before: int) -> None:
+    if len(b.nodes) - before > MAX_UNROLLED:
+        raise Refuse(f"it becomes more than {MAX_UNROLLED} nodes when it is unrolled")
+
+
+def _known(value: Value | None, what: str) -> bool | None:
+    """A condition's value, None where it is left out."""
+    if value is None:
+        return None
+    if value.data is None:
+        raise Refuse(f"its {what} is computed at run time; loops are unrolled where it is known")
+    return bool(value.data.reshape(-1)[0])
+
+
+def _loop(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+    graph = graph_of(c, "body")
+    trips = c.opt_const(0, "trip count")
+    most = None if trips is None else int(trips.reshape(-1)[0])
+    going = _known(c.opt(1), "condition") is not False
+    carried = _inputs(c, 2)
+    gathered: list[list[Item]] = [[] for _ in graph.output[1 + len(carried) :]]
+    names = [i.name for i in graph.input]
+    before, trip = len(b.nodes), 0
+    while going and (most is None or trip < most):
+        if trip == MAX_TRIPS:
+            raise Refuse(f"it is not unrolled: it runs more than {MAX_TRIPS} times")
+        inner: list[Item] = [b.constant(np.array(trip, np.int64)), b.constant(np.array(True)), *carried]
+        outputs = body(graph, dict(zip(names, inner, strict=True)))
+        going = _known(_tensor(outputs[0]), "condition") is not False
+        carried = outputs[1 : 1 + len(carried)]
+        for row, item in zip(gathered, outputs[1 + len(carried) :], strict=True):
+            row.append(item)
+        _bounded(b, before)
+        trip += 1
+    return [*carried, *(_stacked(b, row, 0) for row in gathered)]
+
+
+def _scan(b: Builder, c: Call, body: Body) -> Sequence[Item]:
+    if c.opset < 9:
+        raise Refuse("its form before opset 9 is not compiled; export the model with a newer opset")
+    graph = graph_of(c, "body")
+    count = c.integer("num_scan_inputs")
+    items = [c.x(i) for i in range(len(c.inputs))]
+    carried: list[Item] = list(items[: len(items) - count])
+    scanned = items[len(items) - count :]
+    axes = [normal_axis(a, v.rank) for a, v in zip(_each(c, "scan_input_axes", count), scanned, strict=True)]
+    lengths = {v.shape[a] for v, a in zip(scanned, axes, strict=True)}
+    if len(lengths) != 1:
+        raise Refuse(f"its inputs are of different lengths: {sorted(lengths)}")
+    length = lengths.pop()
+    if not 0 < length <= MAX_TRIPS:
+        raise Refuse(f"it is not unrolled: it runs {length} times; at most {MAX_TRIPS} are")
+    backwards = _each(c, "scan_input_directions", count)
+    gathered: list[list[Item]] = [[] for _ in graph.output[len(carried) :]]
+    names, before = [i.name for i in graph.input], len(b.nodes)
+    for trip in range(length):
+        slices = [
+            _slice(b, v, axis, length - 1 - trip if back else trip)
+            for v, axis, back in zip(scanned, axes, backwards, strict=True)
+        ]
+        outputs = body(graph, dict(zip(names, [*carried, *slices], strict=True)))
+        carried = outputs[: len(carried)]
+        for row, item in zip(gathered, outputs[len(carried) :], strict=True):
+            row.append(item)
+        _bounded(b, before)
+    out_axes = _each(c, "scan_output_axes", len(gathered))
+    out_backwards = _each(c, "scan_output_directions", len(gathered))
+    stacked = [
+        _stacked(b, row[::-1] if back else row, axis)
+        for row, axis, back in zip(gathered, out_axes, out_backwards, strict=True)
+    ]
+    return [*carried, *stacked]
+
+
+def _each(c: Call, name: str, count: int) -> list[int]:
+    found = c.ints(name) or [0] * count
+    if len(found) != count:
+        raise Refuse(f"its {name} has {len(found)} numbers, not {count}")
+    return found
+
+
+def _inputs(c: Call, since: int) -> list[Item]:
+    return [Unknown() if item is None else item for item in c.inputs[since:]]
+
+
+def _tensor(item: Item) -> Value | None:
+    return item if isinstance(item, Value) else None
+
+
+def _slice(b: Builder, x: Value, axis: int, place: int) -> Value:
+    shape = [n for i, n in enumerate(x.shape) if i != axis]
+    return reshape(b, cut(b, x, axis, place, place + 1), shape)
+
+
+def _stacked(b: Builder, row: Sequence[Item], axis: int) -> Value:
+    """Tensors of one shape along a new axis."""
+    parts = [item for item in row if isinstance(item, Value)]
+    if not parts or len(parts) < len(row) or len({(p.dtype, p.shape) for p in parts}) != 1:
+        raise Refuse("what it gathers over its steps is empty, or not of one shape")
+    place = normal_axis(axis, parts[0].rank + 1)
+    shape = [*parts[0].shape[:place], 1, *parts[0].shape[place:]]
+    return join(b, [reshape(b, p, shape) for p in parts], place)

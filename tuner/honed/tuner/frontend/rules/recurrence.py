@@ -1,0 +1,339 @@
+"""Recurrent layers (LSTM, GRU, RNN), unrolled: voice models give them a frame or a few at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.values import Refuse, Value
+
+from .arithmetic import softplus_of
+from .layout import cut, join, reshape, transpose
+from .linear import matmul
+
+MAX_STEPS = 64  # longer sequences make more kernels than their launches are worth
+Activation = Callable[[Builder, Value], Value]
+# How many of activation_alpha and activation_beta each takes, and what it has without them.
+_PARAMETERS: dict[str, tuple[float, ...]] = {
+    "relu": (),
+    "tanh": (),
+    "sigmoid": (),
+    "softsign": (),
+    "softplus": (),
+    "leakyrelu": (0.01,),
+    "thresholdedrelu": (1.0,),
+    "elu": (1.0,),
+    "affine": (0.0, 0.0),
+    "scaledtanh": (0.0, 0.0),
+    "hardsigmoid": (0.2, 0.5),
+}
+_WITHOUT_DEFAULTS = ("affine", "scaledtanh")
+
+
+def _line(b: Builder, x: Value, alpha: float, beta: float) -> Value:
+    return b("Add", b("Mul", x, b.like(alpha, x)), b.like(beta, x))
+
+
+def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Value:
+    """An activation of recurrent layers by its name in lower case."""
+    nought = b.like(0, x)
+    match name:
+        case "relu" | "tanh" | "sigmoid":
+            return b(name.capitalize(), x)
+        case "softsign":
+            return b("Div", x, b("Add", b("Abs", x), b.like(1, x)))
+        case "softplus":
+            return softplus_of(b, x)
+        case "leakyrelu":
+            return b("Where", b("Less", x, nought), b("Mul", x, b.like(alpha, x)), x)
+        case "thresholdedrelu":
+            return b("Where", b("Less", x, b.like(alpha, x)), nought, x)
+        case "elu":
+            grown = b("Sub", b("Exp", b("Min", x, nought)), b.like(1, x))
+            return b("Where", b("Less", x, nought), b("Mul", grown, b.like(alpha, x)), x)
+        case "affine":
+            return _line(b, x, alpha, beta)
+        case "scaledtanh":
+            return b("Mul", b("Tanh", b("Mul", x, b.like(beta, x))), b.like(alpha, x))
+        case "hardsigmoid":
+            return b("Min", b("Max", _line(b, x, alpha, beta), nought), b.like(1, x))
+    raise Refuse(f"its activation {name!r} is not one of ONNX's")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Direction:
+    """One direction of a layer: weights laid out for products from the left, and what it starts from.
+
+    `w` is [input, gates * hidden] and `r` [hidden, gates * hidden]; `wb` and `rb` are [gates * hidden];
+    `h` and `c` are [batch, hidden], None where they are 0; `peepholes` is [3 * hidden].
+    """
+
+    reverse: bool
+    w: Value
+    r: Value
+    wb: Value | None
+    rb: Value | None
+    h: Value | None
+    c: Value | None
+    peepholes: Value | None
+    activations: tuple[Activation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a step gives to the next: [batch, hidden] each, None where it is 0."""
+
+    h: Value | None
+    c: Value | None = None
+
+
+Step = Callable[[Builder, Call, Direction, Value, State], State]
+
+
+def _plus(b: Builder, x: Value, other: Value | None) -> Value:
+    return x if other is None else b("Add", x, other)
+
+
+def _gates(b: Builder, x: Value, count: int) -> list[Value]:
+    """The columns of each gate."""
+    hidden = x.shape[-1] // count
+    return [cut(b, x, x.rank - 1, i * hidden, (i + 1) * hidden) for i in range(count)]
+
+
+def _recurrent(b: Builder, d: Direction, h: Value | None) -> Value | None:
+    return None if h is None else matmul(b, h, d.r)
+
+
+def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> State:
+    """`x` is what the input gives to the gates i, o, f, c, biases within."""
+    f, g, h = d.activations
+    gate_i, gate_o, gate_f, gate_c = _gates(b, _plus(b, x, _recurrent(b, d, state.h)), 4)
+    peep_i, peep_o, peep_f = [None] * 3 if d.peepholes is None else _gates(b, d.peepholes, 3)
+
+    def seen(gate: Value, peep: Value | None, cell: Value | None) -> Value:
+        return gate if peep is None or cell is None else b("Add", gate, b("Mul", peep, cell))
+
+    i = f(b, seen(gate_i, peep_i, state.c))
+    cell = b("Mul", i, g(b, gate_c))
+    if state.c is not None:
+        if call.integer("input_forget"):
+            kept = b("Sub", b.like(1, i), i)
+        else:
+            kept = f(b, seen(gate_f, peep_f, state.c))
+        cell = b("Add", b("Mul", kept, state.c), cell)
+    return State(b("Mul", f(b, seen(gate_o, peep_o, cell)), h(b, cell)), cell)
+
+
+def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> State:
+    """`x` is what the input gives to the gates z, r, h, its biases within."""
+    f, g = d.activations
+    x_z, x_r, x_h = _gates(b, x, 3)
+    bias = None if d.rb is None else _gates(b, d.rb, 3)[2]
+    if state.h is None:
+        r_z = r_r = None
+    else:
+        r = _gates(b, d.r, 3)
+        r_z, r_r = matmul(b, state.h, r[0]), matmul(b, state.h, r[1])
+    z = f(b, _plus(b, x_z, r_z))
+    if call.integer("linear_before_reset"):
+        inner = bias if state.h is None else _plus(b, matmul(b, state.h, r[2]), bias)
+        if inner is not None:
+            x_h = b("Add", x_h, b("Mul", f(b, _plus(b, x_r, r_r)), inner))
+    else:
+        x_h = _plus(b, x_h, bias)
+        if state.h is not None:
+            x_h = b("Add", x_h, matmul(b, b("Mul", f(b, _plus(b, x_r, r_r)), state.h), r[2]))
+    made = b("Mul", b("Sub", b.like(1, z), z), g(b, x_h))
+    return State(made if state.h is None else b("Add", made, b("Mul", z, state.h)))
+
+
+def rnn_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> State:
+    """`x` is what the input gives, biases within."""
+    return State(d.activations[0](b, _plus(b, x, _recurrent(b, d, state.h))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """An operator: its gates, which activations it has by default, and its step."""
+
+    gates: int
+    activations: tuple[str, ...]
+    step: Step
+
+
+LAYERS = {
+    "LSTM": Layer(gates=4, activations=("sigmoid", "tanh", "tanh"), step=lstm_step),
+    "GRU": Layer(gates=3, activations=("sigmoid", "tanh"), step=gru_step),
+    "RNN": Layer(gates=1, activations=("tanh",), step=rnn_step),
+}
+
+
+@rule("LSTM", "GRU", "RNN")
+def recurrence(b: Builder, c: Call) -> list[Value]:
+    """Unrolled, up to 64 steps; the products with the input are made for all of them at once."""
+    layer = LAYERS[c.op]
+    batchwise = bool(c.integer("layout"))
+    if c.x(0).rank != 3:
+        raise Refuse(f"its input has shape {list(c.x(0).shape)}; it takes three dimensions")
+    x = transpose(b, c.x(0), [1, 0, 2]) if batchwise else c.x(0)
+    steps, batch, _ = x.shape
+    if not 0 < steps <= MAX_STEPS:
+        raise Refuse(f"its sequence of {steps} steps is not unrolled; at most {MAX_STEPS} are")
+    directions = _directions(b, c, layer, batchwise)
+    active = _active(b, c, steps, batch)
+    sequences: list[Value] = []
+    finals: list[State] = []
+    for direction in directions:
+        sequence, final = _run(b, c, layer, direction, x, active)
+        sequences.append(sequence)
+        finals.append(final)
+    whole = join(b, sequences, 1)
+    last = [join(b, [_lifted(b, v) for v in side], 0) for side in _sides(finals)]
+    if batchwise:
+        return [transpose(b, whole, [2, 0, 1, 3]), *(transpose(b, v, [1, 0, 2]) for v in last)]
+    return [whole, *last]
+
+
+def _sides(finals: Sequence[State]) -> list[list[Value]]:
+    """Final hidden states of each direction, and final cells where there are any."""
+    sides = [[f.h for f in finals], [f.c for f in finals]]
+    return [[v for v in side if v is not None] for side in sides if side[0] is not None]
+
+
+def _lifted(b: Builder, v: Value) -> Value:
+    return reshape(b, v, [1, *v.shape])
+
+
+def _run(
+    b: Builder, c: Call, layer: Layer, d: Direction, x: Value, active: Sequence[Value | None]
+) -> tuple[Value, State]:
+    """The hidden states as [steps, 1, batch, hidden], and the last state."""
+    steps, batch, width = x.shape
+    # One product for all steps: [steps * batch, gates * hidden].
+    given = _plus(b, matmul(b, reshape(b, x, [steps * batch, width]), d.w), d.wb)
+    state = State(d.h, d.c)
+    shown: dict[int, Value] = {}
+    for t in reversed(range(steps)) if d.reverse else range(steps):
+        after = layer.step(b, c, d, cut(b, given, 0, t * batch, (t + 1) * batch), state)
+        now, mask = after.h, active[t]
+        assert now is not None
+        if mask is not None:
+            after = State(_chosen(b, mask, now, state.h), _chosen(b, mask, after.c, state.c))
+            now = b("Where", mask, now, b.like(0, now))
+        shown[t] = reshape(b, now, [1, 1, *now.shape])
+        state = after
+    return join(b, [shown[t] for t in range(steps)], 0), state
+
+
+def _chosen(b: Builder, mask: Value, new: Value | None, old: Value | None) -> Value | None:
+    return None if new is None else b("Where", mask, new, b.like(0, new) if old is None else old)
+
+
+def _active(b: Builder, c: Call, steps: int, batch: int) -> list[Value | None]:
+    """For each step which sequences it is of, as [batch, 1]; None where it is of all."""
+    lengths = c.opt_const(4, "sequence lengths")
+    if lengths is None:
+        return [None] * steps
+    if lengths.shape != (batch,) or lengths.min() < 1 or lengths.max() > steps:
+        raise Refuse(f"its sequence lengths are not between 1 and {steps} for {batch} sequences")
+    masks = [lengths[:, None] > t for t in range(steps)]
+    return [None if mask.all() else b.constant(mask) for mask in masks]
+
+
+def _directions(b: Builder, c: Call, layer: Layer, batchwise: bool) -> list[Direction]:
+    name = c.text("direction", "forward")
+    reversals = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}.get(name)
+    if reversals is None:
+        raise Refuse(f"its direction {name!r} is not forward, reverse or bidirectional")
+    activations = _activations(c, layer, len(reversals))
+    return [
+        _direction(b, c, layer, index, reverse, batchwise, activations[index])
+        for index, reverse in enumerate(reversals)
+    ]
+
+
+def _direction(
+    b: Builder,
+    c: Call,
+    layer: Layer,
+    index: int,
+    reverse: bool,
+    batchwise: bool,
+    activations: tuple[Activation, ...],
+) -> Direction:
+    def of(value: Value, axis: int = 0) -> Value:
+        part = cut(b, value, axis, index, index + 1)
+        return reshape(b, part, [n for i, n in enumerate(value.shape) if i != axis])
+
+    def first(place: int) -> Value | None:
+        value = c.opt(place)
+        if value is None or (value.data is not None and not value.data.any()):
+            return None
+        return of(value, 1 if batchwise else 0)
+
+    bias, peepholes = c.opt(3), c.opt(7) if c.op == "LSTM" else None
+    wb, rb = (None, None) if bias is None else _halves(b, of(bias))
+    if wb is not None and rb is not None:
+        wb, rb = _merged_biases(b, c, wb, rb)
+    return Direction(
+        reverse=reverse,
+        w=transpose(b, of(c.x(1)), [1, 0]),
+        r=transpose(b, of(c.x(2)), [1, 0]),
+        wb=wb,
+        rb=rb,
+        h=first(5),
+        c=first(6) if c.op == "LSTM" else None,
+        peepholes=None if peepholes is None else of(peepholes),
+        activations=activations,
+    )
+
+
+def _halves(b: Builder, bias: Value) -> tuple[Value, Value]:
+    first, second = _gates(b, bias, 2)
+    return first, second
+
+
+def _merged_biases(b: Builder, c: Call, wb: Value, rb: Value) -> tuple[Value, Value | None]:
+    """Biases of the recurrence added to those of the input, but that of a GRU's last gate."""
+    if c.op != "GRU":
+        return b("Add", wb, rb), None
+    hidden = rb.shape[0] // 3
+    early = np.arange(rb.shape[0]) < 2 * hidden
+    return b("Add", wb, b("Mul", rb, b.constant(early, rb.dtype))), rb
+
+
+def _activations(c: Call, layer: Layer, directions: int) -> list[tuple[Activation, ...]]:
+    """Each direction's activations, clipped where the node says so."""
+    count = len(layer.activations)
+    given = [n.decode() if isinstance(n, bytes) else str(n) for n in c.attrs.get("activations", [])]
+    names = [n.lower() for n in given] or list(layer.activations) * directions
+    if len(names) != count * directions:
+        raise Refuse(f"it names {len(names)} activations, not {count * directions}")
+    alphas, betas = ([float(v) for v in c.attrs.get(f"activation_{k}", [])] for k in ("alpha", "beta"))
+    clip = c.number("clip", 0.0)
+    made: list[Activation] = []
+    for index, name in enumerate(names):
+        if name not in _PARAMETERS:
+            raise Refuse(f"its activation {name!r} is not one of ONNX's")
+        defaults = _PARAMETERS[name]
+        if name in _WITHOUT_DEFAULTS and not (alphas and betas):
+            raise Refuse(f"its activation {name!r} has no alpha and beta, for which ONNX has no defaults")
+        alpha = alphas.pop(0) if alphas and defaults else (*defaults, 0.0)[0]
+        beta = betas.pop(0) if betas and len(defaults) == 2 else (*defaults, 0.0, 0.0)[1]
+        # ONNX Runtime bounds what goes into the gates, and not the cell.
+        bound = clip if index % count < 2 else 0.0
+        made.append(_activation(name, alpha, beta, bound))
+    return [tuple(made[i * count : (i + 1) * count]) for i in range(directions)]
+
+
+def _activation(name: str, alpha: float, beta: float, clip: float) -> Activation:
+    def apply(b: Builder, x: Value) -> Value:
+        if clip > 0:
+            x = b("Min", b("Max", x, b.like(-clip, x)), b.like(clip, x))
+        return activate(b, x, name, alpha, beta)
+
+    return apply

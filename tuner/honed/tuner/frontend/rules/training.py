@@ -1,0 +1,84 @@
+"""Steps of optimisers (ai.onnx.preview.training): arithmetic on tensors and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from honed.tuner.frontend.builder import Builder
+from honed.tuner.frontend.call import Call, rule
+from honed.tuner.frontend.values import Refuse, Value, elem_type
+
+DOMAIN = "ai.onnx.preview.training"
+# One tensor's step: learning rate, count of steps as a float, the tensor, its gradient, its state.
+_Step = Callable[[Value, Value, Value, Value, Sequence[Value]], Sequence[Value]]
+
+
+def _each(b: Builder, c: Call, states: int, step: _Step) -> list[Value]:
+    """The step for every tensor: all new tensors, then all new states of each kind."""
+    rate, count, tensors = c.x(0), c.x(1), c.tensors()[2:]
+    n = len(tensors) // (2 + states)
+    if n < 1 or len(tensors) != n * (2 + states):
+        raise Refuse(f"its {len(tensors)} tensors are not {2 + states} for each one that it changes")
+    kinds = [tensors[k * n : (k + 1) * n] for k in range(2 + states)]
+    found: list[Sequence[Value]] = []
+    for x, gradient, *state in zip(*kinds, strict=True):
+        rate_of, count_of = (b("Cast", v, to=elem_type(x.dtype)) for v in (rate, count))
+        decay = b("Mul", x, b.like(c.number("norm_coefficient", 0.0), x))
+        found.append(step(rate_of, count_of, x, b("Add", decay, gradient), state))
+    return [results[k] for k in range(1 + states) for results in found]
+
+
+def _mixed(b: Builder, old: Value, new: Value, share: float) -> Value:
+    """`share` of the old value, the rest of the new one."""
+    return b("Add", b("Mul", old, b.like(share, old)), b("Mul", new, b.like(1 - share, new)))
+
+
+@rule("Adagrad", domain=DOMAIN)
+def adagrad(b: Builder, c: Call) -> list[Value]:
+    """Gradients divided by the root of the sum of their squares."""
+
+    def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
+        slower = b("Add", b("Mul", count, b.like(c.number("decay_factor", 0.0), x)), b.like(1, x))
+        squares = b("Add", state[0], b("Mul", g, g))
+        root = b("Add", b("Sqrt", squares), b.like(c.number("epsilon", 1e-6), x))
+        moved = b("Div", b("Mul", b("Div", rate, slower), g), root)
+        return [b("Sub", x, moved), squares]
+
+    return _each(b, c, 1, step)
+
+
+@rule("Momentum", domain=DOMAIN)
+def momentum(b: Builder, c: Call) -> list[Value]:
+    """Gradients gathered over steps, as they are or by Nesterov's rule."""
+    mode = c.text("mode", "standard")
+
+    def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
+        alpha = b.like(c.number("alpha", 0.0), x)
+        later = b("Less", b.like(0, x), count)
+        beta = b("Where", later, b.like(c.number("beta", 1.0), x), b.like(1, x))
+        gathered = b("Add", b("Mul", state[0], alpha), b("Mul", beta, g))
+        way = b("Add", g, b("Mul", alpha, gathered)) if mode == "nesterov" else gathered
+        return [b("Sub", x, b("Mul", rate, way)), gathered]
+
+    return _each(b, c, 1, step)
+
+
+@rule("Adam", domain=DOMAIN)
+def adam(b: Builder, c: Call) -> list[Value]:
+    """Running means of gradients and of their squares, with the bias of their first steps taken away."""
+    alpha, beta = c.number("alpha", 0.9), c.number("beta", 0.999)
+    if "epsilon" not in c.attrs:
+        raise Refuse("on the default of epsilon ONNX's text and its tests contradict each other; give it")
+
+    def step(rate: Value, count: Value, x: Value, g: Value, state: Sequence[Value]) -> Sequence[Value]:
+        mean, square = _mixed(b, state[0], g, alpha), _mixed(b, state[1], b("Mul", g, g), beta)
+        root = b("Add", b("Sqrt", square), b.like(c.number("epsilon", 1e-6), x))
+        one = b.like(1, x)
+        later = b("Less", b.like(0, x), count)
+        steps = b("Where", later, count, one)  # at no step the quotient is not used, and must exist
+        mean_bias, square_bias = (b("Sub", one, b("Pow", b.like(k, x), steps)) for k in (alpha, beta))
+        adjusted = b("Where", later, b("Div", b("Mul", rate, b("Sqrt", square_bias)), mean_bias), rate)
+        moved = b("Sub", x, b("Mul", adjusted, b("Div", mean, root)))
+        return [b("Mul", moved, b.like(1 - c.number("norm_coefficient_post", 0.0), x)), mean, square]
+
+    return _each(b, c, 2, step)
