@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,17 @@ from numpy.typing import NDArray
 from honed.daemon.interface import Interface, OpenTensor
 from honed.onnxfile.reading import read
 from honed.onnxfile.text import shown
-from honed.protocol.errors import DeviceError, InvalidArgument, MissingFiles, ModelRefused
+from honed.protocol.errors import (
+    DeviceError,
+    InvalidArgument,
+    MissingFiles,
+    ModelRefused,
+    ResourceExhausted,
+)
 from honed.runtime.dtypes import dtype
+
+from . import profiling
+from .profiling import NodeRun
 
 Array = NDArray[Any]
 _NAMES = {
@@ -41,12 +51,7 @@ class Session:
 
     def __init__(self, path: Path, threads: int) -> None:
         """Raises ModelRefused or MissingFiles where this engine cannot run the file."""
-        try:
-            model, external = read(path)
-        except MissingFiles as missing:  # a subclass does not travel
-            raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
-        # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
-        given = model.SerializeToString() if external else str(path)
+        model, given = _given(path)
         try:
             self._session = onnxruntime.InferenceSession(
                 given, _options(threads), providers=["CPUExecutionProvider"]
@@ -57,9 +62,12 @@ class Session:
             raise ModelRefused(f"ONNX Runtime cannot run the model: {_said(error)}") from error
         self.interface = _interface(model, self._session)
         self._outputs = [tensor.name for tensor in self.interface.outputs]
+        self._threads = threads
+        self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name. Raises InvalidArgument where the model cannot be run on these inputs."""
+        self._asked = {name: array.shape for name, array in inputs.items()}
         try:
             found = self._session.run(self._outputs, dict(inputs))
         except Exception as error:
@@ -79,6 +87,42 @@ class Session:
                 self.run(made)
             except InvalidArgument:
                 return
+
+    def profiled(self, path: Path) -> tuple[float, list[NodeRun]]:
+        """How long a run of the file on zeros of the latest shapes takes, in microseconds, and its nodes.
+
+        The second run of a session of its own, since one that serves cannot be told to profile. Raises
+        ResourceExhausted where there is no memory for that.
+        """
+        with tempfile.TemporaryDirectory(prefix="honed-profile-") as folder:
+            options = _options(self._threads)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "run")
+            try:
+                session = onnxruntime.InferenceSession(
+                    _given(path)[1], options, providers=["CPUExecutionProvider"]
+                )
+                made = {t.name: _zeros(t, self._asked.get(t.name)) for t in self.interface.inputs}
+                for _ in range(2):
+                    session.run(None, made)
+            except Exception as error:
+                if _out_of_memory(error):
+                    raise ResourceExhausted(
+                        "there is no memory for a second session, which a profile takes; raise "
+                        "memory_mib of [cpu] in the configuration"
+                    ) from error
+                raise InvalidArgument(f"the model cannot be run on zeros: {_said(error)}") from error
+            return profiling.read(Path(session.end_profiling()).read_text())
+
+
+def _given(path: Path) -> tuple[onnx.ModelProto, bytes | str]:
+    """The model, and what ONNX Runtime is given of it; raises ModelRefused or MissingFiles."""
+    try:
+        model, external = read(path)
+    except MissingFiles as missing:  # a subclass does not travel
+        raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
+    # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
+    return model, model.SerializeToString() if external else str(path)
 
 
 def _options(threads: int) -> onnxruntime.SessionOptions:
@@ -121,8 +165,8 @@ def _tensors(
         yield OpenTensor(name=node.name, dtype=name, shape=sizes if known else None)
 
 
-def _zeros(tensor: OpenTensor) -> Array:
-    sizes = [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
+def _zeros(tensor: OpenTensor, asked: tuple[int, ...] | None = None) -> Array:
+    sizes = asked if asked is not None else [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
     return np.broadcast_to(np.zeros((), dtype(tensor.dtype).numpy), sizes)
 
 

@@ -37,7 +37,7 @@ from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.runtime.version import own_version
 
-from . import inference, models
+from . import inference, installed, models
 from .connection import Connection
 from .interface import Interface
 from .jobs import Jobs
@@ -166,6 +166,8 @@ class Api:
     @_answers(methods.TUNER_REPORT)
     async def _tuner_report(self, call: ApiCall, params: TunerReportParams) -> Empty:
         self.tuner.report(call.connection, params)
+        if installed.compiler():
+            self.jobs.compiler_came()
         return Empty()
 
     @_answers(methods.LEASE_RELEASE)
@@ -224,12 +226,9 @@ class Api:
         if not 1 <= runs <= MAX_PROFILE_RUNS:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
-        entry, _ = self.registry.compiled(params.name)
-        if entry.on_cpu:
-            raise Unavailable(
-                f"the CPU engine serves {entry.name}, which has no kernels to profile; "
-                "'hone add --engine gpu' has the compiled form serve"
-            )
+        entry = self.registry.get(params.name)
+        if not entry.on_cpu:
+            self.registry.compiled(params.name)
         with self.leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self.fleet.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.on_device:
@@ -335,6 +334,7 @@ class Api:
                     reason=entry.remark,
                     engine="cpu" if entry.on_cpu else "gpu",
                     engine_why=entry.manifest.why,
+                    pinned_engine=entry.manifest.pinned_engine,
                 )
                 for entry in self.registry.all()
             )

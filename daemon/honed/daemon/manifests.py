@@ -51,6 +51,7 @@ def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
         wanted=before.wanted,
         chosen=before.chosen,
         why=before.why,
+        pinned_engine=before.pinned_engine,
     )
 
 

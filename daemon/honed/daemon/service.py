@@ -27,6 +27,7 @@ from .blocking import in_thread
 from .commits import Commits
 from .compiled import Compiled
 from .config import Config, load
+from .enginepins import EnginePins
 from .engines import cpu_serves, unfinished
 from .inspection import SECONDS, Inspector, inspect_all
 from .jobs import Jobs, failure
@@ -147,12 +148,11 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     started = time.monotonic()
-    places, limits = config.service, config.limits
+    places, limits, policy = config.service, config.limits, config.serve.engine
     registry = Registry()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
     commits, inspector = Commits(store, registry), Inspector()
-    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies, config.cpu)
-    policy = config.serve.engine
+    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies, config.cpu, policy)
     broken = await _fill(pool, store, models, systemd, policy)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
@@ -186,7 +186,8 @@ async def _run(
         lease=leasing.metrics,
         gpu_faults=watch.figures,
     )
-    publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies)
+    pins = EnginePins(limits, store, pool, jobs, commits, policy)
+    publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies, pins)
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),

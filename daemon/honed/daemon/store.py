@@ -39,10 +39,23 @@ from .interface import Interface
 from .received import StoredFile, explained, relative
 from .versions import VersionHistory, first
 
-FORMAT = 3  # of manifests; 1 are those that do not say theirs, 3 those that may have no compiled file
+FORMAT = 4  # of manifests; 1 are those that do not say theirs, 3 those that may have no compiled file
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
 _MAX_MANIFEST = 16 << 20  # bytes
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """What a run took by the compiled form and by the CPU engine when they last took turns, in ms.
+
+    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then.
+    """
+
+    gpu_ms: float
+    cpu_ms: float
+    device: str = ""
+    runtime: str = ""
 
 
 class NewerFormat(InvalidArgument):
@@ -56,7 +69,9 @@ class Manifest:
     `device` is the one it was added for, by its configured name, "" for the default; `placed` says why.
     `interface` is of the source, None where the CPU engine does not run it. `wanted` is the engine that its
     user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
-    that came, or why there is no compiled form. Both are "" while it is being compiled.
+    that came, or why there is no compiled form. Both are "" while it is being compiled. `times` are those of
+    the comparison. `pinned_engine` serves whatever was asked for or chosen, "" where none is pinned. What
+    `awaits_compiler` has no compiled form because there was no compiler.
     """
 
     name: str
@@ -72,6 +87,13 @@ class Manifest:
     wanted: str = ""
     chosen: str = ""
     why: str = ""
+    times: EngineTimes | None = None
+    pinned_engine: str = ""
+    awaits_compiler: bool = False
+
+    def engine_wanted(self, configured: str) -> str:
+        """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
+        return self.pinned_engine or self.wanted or configured
 
     @property
     def key(self) -> str:

@@ -151,10 +151,14 @@ class RollbackParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinParams:
-    """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned."""
+    """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned.
+
+    `engine` is "gpu" or "cpu", which is pinned in a version's place, or "", which lets it go.
+    """
 
     name: str
     version: int | None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

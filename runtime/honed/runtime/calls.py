@@ -34,6 +34,19 @@ class InferCall:
     shared: frozenset[str]  # those of `into` that the service writes itself
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request: the outputs by name, and what the service tells of it.
+
+    `engine` is "gpu", a compiled form on a device, or "cpu", the CPU engine; times are in microseconds.
+    """
+
+    outputs: dict[str, NDArray[Any]]
+    engine: str
+    queue_us: int
+    compute_us: int
+
+
 def infer_call(
     model: str,
     inputs: Mapping[str, ArrayLike],
@@ -88,6 +101,16 @@ def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
     except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
         raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
     return {name: _delivered(call, name, array) for name, array in arrays.items()}
+
+
+def answer(call: InferCall, result: Map) -> Answer:
+    """The result of a ModelInfer with its times; raises as `infer_result`."""
+    outputs = infer_result(call, result)
+    try:
+        told = result["parameters"]
+        return Answer(outputs, str(told["engine"]), int(told["queue_us"]), int(told["compute_us"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
 
 
 def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:

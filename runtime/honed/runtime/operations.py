@@ -44,7 +44,7 @@ from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
 from . import calls, endpoint
-from .calls import Outputs
+from .calls import Answer, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
@@ -171,6 +171,26 @@ class Operations:
         )
         answer = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
         return calls.infer_result(call, answer.result)
+
+    @operation
+    def answer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Outputs | None = None,
+        timeout: float | None = None,
+        priority: int = 2,
+        finite: bool = False,
+    ) -> Steps[Answer]:
+        """As `infer`, with what the service tells of it: the engine that answered, and times."""
+        seconds = self.timeout if timeout is None else timeout
+        regions = list(self._regions.values())
+        call = calls.infer_call(
+            model, inputs, outputs, regions, timeout=seconds, priority=priority, finite=finite
+        )
+        told = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+        return calls.answer(call, told.result)
 
     @operation
     def models(self) -> Steps[list[Map]]:
@@ -335,9 +355,14 @@ class Operations:
         return (yield Ask(methods.MODEL_ROLLBACK, RollbackParams(name=model, version=version), None)).result
 
     @operation
-    def pin(self, model: str, version: int | None = None) -> Steps[Map]:
-        """Serve a version, None: the present one, and let no other take its place; 0 allows that again."""
-        return (yield Ask(methods.MODEL_PIN, PinParams(name=model, version=version), None)).result
+    def pin(self, model: str, version: int | None = None, *, engine: str | None = None) -> Steps[Map]:
+        """Serve a version, None: the present one, and let no other take its place; 0 allows that again.
+
+        With `engine`, "gpu" or "cpu", that serves whichever is faster, and no version is pinned; "" lets the
+        service choose again.
+        """
+        params = PinParams(name=model, version=version, engine=engine)
+        return (yield Ask(methods.MODEL_PIN, params, None)).result
 
     @operation
     def report(self, text: str = "", tuning: TuningFigures | None = None) -> Steps[None]:

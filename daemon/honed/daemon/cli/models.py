@@ -202,6 +202,7 @@ class ListedModel:
     reason: str
     engine: str
     engine_why: str
+    pinned_engine: str
     device: str
     inferences: int
     mean_ms: float | None
@@ -246,7 +247,7 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
         (
             model.name,
             model.state.lower(),
-            model.engine,
+            f"{model.engine}, pinned" if model.pinned_engine else model.engine,
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from . import failover, trials
+from . import choices, failover, trials
 from .core import Core, removed
 from .events import Added, Damaged, Explained, NotRestored, Removed
 from .scheduling import admit, dismiss, wake
@@ -29,6 +29,7 @@ def added(core: Core, event: Added) -> None:
         admit(core, model, event.proof)
     if replaced is not None:
         _forget(core, replaced)
+    choices.reconsider_model(core, model)
 
 
 def damaged(core: Core, event: Damaged) -> None:
@@ -50,7 +51,9 @@ def explained(core: Core, event: Explained) -> None:
     """Remember why a model is served as it is."""
     model = core.models.numbered(event.model)
     if model is not None:
-        model.manifest = dataclasses.replace(model.manifest, why=event.why)
+        model.manifest = dataclasses.replace(
+            model.manifest, why=event.why, awaits_compiler=event.awaits_compiler
+        )
 
 
 def gone(core: Core, event: Removed) -> None:
