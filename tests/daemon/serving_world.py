@@ -272,6 +272,7 @@ class World:
         device, runtime = (self.machine.engines[name].fingerprint for name in ("gpu", CPU_ENGINE))
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, device=device, runtime=runtime)
         self.tell(told.EngineChosen(model=number, engine=chosen, why="compared", times=times))
+        assert not (compare.model.manifest.pinned_engine and compare.model.manifest.why == "compared")
 
     def pin_engine(self, name: str, engine: str) -> None:
         """By hand; "" lets it go."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from honed.daemon import statepairs
 from honed.daemon.interface import Interface, OpenTensor
 from honed.onnxfile.reading import read
 from honed.onnxfile.text import shown
@@ -144,7 +146,14 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
     if problems:
         raise ModelRefused(f"what the model takes or gives cannot be carried: {problems[0]}", tuple(problems))
     producer = " ".join(part for part in (model.producer_name, model.producer_version) if part)
-    return Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
+    interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
+    said = next((prop.value for prop in model.metadata_props if prop.key == statepairs.METADATA), "")
+    try:
+        named = statepairs.from_text(said)
+        statepairs.checked(interface, named)
+    except InvalidArgument as error:
+        raise ModelRefused(f"the file's metadata {statepairs.METADATA} is wrong: {error}") from error
+    return dataclasses.replace(interface, state=tuple(named.items()))
 
 
 def _tensors(

@@ -50,6 +50,8 @@ from .peers import Policy
 from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .sequences import SequenceKey
+from .sequencing import Sequencer, key_of
 from .serving.registry import Registry
 from .serving.states import ServedModel, State
 from .tunerchild import TunerChild
@@ -95,6 +97,7 @@ class Api:
     jobs: Jobs
     publisher: Publisher
     ledger: Ledger
+    sequencer: Sequencer
     metrics: MetricsCollector
     leasing: Leasing
     tuner: TunerChild
@@ -157,6 +160,9 @@ class Api:
             idle=self.leasing.idle(),
             lease=self.leasing.lease(),
             tuner=self.tuner.status(),
+            sequences=service.SequencesStatus(
+                count=len(self.sequencer.sequences), bytes=self.sequencer.sequences.nbytes
+            ),
         )
 
     @_answers(methods.LEASE_ASK)
@@ -252,23 +258,51 @@ class Api:
     async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
         with self.registry.statistics(params.model_name).request():
             check_version(params.model_version)
-            entry = self.registry.get(params.model_name)
-            compiled, given = _interfaces(entry)
-            if compiled is None and given is None:
-                self.registry.compiled(entry.name)
-            with self.leasing.serving(entry.name, call.connection.peer.pid):
-                plan = inference.check(
-                    params,
-                    compiled,
-                    given,
-                    call.connection.regions,
-                    max_bytes=self.limits.max_answer_bytes,
-                    keep=self.ledger.settings.keep_inputs,
-                )
-                result = await self.fleet.infer(call.connection.client, entry, plan)
-            if self.registry.find(entry.name) is not None and not entry.away:
-                self.ledger.ran(entry.name, result.parameters.compute_us / 1e6)
-            return result
+            key = key_of(call.connection.peer.uid, params)
+            if key is None:
+                return await self._infer(call, self.registry.get(params.model_name), params)
+            async with self.sequencer.turn(key, params) as timed:
+                if self.stopping:
+                    raise Unavailable("the service is stopping; call again when it runs")
+                return await self._infer_in_sequence(call, key, timed)
+
+    async def _infer_in_sequence(
+        self, call: ApiCall, key: SequenceKey, params: InferParams
+    ) -> results.Inferred:
+        entry = self.registry.get(params.model_name)
+        ends = params.parameters is not None and params.parameters.sequence_end
+        if ends and not params.inputs:
+            self.sequencer.end(key, entry)
+            return inference.nothing(params, "cpu" if entry.on_cpu else "gpu")
+        compiled, given = _interfaces(entry)
+        interface = compiled or given
+        if interface is None:
+            _, _ = self.registry.compiled(entry.name)  # which says why
+            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+        woven = self.sequencer.woven(key, entry, interface, params)
+        try:
+            return self.sequencer.taken(woven, await self._infer(call, entry, woven.params))
+        except BaseException:
+            self.sequencer.failed(woven)
+            raise
+
+    async def _infer(self, call: ApiCall, entry: ServedModel, params: InferParams) -> results.Inferred:
+        compiled, given = _interfaces(entry)
+        if compiled is None and given is None:
+            self.registry.compiled(entry.name)
+        with self.leasing.serving(entry.name, call.connection.peer.pid):
+            plan = inference.check(
+                params,
+                compiled,
+                given,
+                call.connection.regions,
+                max_bytes=self.limits.max_answer_bytes,
+                keep=self.ledger.settings.keep_inputs,
+            )
+            result = await self.fleet.infer(call.connection.client, entry, plan)
+        if self.registry.find(entry.name) is not None and not entry.away:
+            self.ledger.ran(entry.name, result.parameters.compute_us / 1e6)
+        return result
 
     @_answers(methods.MODEL_PUBLISH)
     async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
@@ -352,6 +386,7 @@ class Api:
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
         await self.jobs.remove(params.model_name)
         self.ledger.forget(params.model_name)
+        self.sequencer.sequences.forget_model(params.model_name)
         self.leasing.forget(params.model_name)
         return Empty()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.jobs.commands import Check, Compile
@@ -71,6 +71,7 @@ class Staged:
     precision: str
     device: str | None
     calibration: Path | None = None
+    state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

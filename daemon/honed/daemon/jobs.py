@@ -24,7 +24,7 @@ from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded
 from honed.runtime import modelfile
 
-from . import installed
+from . import installed, statepairs
 from .adding import Adding, as_given, copies
 from .blocking import cleared_in_thread, in_thread, to_its_end
 from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged, load
@@ -32,6 +32,7 @@ from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .engines import compare, cpu_serves, unfinished
+from .inference import closed
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
@@ -328,6 +329,7 @@ class Jobs:
             precision=options.precision or "auto",
             device=options.device or None,
             calibration=calibration if options.calibration else None,
+            state=dict(options.state or {}),
         )
 
     def stage_again(self, manifest: Manifest, folder: Path) -> Staged:
@@ -357,6 +359,7 @@ class Jobs:
             shapes=manifest.shapes,
             precision=manifest.precision,
             device=None,
+            state=manifest.state,
         )
 
     def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
@@ -406,6 +409,11 @@ class Jobs:
         proof: Proof,
         staged: list[tuple[StoredFile, Path]],
     ) -> None:
+        interface = manifest.interface
+        if interface is None and compiled is not None:
+            interface = closed(compiled.inputs, compiled.outputs)
+        if interface is not None:
+            statepairs.checked(interface, manifest.state)
         async with self._commits.turn:
             await self._commits.commit(manifest, staged)
             replaced = self._registry.find(manifest.name)

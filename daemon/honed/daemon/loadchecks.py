@@ -29,6 +29,8 @@ def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) 
     _check_calibration(params.files, options)
     if options.engine not in (None, *ENGINES):
         raise InvalidArgument(f"engine is {options.engine!r}; use one of {', '.join(ENGINES)}")
+    if len(options.state or {}) > MAX_SHAPES:
+        raise InvalidArgument(f"state names more than {MAX_SHAPES} outputs; name those that are state")
     if len(options.shapes or {}) > MAX_SHAPES:
         raise InvalidArgument(f"shapes are given for more than {MAX_SHAPES} inputs; give those that are open")
     for name, shape in (options.shapes or {}).items():

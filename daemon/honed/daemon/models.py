@@ -9,6 +9,7 @@ from honed.protocol.results import ModelPlacement, ModelShown, ModelSource
 
 from .inference import describe
 from .interface import Interface
+from .sequencing import state_of
 from .serving.states import ServedModel
 
 
@@ -39,7 +40,13 @@ def show(entry: ServedModel, identity: DeviceIdentity | None, placement: ModelPl
         outputs=tuple(map(describe, model.outputs)),
         placement=placement,
         checked=entry.checked,
+        sequence_state=_sequence_state(entry),
     )
+
+
+def _sequence_state(entry: ServedModel) -> dict[str, str]:
+    """What is given to the next request of a sequence: inputs by output."""
+    return {pair.output.name: pair.input.name for pair in state_of(entry)}
 
 
 def _as_given(
@@ -80,4 +87,5 @@ def _as_given(
         constant_bytes=0,
         arena_bytes=0,
         prepared_bytes=0,
+        sequence_state=_sequence_state(entry),
     )

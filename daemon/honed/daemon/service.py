@@ -42,6 +42,7 @@ from .places import records_in
 from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .sequencing import Sequencer
 from .serving.events import Added, Damaged, NotRestored
 from .serving.registry import Registry
 from .store import Manifest, Store
@@ -163,11 +164,13 @@ async def _run(
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
     ledger.keep_only(models)
 
+    sequencer = Sequencer(config.sequences)
     leasing = Leasing(config.idle, lambda: pool.default.state)
     watch = KernelWatch(pool.workers)
 
     def changed(new: Config) -> None:
         ledger.change(new.usage)
+        sequencer.change(new.sequences)
         leasing.change(new.idle)
         pool.limits_changed()
         clients.limits_changed()
@@ -199,6 +202,7 @@ async def _run(
         jobs=jobs,
         publisher=publisher,
         ledger=ledger,
+        sequencer=sequencer,
         metrics=metrics,
         leasing=leasing,
         tuner=tuner,

@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,8 @@ class Manifest:
     user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
     that came, or why there is no compiled form. Both are "" while it is being compiled. `times` are those of
     the comparison. `pinned_engine` serves whatever was asked for or chosen, "" where none is pinned. What
-    `awaits_compiler` has no compiled form because there was no compiler.
+    `awaits_compiler` has no compiled form because there was no compiler. `state` are inputs by the output
+    that each is given next in a sequence, as its user named them.
     """
 
     name: str
@@ -90,6 +91,7 @@ class Manifest:
     times: EngineTimes | None = None
     pinned_engine: str = ""
     awaits_compiler: bool = False
+    state: dict[str, str] = field(default_factory=dict)
 
     def engine_wanted(self, configured: str) -> str:
         """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""

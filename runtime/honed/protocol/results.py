@@ -273,6 +273,7 @@ class ModelShown:
     constant_bytes: int
     arena_bytes: int
     prepared_bytes: int
+    sequence_state: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

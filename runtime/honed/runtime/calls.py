@@ -47,6 +47,18 @@ class Answer:
     compute_us: int
 
 
+@dataclass(frozen=True, slots=True)
+class InSequence:
+    """The sequence that a request is of, by its `id`, and whether it is the first or the last of it.
+
+    The service keeps the model's state from one request of a sequence to the next (docs/protocol.md).
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
 def infer_call(
     model: str,
     inputs: Mapping[str, ArrayLike],
@@ -56,6 +68,7 @@ def infer_call(
     timeout: float,
     priority: int,
     finite: bool,
+    sequence: InSequence | None = None,
 ) -> InferCall:
     """The ModelInfer for these arrays; those in one of `regions` are named and not copied.
 
@@ -84,7 +97,14 @@ def infer_call(
         inputs=tuple(described),
         outputs=wanted,
         raw_input_contents=tuple(contents),
-        parameters=InferOptions(timeout=max(1, round(timeout * 1e6)), priority=priority, finite=finite),
+        parameters=InferOptions(
+            timeout=max(1, round(timeout * 1e6)),
+            priority=priority,
+            finite=finite,
+            sequence_id=sequence.id if sequence is not None else None,
+            sequence_start=(sequence is not None and sequence.start) or None,
+            sequence_end=(sequence is not None and sequence.end) or None,
+        ),
     )
     return InferCall(params, into, frozenset(name for name, place in places.items() if place))
 

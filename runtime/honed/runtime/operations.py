@@ -44,7 +44,7 @@ from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
 from . import calls, endpoint
-from .calls import Answer, Outputs
+from .calls import Answer, InferCall, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
@@ -157,20 +157,17 @@ class Operations:
         timeout: float | None = None,
         priority: int = 2,
         finite: bool = False,
+        sequence: InSequence | None = None,
     ) -> Steps[dict[str, NDArray[Any]]]:
         """Run `model` on `inputs`; gives its outputs by name.
 
         Arrays that lie in a `region` of this client are not copied. `outputs`: the names wanted, or arrays
         by name to write them to. `timeout` in seconds; `priority` 1 (first) to 3 (last); `finite` refuses
-        inputs with NaN or infinity.
+        inputs with NaN or infinity. With `sequence` the service keeps the model's state for the next request
+        of it, which need not bring it; raises SequenceLost where the service does not know the sequence.
         """
-        seconds = self.timeout if timeout is None else timeout
-        regions = list(self._regions.values())
-        call = calls.infer_call(
-            model, inputs, outputs, regions, timeout=seconds, priority=priority, finite=finite
-        )
-        answer = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
-        return calls.infer_result(call, answer.result)
+        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
+        return calls.infer_result(call, (yield ask).result)
 
     @operation
     def answer(
@@ -182,15 +179,34 @@ class Operations:
         timeout: float | None = None,
         priority: int = 2,
         finite: bool = False,
+        sequence: InSequence | None = None,
     ) -> Steps[Answer]:
         """As `infer`, with what the service tells of it: the engine that answered, and times."""
+        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
+        return calls.answer(call, (yield ask).result)
+
+    def _infer_ask(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        outputs: Outputs | None,
+        timeout: float | None,
+        priority: int,
+        finite: bool,
+        sequence: InSequence | None,
+    ) -> tuple[InferCall, Ask]:
         seconds = self.timeout if timeout is None else timeout
-        regions = list(self._regions.values())
         call = calls.infer_call(
-            model, inputs, outputs, regions, timeout=seconds, priority=priority, finite=finite
+            model,
+            inputs,
+            outputs,
+            list(self._regions.values()),
+            timeout=seconds,
+            priority=priority,
+            finite=finite,
+            sequence=sequence,
         )
-        told = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
-        return calls.answer(call, told.result)
+        return call, Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
 
     @operation
     def models(self) -> Steps[list[Map]]:
@@ -284,6 +300,7 @@ class Operations:
         calibration: str | os.PathLike[str] | None = None,
         engine: str | None = None,
         wait: bool = True,
+        state: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Steps[Map]:
         """Add an ONNX or `.honed` file; returns when it is compiled, or known why not.
@@ -295,6 +312,7 @@ class Operations:
         External data is sent along from the file's folder. `device` is one of the service's, or "fastest" to
         have them compared; None leaves that to the service. `calibration` is a folder of .npz files, each
         with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
+        `state` are inputs by the output that each is given next in a sequence, where names do not tell.
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
@@ -312,6 +330,7 @@ class Operations:
                 calibration=len(sets) or None,
                 engine=engine,
                 wait=None if wait else False,
+                state=dict(state) if state else None,
             )
             params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
             sent = [*opened.values(), *sets.values()]

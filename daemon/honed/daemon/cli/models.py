@@ -86,6 +86,15 @@ def register(commands: Any) -> None:
         help="what is to serve it: the faster engine, its compiled form, or ONNX Runtime on the processor "
         "(default: what the configuration says)",
     )
+    add.add_argument(
+        "--state",
+        action="append",
+        type=_state,
+        default=[],
+        metavar="OUT=IN",
+        help="in a sequence, give output OUT to input IN of the next request; give one for each "
+        "(default: what the file's metadata says, or names and shapes tell)",
+    )
     waiting = add.add_mutually_exclusive_group()
     waiting.add_argument(
         "--wait",
@@ -124,6 +133,13 @@ def register(commands: Any) -> None:
         examples="hone remove lightglue",
     )
     remove.add_argument("model", metavar="M", help="name of the model")
+
+
+def _state(text: str) -> tuple[str, str]:
+    output, equals, given = text.partition("=")
+    if not (output and equals and given):
+        raise argparse.ArgumentTypeError(f"{text!r} is not OUT=IN")
+    return output, given
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
@@ -284,6 +300,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
             calibration=arguments.calibration,
             engine=arguments.engine,
             wait=arguments.wait,
+            state=unique("--state", arguments.state),
             progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
         )
     added = REPOSITORY_MODEL_LOAD.result_of(told)
@@ -342,6 +359,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *(("", why) for why in _chosen(source.choice)),
         ("served by", placement_text(model.placement)),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
+        *_kept_state(model),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
@@ -373,6 +391,12 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
         *_prepared(model),
         *_proof(model),
     ]  # fmt: skip
+
+
+def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
+    """What the service keeps from one request of a sequence to the next."""
+    told = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
+    return [("in sequences", f"state is kept: {told}")] if told else []
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:

@@ -69,7 +69,7 @@ def _forget(core: Core, model: ServedModel) -> None:
     for engine in model.deployments:
         core.unload_unused(engine, model.key_on(engine))
     trials.end_trial(core, model)
-    for engine in model.deployments:
+    for engine in (*model.deployments, model.home):
         dismiss(core, core.engines[engine])
 
 

@@ -81,12 +81,15 @@ def chosen(core: Core, event: EngineChosen) -> None:
     model = core.models.numbered(event.model)
     if model is None:
         return
-    model.comparing = False
+    if event.pinned is None:
+        model.comparing = False
+        if model.manifest.pinned_engine:  # by hand, while they were compared
+            return
     changes: dict[str, Any] = {
         "chosen": event.engine,
         "why": event.why,
         "times": event.times or model.manifest.times,
-        "pinned_engine": model.manifest.pinned_engine if event.pinned is None else event.pinned,
+        "pinned_engine": event.pinned or "",
         "interface": model.manifest.interface or event.interface,
     }
     model.manifest = dataclasses.replace(model.manifest, **changes)
