@@ -90,7 +90,10 @@ def test_empty_variables_are_as_good_as_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "parts"),
     [
-        ("[limit]\n", ["[limit]", "did you mean limits?", "[service], [serve], [cpu], [limits], [usage]"]),
+        (
+            "[limit]\n",
+            ["[limit]", "did you mean limits?", "[service], [serve], [cpu], [sequences], [limits]"],
+        ),
         ("[limits]\nmax_quue = 4", ["'max_quue'", "did you mean max_queue?", "max_jobs"]),
         ("[service]\nzzz = 4", ["'zzz'", "use one of socket"]),
         ("service = 4", ["write [service]"]),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from honed.daemon.received import StoredFile, describe, receive
-from honed.daemon.store import Manifest, NewerFormat, Store, begin, new_version, version_file
+from honed.daemon.store import FORMAT, Manifest, NewerFormat, Store, begin, new_version, version_file
 from honed.daemon.versions import succeed
 from honed.runtime.errors import HonedError, InvalidArgument, ResourceExhausted
 
@@ -176,9 +176,12 @@ def test_what_a_newer_honed_stored_is_left_alone(store: Store, tmp_path: Path) -
     (state / "models" / ".c.json.1.tmp").write_bytes(b"half")
     (state / "models" / "0.json").write_bytes(b"damaged")
     kept = (state / "models" / "a.json").read_bytes()
-    rewrite(state / "models" / "b.json", lambda plain: plain.update(format=4, invention={}))
+    rewrite(state / "models" / "b.json", lambda plain: plain.update(format=FORMAT + 1, invention={}))
     before = sorted(state.rglob("*"))
-    with pytest.raises(NewerFormat, match=r"model b .* format 4, .* up to 3; install the newer honed again"):
+    with pytest.raises(
+        NewerFormat,
+        match=rf"model b .* format {FORMAT + 1}, .* up to {FORMAT}; install the newer honed again",
+    ):
         store.open()
     assert sorted(state.rglob("*")) == before
     assert (state / "models" / "a.json").read_bytes() == kept

@@ -110,11 +110,10 @@ class Sequences:
 
     def resume(self, key: SequenceKey, source: str, now: float) -> Sequence:
         """The sequence for its next request; raises SequenceLost where there is none."""
-        self.expire(now)
         sequence = self._all.get(key)
-        if sequence is not None and sequence.source != source:
-            self.drop(key, "its model was replaced")
-        sequence = self._all.get(key)
+        if sequence is not None and (sequence.source != source or self._idle(sequence, now)):
+            self.drop(key, "its model was replaced" if sequence.source != source else self._why_idle)
+            sequence = None
         if sequence is None:
             why = self._gone.get(key, "it was never begun, has ended, or the service was started anew since")
             raise SequenceLost(f"{key.shown} is not known: {why}; begin it with sequence_start")
@@ -152,9 +151,15 @@ class Sequences:
 
     def expire(self, now: float) -> None:
         """Forget what nobody asked for."""
-        idle = self.settings.idle_seconds
-        for key in [k for k, s in self._all.items() if not s.busy and now - s.used >= idle]:
-            self.drop(key, f"it had no request for {idle:g} s (idle_seconds of [sequences])")
+        for key in [key for key, sequence in self._all.items() if self._idle(sequence, now)]:
+            self.drop(key, self._why_idle)
+
+    def _idle(self, sequence: Sequence, now: float) -> bool:
+        return not sequence.busy and now - sequence.used >= self.settings.idle_seconds
+
+    @property
+    def _why_idle(self) -> str:
+        return f"it had no request for {self.settings.idle_seconds:g} s (idle_seconds of [sequences])"
 
     def forget_model(self, model: str) -> None:
         """A model was removed."""

@@ -14,13 +14,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from honed.protocol.errors import DeadlineExceeded, InvalidArgument
-from honed.protocol.methods import DEFAULT_TIMEOUT_US
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor
 from honed.protocol.results import Inferred
 from honed.runtime.dtypes import dtype
 
 from . import statepairs
-from .inference import closed, nbytes
+from .inference import closed, nbytes, timeout_us
 from .interface import Interface, OpenTensor
 from .sequences import Sequence, SequenceKey, Sequences, SequenceSettings, StateTensor
 from .serving.states import ServedModel
@@ -71,6 +70,9 @@ class Sequencer:
     def change(self, settings: SequenceSettings) -> None:
         """Other bounds, from now on."""
         self.sequences.settings = settings
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._forget_in_time()
 
     @asynccontextmanager
@@ -80,13 +82,14 @@ class Sequencer:
         Gives the request with what is left of its time; raises DeadlineExceeded where that is nothing.
         """
         options = params.parameters or InferOptions()
-        timeout = (DEFAULT_TIMEOUT_US if options.timeout is None else options.timeout) / 1e6
+        timeout = timeout_us(options) / 1e6
         begun = time.monotonic()
         lock = self._turns.setdefault(key, asyncio.Lock())
         self._waiting[key] = self._waiting.get(key, 0) + 1
         try:
             try:
-                await asyncio.wait_for(lock.acquire(), timeout)
+                async with asyncio.timeout(timeout):
+                    await lock.acquire()
             except TimeoutError as error:
                 raise DeadlineExceeded(
                     f"the request's deadline passed before the one before it in {key.shown} was answered; "
@@ -165,11 +168,8 @@ class Sequencer:
         self.sequences.failed(woven.sequence, first=woven.first)
 
     def _forget_in_time(self) -> None:
-        """Look again when the next sequence has been idle for long enough."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        end = self.sequences.next_end()
+        """Look again when one may have been idle for long enough; requests only put that off."""
+        end = self.sequences.next_end() if self._timer is None else None
         if end is not None:
             delay = max(0.0, end - time.monotonic())
             self._timer = asyncio.get_running_loop().call_later(delay, self._forget)
