@@ -19,13 +19,14 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from honed.cpu import profiling
-from honed.daemon.engines import ROUNDS, choose, compare, times_of
+from honed.daemon.engines import ROUNDS, choose, compare, times_of, unfinished
 from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.received import describe
 from honed.daemon.serving.drift import DRIFT_RUNS, TIE, Drift
 from honed.daemon.store import Manifest, Store, begin
 from honed.daemon.supervisor import WorkerLost
 from honed.daemon.tool import main
+from honed.daemon.versions import NO_HISTORY
 from honed.runtime import Client, modelfile
 from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound, Unavailable
 
@@ -409,6 +410,68 @@ def test_requests_that_take_longer_for_long_are_noticed() -> None:
     assert drift.note("cpu", 9.0, 1.0)
     slow_ones = [9.0 if n % 2 else 1.0 for n in range(DRIFT_RUNS)]
     assert not any(drift.note("cpu", ms, 1.0) for ms in slow_ones), "now and then is other work"
+
+
+def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    path = dense(tmp_path)
+    source = describe(path, "dense.onnx")
+    sizes = (-1, 6)
+    manifest = Manifest(
+        name="dense",
+        added=1.0,
+        compiled=None,
+        history=NO_HISTORY,
+        sources=(source,),
+        shapes={},
+        precision="auto",
+        interface=Interface(
+            inputs=(OpenTensor(name="x", dtype="float32", shape=sizes),),
+            outputs=(OpenTensor(name="y", dtype="float32", shape=sizes),),
+            opset=17,
+            producer="",
+        ),
+        why="it is not compiled: the compiler is not installed",
+        awaits_compiler=True,
+    )
+    assert not unfinished(dataclasses.replace(manifest, awaits_compiler=False), "fastest")
+    store = Store(tmp_path / "state")
+    store.open()
+    store.commit(manifest, [(source, path)])
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        x = np.ones((3, 6), np.float32)
+        assert client.infer("dense", {"x": x})["y"].shape == (3, 6)
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        assert "measured in turns" in client.show("dense")["placement"]["why"]
+
+
+_NO_COMPILER = """
+import importlib.util, os
+real = importlib.util.find_spec
+def found(name, package=None):
+    return None if name == "honed.tuner" and os.path.exists(MARK) else real(name, package)
+importlib.util.find_spec = found
+"""
+
+
+def test_a_compiler_that_is_installed_later_compiles_when_a_tuner_reports(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    mark = tmp_path / "without"
+    mark.touch()
+    (tmp_path / "sitecustomize.py").write_text(_NO_COMPILER.replace("MARK", repr(str(mark))))
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    service = start_service(config=FASTEST, environment={"PYTHONPATH": path})
+    with service.client() as client:
+        added = client.add(dense(tmp_path))
+        assert added["engine"] == "cpu"
+        assert "the compiler is not installed; install honed-tuner" in added["engine_why"]
+        mark.unlink()
+        client.report("here I am")
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        check(client, "dense", tmp_path / "dense.onnx", {"x": np.ones((1, 6), np.float32)})
 
 
 class Turns:
