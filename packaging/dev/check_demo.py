@@ -1,16 +1,23 @@
-"""Infers with the demo model through `hone infer` and checks the answer against ONNX Runtime."""
+"""Infers with the demo model through `hone infer`, checks the answer against ONNX Runtime, and times both."""
 
 from __future__ import annotations
 
+import statistics
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 
+from honed.cpu.session import Session
+from honed.runtime import Client
 from honed.tuner.demo.lightglue import example_inputs
 
+ROUNDS = 7  # after the first inference, which was checked
 ALLOWED = 1e-3  # of the output's range
 
 
@@ -38,7 +45,24 @@ def main(run: Path) -> int:
             f"{output.name}: largest difference to ONNX Runtime {worst:.2e} in a range of {reach:.3g} "
             f"({'right' if right else 'WRONG'}: at most {ALLOWED:g} of the range is allowed)"
         )
+    _both_engines(run / "lightglue.onnx", inputs)
     return 0 if agree else 1
+
+
+def _both_engines(model: Path, inputs: dict[str, NDArray[Any]]) -> None:
+    """The compiled form, asked for over the socket, and what the CPU engine would do, in turns."""
+    cpu = Session(model, 0)
+    compiled, given = [], []
+    with Client() as client:
+        for _ in range(ROUNDS):
+            compiled.append(client.answer("lightglue", inputs).compute_us / 1e3)
+            begun = time.perf_counter()
+            cpu.run(inputs)
+            given.append((time.perf_counter() - begun) * 1e3)
+    print(
+        f"in turns, medians of {ROUNDS}: compiled {statistics.median(compiled):.1f} ms (engine gpu), "
+        f"ONNX Runtime {statistics.median(given):.1f} ms (engine cpu)"
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from honed.daemon.serving import events as told
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import CPU_ENGINE, ServedModel, State
-from honed.daemon.store import Manifest, begin, new_version, version_file
+from honed.daemon.store import EngineTimes, Manifest, begin, new_version, version_file
 from honed.daemon.variants.names import is_variant, model_of
 from honed.daemon.versions import NO_HISTORY, go_back, settle, succeed
 from honed.protocol.results import ModelChecked
@@ -80,6 +80,7 @@ class World:
         self.has_cpu = cpu
         self.disk = disk if disk is not None else {}
         self.now = 100.0
+        self.driver = 1
         self.workers: dict[str, int] = {}  # engines with one that calls reach
         self.starts = 0
         self.dying: set[str] = set()  # engines whose worker failed, and its end is not told yet
@@ -92,6 +93,7 @@ class World:
         self.proves: list[do.Prove] = []
         self.judges: list[do.Judge] = []
         self.persists: list[do.Persist] = []
+        self.compares: list[do.Compare] = []
         self.stops: list[do.StopServer] = []
         self.done: list[do.Action] = []
         self.outstanding: set[int] = set()  # requests
@@ -148,6 +150,12 @@ class World:
                 self.judges.append(action)
             case do.Persist():
                 self.persists.append(action)
+            case do.Compare(model):
+                assert self.has_cpu
+                assert model.compiled is not None
+                assert not model.manifest.pinned_engine, "there is nothing to choose"
+                assert model.number not in {compare.model.number for compare in self.compares}
+                self.compares.append(action)
             case do.FallBack(name, left, served):
                 assert left != served
                 self.condemned.add((name, left))
@@ -181,7 +189,15 @@ class World:
         self.starts += 1
         self.workers[engine] = self.starts
         self.loaded[engine] = set()
-        self.tell(told.WorkerReady(engine=engine, worker=self.starts, spec=f"the {engine}", family="gpu"))
+        self.tell(
+            told.WorkerReady(
+                engine=engine,
+                worker=self.starts,
+                spec=f"the {engine}",
+                family="gpu",
+                fingerprint=f"{engine} of {self.driver}",
+            )
+        )
 
     def lose(self, engine: str, *, outside: bool = False, failed: bool = False) -> None:
         """A worker ends, or did not start: calls fail before that is told."""
@@ -247,6 +263,26 @@ class World:
             if not stored_only:
                 self.serve(kept, proof)
         self.tell(told.LetGo("gpu", key))
+
+    def end_compare(self, compare: do.Compare, chosen: str) -> None:
+        """Both engines took turns, or "": one of them could not."""
+        self.compares.remove(compare)
+        number = compare.model.number
+        if not chosen:
+            self.tell(told.NotCompared(number))
+            return
+        device, runtime = (self.machine.engines[name].fingerprint for name in ("gpu", CPU_ENGINE))
+        times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, device=device, runtime=runtime)
+        self.tell(told.EngineChosen(model=number, engine=chosen, why="compared", times=times))
+        assert not (compare.model.manifest.pinned_engine and compare.model.manifest.why == "compared")
+
+    def pin_engine(self, name: str, engine: str) -> None:
+        """By hand; "" lets it go."""
+        model = self.models.find(name)
+        if model is None or model.compiled is None or not model.takes_open or not self.has_cpu:
+            return
+        serves = engine or ("cpu" if model.on_cpu else "gpu")
+        self.tell(told.EngineChosen(model=model.number, engine=serves, why="pinned", pinned=engine))
 
     def prove(self, engine: str, key: str) -> told.Proof | None:
         worker = self.workers.get(engine)
@@ -417,7 +453,12 @@ class World:
                 self.persist(persist)
             for stop in list(self.stops):
                 self.stop(stop)
-            busy = (self.runs, self.loads, self.proves, self.judges, self.persists, self.stops)
+            for compare in list(self.compares):
+                self.end_compare(compare, "gpu")
+            busy = (
+                *(self.runs, self.loads, self.proves, self.judges),
+                *(self.persists, self.stops, self.compares),
+            )
             starting = set(self.machine.engines) - set(self.workers) - self.stopped
             if not any(busy) and not starting:
                 return

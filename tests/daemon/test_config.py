@@ -92,7 +92,11 @@ def test_empty_variables_are_as_good_as_none(tmp_path: Path) -> None:
     [
         (
             "[limit]\n",
-            ["[limit]", "did you mean limits?", "[service], [serve], [cpu], [limits], [variants], [usage]"],
+            [
+                "[limit]",
+                "did you mean limits?",
+                "[service], [serve], [cpu], [sequences], [limits], [variants]",
+            ],
         ),
         ("[limits]\nmax_quue = 4", ["'max_quue'", "did you mean max_queue?", "max_jobs"]),
         ("[service]\nzzz = 4", ["'zzz'", "use one of socket"]),

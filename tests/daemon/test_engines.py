@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -17,13 +18,17 @@ import psutil
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from honed.daemon.engines import ROUNDS, TIE, choose, compare
+from honed.cpu import profiling
+from honed.daemon.engines import ROUNDS, choose, compare, times_of, unfinished
 from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.received import describe
+from honed.daemon.serving.drift import DRIFT_RUNS, TIE, Drift
 from honed.daemon.store import Manifest, Store, begin
 from honed.daemon.supervisor import WorkerLost
+from honed.daemon.tool import main
+from honed.daemon.versions import NO_HISTORY
 from honed.runtime import Client, modelfile
-from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound
+from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound, Unavailable
 
 from . import spin
 from .running import NO_TUNER, Service, serving, wait_for
@@ -250,9 +255,9 @@ def test_the_service_itself_loads_no_onnx(both: Service) -> None:
 
 def test_ties_go_to_the_gpu() -> None:
     slow, fast = [int(1e6 * TIE * 1.1)] * 8, [1_000_000] * 8
-    assert choose(slow, fast).engine == "cpu"
-    assert choose([int(1e6 * TIE * 0.99)] * 8, fast).engine == "gpu"
-    assert choose(fast, slow).engine == "gpu"
+    assert choose(times_of(slow, fast)).engine == "cpu"
+    assert choose(times_of([int(1e6 * TIE * 0.99)] * 8, fast)).engine == "gpu"
+    assert choose(times_of(fast, slow)).engine == "gpu"
 
 
 def plus_one(path: Path) -> Path:
@@ -326,7 +331,158 @@ def test_while_a_damaged_compiled_file_is_made_anew_the_cpu_engine_serves(
         np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
         wait_for(lambda: client.show("m")["kernels"], "it to be compiled again", service, seconds=200)
         np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
-        assert (engine(client, "m"), client.models()[0]["engine_why"]) == ("cpu", "it was slower")
+        told = "the engines to be compared once the compiled form is back"
+        wait_for(lambda: "measured in turns" in client.models()[0]["engine_why"], told, service)
+        np.testing.assert_allclose(client.infer("m", {"x": spin.X})["y"], spin.X + 1)
+
+
+def test_engines_are_compared_again_on_another_driver_and_pinned_by_hand(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    stored_as_slower(tmp_path / "state", tmp_path / "made")  # with times of no driver that is here
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+
+        def served_by(kind: str) -> None:
+            wait_for(lambda: engine(client, "m") == kind, f"the engine {kind} to serve", service)
+            found = client.answer("m", {"x": spin.X})
+            np.testing.assert_allclose(found.outputs["y"], spin.X + 1)
+            assert found.engine == kind
+
+        def why() -> Any:
+            return client.models()[0]["engine_why"]
+
+        wait_for(lambda: "measured in turns" in why(), "the engines to be compared", service)
+        served_by("cpu")  # the compiled form spins
+        measured = why()
+        assert client.pin("m", engine="gpu")["engine"] == "gpu"
+        served_by("gpu")
+        assert client.show("m")["placement"]["pinned_engine"] == "gpu"
+        service.kill()
+        service.restart()
+        service.wait_listening()
+        service.wait_ready()
+        served_by("gpu")
+        assert why() == "the engine gpu was pinned"
+        assert main(["--socket", str(service.socket), "unpin", "m"]) == 0
+        served_by("cpu")
+        assert why() == measured, "the times are those of this driver"
+        with pytest.raises(InvalidArgument, match="there is no engine 'npu' to pin"):
+            client.pin("m", engine="npu")
+
+
+def test_what_has_one_form_only_is_pinned_to_no_other(both: Service, tmp_path: Path) -> None:
+    with both.client() as client:
+        client.add(recurrent(tmp_path))
+        with pytest.raises(Unavailable, match="no compiled form that could be pinned: it is not compiled"):
+            client.pin("recurrent", engine="gpu")
+        assert client.pin("recurrent", engine="cpu")["engine"] == "cpu"
+        assert client.pin("recurrent", 0, engine="") == {"version": 0, "pinned": False, "engine": ""}
+        client.remove("recurrent")
+
+
+def test_a_model_of_the_cpu_engine_is_profiled_node_by_node(
+    both: Service, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with both.client() as client:
+        client.add(recurrent(tmp_path))
+        client.infer("recurrent", {"x": np.ones((7, 1, 3), np.float32)})
+        told = client.profile("recurrent", 2, timeline=True)
+        assert (told["engine"], told["runs"], told["device"]["name"]) == ("cpu", 2, "CPU")
+        assert {row["kind"] for row in told["rows"]} == {"node"}
+        assert "GRU" in {row["schedule"] for row in told["rows"]}
+        for _, begin, end, *device_span in told["timeline"]:
+            assert 0 <= begin <= end
+            assert device_span == [None, None]
+        trace = tmp_path / "trace.json"
+        assert main(["--socket", str(both.socket), "profile", "recurrent", f"--trace={trace}"]) == 0
+        assert "GRU" in capsys.readouterr().out
+        assert '"host"' in trace.read_text()
+        client.remove("recurrent")
+
+
+def test_nodes_within_others_are_not_counted_twice() -> None:
+    def node(name: str, operator: str, begin: int, took: int) -> dict[str, Any]:
+        event = {"cat": "Node", "ph": "X", "name": f"{name}_kernel_time", "ts": begin, "dur": took}
+        return event | {"args": {"op_name": operator}}
+
+    warm, run = ({"cat": "Session", "ph": "X", "name": "model_run", "ts": at, "dur": 90} for at in (0, 100))
+    body = [node("add", "Add", 112, 10), node("add", "Add", 124, 10)]
+    events = [warm, node("loop", "Loop", 5, 80), run, *body, node("loop", "Loop", 110, 30)]
+    whole, nodes = profiling.read(json.dumps([*events, node("last", "Relu", 145, 5)]))
+    assert whole == 90
+    assert [(n.operator, n.own_us) for n in nodes] == [("Add", 10), ("Add", 10), ("Loop", 10), ("Relu", 5)]
+
+
+def test_requests_that_take_longer_for_long_are_noticed() -> None:
+    drift = Drift()
+    assert not any(drift.note("gpu", 1.19, 1.0) for _ in range(3 * DRIFT_RUNS))
+    assert not any(drift.note("cpu", 9.0, 1.0) for _ in range(DRIFT_RUNS - 1))
+    assert drift.note("cpu", 9.0, 1.0)
+    slow_ones = [9.0 if n % 2 else 1.0 for n in range(DRIFT_RUNS)]
+    assert not any(drift.note("cpu", ms, 1.0) for ms in slow_ones), "now and then is other work"
+
+
+def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    path = dense(tmp_path)
+    source = describe(path, "dense.onnx")
+    sizes = (-1, 6)
+    manifest = Manifest(
+        name="dense",
+        added=1.0,
+        compiled=None,
+        history=NO_HISTORY,
+        sources=(source,),
+        shapes={},
+        precision="auto",
+        interface=Interface(
+            inputs=(OpenTensor(name="x", dtype="float32", shape=sizes),),
+            outputs=(OpenTensor(name="y", dtype="float32", shape=sizes),),
+            opset=17,
+            producer="",
+        ),
+        why="it is not compiled: the compiler is not installed",
+        awaits_compiler=True,
+    )
+    assert not unfinished(dataclasses.replace(manifest, awaits_compiler=False), "fastest")
+    store = Store(tmp_path / "state")
+    store.open()
+    store.commit(manifest, [(source, path)])
+    service = start_service(config=FASTEST)
+    with service.client() as client:
+        x = np.ones((3, 6), np.float32)
+        assert client.infer("dense", {"x": x})["y"].shape == (3, 6)
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        assert "measured in turns" in client.show("dense")["placement"]["why"]
+
+
+_NO_COMPILER = """
+import importlib.util, os
+real = importlib.util.find_spec
+def found(name, package=None):
+    return None if name == "honed.tuner" and os.path.exists(MARK) else real(name, package)
+importlib.util.find_spec = found
+"""
+
+
+def test_a_compiler_that_is_installed_later_compiles_when_a_tuner_reports(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    mark = tmp_path / "without"
+    mark.touch()
+    (tmp_path / "sitecustomize.py").write_text(_NO_COMPILER.replace("MARK", repr(str(mark))))
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", ""))))
+    service = start_service(config=FASTEST, environment={"PYTHONPATH": path})
+    with service.client() as client:
+        added = client.add(dense(tmp_path))
+        assert added["engine"] == "cpu"
+        assert "the compiler is not installed; install honed-tuner" in added["engine_why"]
+        mark.unlink()
+        client.report("here I am")
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        check(client, "dense", tmp_path / "dense.onnx", {"x": np.ones((1, 6), np.float32)})
 
 
 class Turns:
@@ -335,6 +491,7 @@ class Turns:
     def __init__(self, ns: int, fails: bool = False) -> None:
         self.comparing = asyncio.Lock()
         self.turns: list[int] = []
+        self.fingerprint = "d"
         self._ns, self._fails = ns, fails
 
     async def turn(self, _: str, __: Path, turn: int) -> int:

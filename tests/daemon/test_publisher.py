@@ -141,7 +141,15 @@ def test_a_rollback_meanwhile_is_not_undone(tmp_path: Path, at: str) -> None:
         model = models.get("m")
         model.trial = Trial(before=earlier, since=0.0)
         publisher = Publisher(
-            Limits(), store, models, cast(Any, pool), cast(Any, Jobs()), commits, inspector, Latencies()
+            Limits(),
+            store,
+            models,
+            cast(Any, pool),
+            cast(Any, Jobs()),
+            commits,
+            inspector,
+            Latencies(),
+            cast(Any, None),  # no engine is pinned
         )
 
         def crashes() -> None:

@@ -91,6 +91,23 @@ class Serving(RuleBasedStateMachine):
         self.world.now += seconds
         self.world.tell(told.Passed())
 
+    @rule(pick=PICKS, engine=st.sampled_from(["gpu", "cpu", ""]))
+    def end_compare(self, pick: int, engine: str) -> None:
+        if self.world.compares:
+            self.world.end_compare(chosen(self.world.compares, pick), engine)
+
+    @rule(name=NAMES, engine=st.sampled_from(["gpu", "cpu", ""]))
+    def pin_engine(self, name: str, engine: str) -> None:
+        self.world.pin_engine(name, engine)
+
+    @rule(engine=EVERY_ENGINE)
+    def another_driver(self, engine: str) -> None:
+        """It is there from the next worker on."""
+        self.world.driver += 1
+        if engine in self.world.workers:
+            self.world.lose(engine, outside=True)
+            self.world.ready(engine)
+
     @rule(engine=EVERY_ENGINE, outside=st.booleans())
     def worker_lost(self, engine: str, outside: bool) -> None:
         if engine in self.world.workers | dict.fromkeys(self.world.dying):

@@ -202,7 +202,7 @@ def check_by_name(client: Client, name: str) -> None:
     """What is done to the versions of a model is done to those of a variant by its name."""
     assert client.history(name)["version"] == 1
     assert client.show(name)["kernels"]
-    assert client.pin(name) == {"version": 1, "pinned": True}
+    assert client.pin(name) == {"version": 1, "pinned": True, "engine": ""}
     with client.export(name) as files:
         assert {name: list(shape) for name, shape in files.shapes.items()} == client.show(name)["shapes"]
         assert len(files.sources) == 1

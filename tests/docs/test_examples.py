@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnxruntime
 import pytest
 
 import honed.runtime
@@ -25,6 +26,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 X = np.arange(SIZE, dtype=np.float32) * 1.5
 Y = X + np.arange(SIZE, dtype=np.float32) + 1  # what the small model makes of it
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
+VAD = Path(__file__).parents[1] / "models" / "silero_vad.onnx"
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 
 
@@ -160,6 +162,20 @@ def test_python_sends_several_at_once(service: Service) -> None:
 
 def test_python_uses_shared_memory(service: Service) -> None:
     assert python("region.py", "small", path=service.socket) == expected(3)
+
+
+def test_python_has_the_service_keep_state(service: Service) -> None:
+    with service.client() as client:
+        client.add(VAD, name="vad", engine="cpu")
+        found = python("voice.py", "vad", "1", path=service.socket)
+        client.remove("vad")
+    session = onnxruntime.InferenceSession(VAD)
+    state, told = np.zeros((2, 1, 128), np.float32), []
+    sound = np.random.default_rng(0).normal(scale=0.1, size=16_000).astype(np.float32)
+    for frame in sound[: 31 * 512].reshape(-1, 1, 512):
+        output, state = session.run(None, {"input": frame, "state": state, "sr": np.array(16000, np.int64)})
+        told.append(output.item())
+    np.testing.assert_allclose([float(line) for line in found], told, atol=2e-4)
 
 
 @pytest.mark.slow

@@ -120,7 +120,8 @@ def test_the_shell_scripts_parse() -> None:
         for name in ("build-deb", "check-deb", "container-test", "bundle/fetch", "bin/dist-info")
     ]
     scripts += [
-        ROOT / "debian/tests" / name for name in ("common", "service", "life", "idle", "upgrade", "before", "remove")
+        ROOT / "debian/tests" / name
+        for name in ("common", "service", "life", "idle", "upgrade", "before", "remove")
     ]
     for script in [*scripts, ROOT / "debian/honed.postinst", ROOT / "debian/honed.postrm"]:
         subprocess.run(["sh", "-n", script], check=True)

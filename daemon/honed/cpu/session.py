@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,22 @@ import onnx
 import onnxruntime
 from numpy.typing import NDArray
 
+from honed.daemon import statepairs
 from honed.daemon.interface import Interface, OpenTensor
 from honed.onnxfile.dimensions import UNNAMED, forget_names
 from honed.onnxfile.reading import read
 from honed.onnxfile.text import shown
-from honed.protocol.errors import DeviceError, InvalidArgument, MissingFiles, ModelRefused
+from honed.protocol.errors import (
+    DeviceError,
+    InvalidArgument,
+    MissingFiles,
+    ModelRefused,
+    ResourceExhausted,
+)
 from honed.runtime.dtypes import dtype
+
+from . import profiling
+from .profiling import NodeRun
 
 Array = NDArray[Any]
 _NAMES = {
@@ -47,21 +59,18 @@ class Session:
 
         One that is `alone` has all of its data inside: nothing beside it is read.
         """
-        try:
-            model, external = _read(path, alone=alone)
-        except MissingFiles as missing:  # a subclass does not travel
-            raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
-        # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
-        changed = forget_names(model, UNNAMED)
-        self._path, self._threads, self._alone = path, threads, alone
-        inside = external or alone or changed
-        self._session = _loaded(model.SerializeToString() if inside else str(path), threads)
+        model, given = _given(path, alone=alone)
+        self._path, self._alone = path, alone
+        self._session = _loaded(given, _options(threads))
         self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
         self._outputs = [tensor.name for tensor in self.interface.outputs]
+        self._threads = threads
+        self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs by name. Raises InvalidArgument where the model cannot be run on these inputs."""
+        self._asked = {name: array.shape for name, array in inputs.items()}
         try:
             found = self._session.run(self._outputs, dict(inputs))
         except Exception as error:
@@ -78,9 +87,8 @@ class Session:
 
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
-        model, _ = _read(self._path, alone=self._alone)
-        forget_names(model)
-        self._session, self._by_names = _loaded(model.SerializeToString(), self._threads), False
+        _, given = _given(self._path, alone=self._alone, by_names=False)
+        self._session, self._by_names = _loaded(given, _options(self._threads)), False
 
     def try_out(self) -> None:
         """Run once on zeros, whatever the model says to them: what ends a process shall do so here."""
@@ -91,14 +99,53 @@ class Session:
             except InvalidArgument:
                 return
 
+    def profiled(self, path: Path) -> tuple[float, list[NodeRun]]:
+        """How long a run of the file on zeros of the latest shapes takes, in microseconds, and its nodes.
 
-def _read(path: Path, *, alone: bool) -> tuple[onnx.ModelProto, int]:
-    return read(path, external_bytes=0) if alone else read(path)
+        The second run of a session of its own, since one that serves cannot be told to profile. Raises
+        ResourceExhausted where there is no memory for that.
+        """
+        with tempfile.TemporaryDirectory(prefix="honed-profile-") as folder:
+            options = _options(self._threads)
+            options.enable_profiling = True
+            options.profile_file_prefix = str(Path(folder) / "run")
+            try:
+                session = onnxruntime.InferenceSession(
+                    _given(path, alone=False, by_names=self._by_names)[1],
+                    options,
+                    providers=["CPUExecutionProvider"],
+                )
+                made = {t.name: _zeros(t, self._asked.get(t.name)) for t in self.interface.inputs}
+                for _ in range(2):
+                    session.run(None, made)
+            except Exception as error:
+                if _out_of_memory(error):
+                    raise ResourceExhausted(
+                        "there is no memory for a second session, which a profile takes; raise "
+                        "memory_mib of [cpu] in the configuration"
+                    ) from error
+                raise InvalidArgument(f"the model cannot be run on zeros: {_said(error)}") from error
+            return profiling.read(Path(session.end_profiling()).read_text())
 
 
-def _loaded(given: str | bytes, threads: int) -> onnxruntime.InferenceSession:
+def _given(path: Path, *, alone: bool, by_names: bool = True) -> tuple[onnx.ModelProto, bytes | str]:
+    """The model, and what ONNX Runtime is given of it; raises ModelRefused or MissingFiles.
+
+    Unless `by_names`, dimensions of one name may differ.
+    """
     try:
-        return onnxruntime.InferenceSession(given, _options(threads), providers=["CPUExecutionProvider"])
+        model, external = read(path, external_bytes=0) if alone else read(path)
+    except MissingFiles as missing:  # a subclass does not travel
+        raise MissingFiles(str(missing), missing.reasons, missing.files) from missing
+    changed = forget_names(model, UNNAMED) if by_names else forget_names(model)
+    # Data beside the file was read above; ONNX Runtime would follow whatever path the file names.
+    inside = external or alone or changed
+    return model, model.SerializeToString() if inside else str(path)
+
+
+def _loaded(given: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    try:
+        return onnxruntime.InferenceSession(given, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         if _out_of_memory(error):
             raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
@@ -124,7 +171,14 @@ def _interface(model: onnx.ModelProto, session: onnxruntime.InferenceSession) ->
     if problems:
         raise ModelRefused(f"what the model takes or gives cannot be carried: {problems[0]}", tuple(problems))
     producer = " ".join(part for part in (model.producer_name, model.producer_version) if part)
-    return Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
+    interface = Interface(inputs=inputs, outputs=outputs, opset=opset, producer=shown(producer, 80))
+    said = next((prop.value for prop in model.metadata_props if prop.key == statepairs.METADATA), "")
+    try:
+        named = statepairs.from_text(said)
+        statepairs.checked(interface, named)
+    except InvalidArgument as error:
+        raise ModelRefused(f"the file's metadata {statepairs.METADATA} is wrong: {error}") from error
+    return dataclasses.replace(interface, state=tuple(named.items()))
 
 
 def _tensors(
@@ -151,8 +205,8 @@ def _symbol(size: object) -> str:
     return size if isinstance(size, str) and size != UNNAMED else ""
 
 
-def _zeros(tensor: OpenTensor) -> Array:
-    sizes = [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
+def _zeros(tensor: OpenTensor, asked: tuple[int, ...] | None = None) -> Array:
+    sizes = asked if asked is not None else [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
     return np.broadcast_to(np.zeros((), dtype(tensor.dtype).numpy), sizes)
 
 

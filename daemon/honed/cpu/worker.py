@@ -32,11 +32,12 @@ from honed.daemon.workercalls import (
     RunTurn,
     UnloadModel,
 )
-from honed.protocol.errors import NotFound, Unimplemented
+from honed.protocol.errors import NotFound
 from honed.protocol.results import Empty, ModelProfile
 from honed.runtime import modelfile
 from honed.runtime.profile import DeviceIdentity
 
+from . import profiling
 from .session import Session
 
 _DEVICE = "ONNX Runtime/CPU"
@@ -62,14 +63,7 @@ class Worker(Host):
         """Nothing is remembered."""
 
     def _find(self, call: FindDevice) -> FoundDevice:
-        identity = DeviceIdentity(
-            platform="ONNX Runtime",
-            vendor=platform.machine(),
-            name="CPU",
-            driver_version=onnxruntime.__version__,
-            kernel_driver="",
-        )
-        return FoundDevice(spec=_DEVICE, identity=identity, profile=None)
+        return FoundDevice(spec=_DEVICE, identity=_identity(), profile=None)
 
     def _open(self, call: OpenDevice) -> Empty:
         return Empty()
@@ -101,11 +95,22 @@ class Worker(Host):
         return Empty()
 
     def _profile(self, call: ProfileModel) -> ModelProfile:
-        raise Unimplemented("the CPU engine gives no profile; only compiled models have one")
+        whole_us, nodes = self.loaded(call.key).profiled(Path(call.path))
+        return profiling.told(call.name, whole_us, nodes, _identity(), timeline=call.timeline)
 
     LOADING: ClassVar = by_name({FindDevice: _find, OpenDevice: _open, BuildModel: _load})
     METHODS: ClassVar = by_name(
         {CheckProbe: _check, RunTurn: _turn, UnloadModel: _unload, ProfileModel: _profile}
+    )
+
+
+def _identity() -> DeviceIdentity:
+    return DeviceIdentity(
+        platform="ONNX Runtime",
+        vendor=platform.machine(),
+        name="CPU",
+        driver_version=onnxruntime.__version__,
+        kernel_driver="",
     )
 
 

@@ -87,4 +87,5 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
         device=before.device if before is not None else "",
         placed=before.placed if before is not None else "",
         wanted=wanted,
+        state=staged.state,
     )

@@ -38,7 +38,7 @@ from honed.protocol.service import MetricsText
 from honed.protocol.strict import Map
 from honed.runtime.version import own_version
 
-from . import inference, models
+from . import inference, installed, models
 from .connection import Connection
 from .interface import Interface
 from .jobs import Jobs
@@ -51,6 +51,8 @@ from .peers import Policy
 from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .sequences import SequenceKey
+from .sequencing import Sequencer, key_of
 from .serving.registry import Registry
 from .serving.states import ServedModel, State
 from .tunerchild import TunerChild
@@ -98,6 +100,7 @@ class Api:
     publisher: Publisher
     ledger: Ledger
     variants: VariantKeeper
+    sequencer: Sequencer
     metrics: MetricsCollector
     leasing: Leasing
     tuner: TunerChild
@@ -160,6 +163,9 @@ class Api:
             idle=self.leasing.idle(),
             lease=self.leasing.lease(),
             tuner=self.tuner.status(),
+            sequences=service.SequencesStatus(
+                count=len(self.sequencer.sequences), bytes=self.sequencer.sequences.nbytes
+            ),
         )
 
     @_answers(methods.LEASE_ASK)
@@ -169,6 +175,8 @@ class Api:
     @_answers(methods.TUNER_REPORT)
     async def _tuner_report(self, call: ApiCall, params: TunerReportParams) -> Empty:
         self.tuner.report(call.connection, params)
+        if installed.compiler():
+            self.jobs.compiler_came()
         return Empty()
 
     @_answers(methods.LEASE_RELEASE)
@@ -229,12 +237,9 @@ class Api:
             raise InvalidArgument(f"runs is {runs}; give 1 to {MAX_PROFILE_RUNS}")
         timeline = bool(params.parameters and params.parameters.timeline)
         self.fleet.wake(params.name)
-        entry, _ = self.registry.compiled(params.name)
-        if entry.on_cpu:
-            raise Unavailable(
-                f"the CPU engine serves {entry.name}, which has no kernels to profile; "
-                "'hone add --engine gpu' has the compiled form serve"
-            )
+        entry = self.registry.entry(params.name)
+        if not entry.on_cpu:
+            self.registry.compiled(params.name)
         with self.leasing.serving(entry.name, call.connection.peer.pid):
             profile = await self.fleet.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.on_device:
@@ -258,26 +263,54 @@ class Api:
     async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
         with self.registry.statistics(params.model_name).request():
             check_version(params.model_version)
-            entry = self.registry.model(params.model_name)
-            runner = self.variants.runner(entry, params)
-            compiled, given = _interfaces(runner)
-            if compiled is None and given is None:
-                self.registry.compiled(entry.name)
-            with self.leasing.serving(entry.name, call.connection.peer.pid):
-                plan = inference.check(
-                    params,
-                    compiled,
-                    given,
-                    call.connection.regions,
-                    max_bytes=self.limits.max_answer_bytes,
-                    keep=self.ledger.settings.keep_inputs,
-                )
-                result = await self.fleet.infer(call.connection.client, runner, plan)
-            self.variants.served(entry, plan)
-            unfit = plan.open and runner.compiled is not None  # for what could be tuned
-            if self.registry.find(runner.name) is not None and not runner.away and not unfit:
-                self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
-            return result
+            key = key_of(call.connection.peer.uid, params)
+            if key is None:
+                return await self._infer(call, self.registry.model(params.model_name), params)
+            async with self.sequencer.turn(key, params) as timed:
+                if self.stopping:
+                    raise Unavailable("the service is stopping; call again when it runs")
+                return await self._infer_in_sequence(call, key, timed)
+
+    async def _infer_in_sequence(
+        self, call: ApiCall, key: SequenceKey, params: InferParams
+    ) -> results.Inferred:
+        entry = self.registry.model(params.model_name)
+        ends = params.parameters is not None and params.parameters.sequence_end
+        if ends and not params.inputs:
+            self.sequencer.end(key, entry)
+            return inference.nothing(params, "cpu" if entry.on_cpu else "gpu")
+        compiled, given = _interfaces(entry)
+        interface = compiled or given
+        if interface is None:
+            _, _ = self.registry.compiled(entry.name)  # which says why
+            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
+        woven = self.sequencer.woven(key, entry, interface, params)
+        try:
+            return self.sequencer.taken(woven, await self._infer(call, entry, woven.params))
+        except BaseException:
+            self.sequencer.failed(woven)
+            raise
+
+    async def _infer(self, call: ApiCall, entry: ServedModel, params: InferParams) -> results.Inferred:
+        runner = self.variants.runner(entry, params)
+        compiled, given = _interfaces(runner)
+        if compiled is None and given is None:
+            self.registry.compiled(entry.name)
+        with self.leasing.serving(entry.name, call.connection.peer.pid):
+            plan = inference.check(
+                params,
+                compiled,
+                given,
+                call.connection.regions,
+                max_bytes=self.limits.max_answer_bytes,
+                keep=self.ledger.settings.keep_inputs,
+            )
+            result = await self.fleet.infer(call.connection.client, runner, plan)
+        self.variants.served(entry, plan)
+        unfit = plan.open and runner.compiled is not None  # for what could be tuned
+        if self.registry.find(runner.name) is not None and not runner.away and not unfit:
+            self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
+        return result
 
     @_answers(methods.MODEL_PUBLISH)
     async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
@@ -344,6 +377,7 @@ class Api:
                     engine=entry.kind,
                     engine_why=entry.manifest.why,
                     variants=len(self.registry.variants(entry.name)),
+                    pinned_engine=entry.manifest.pinned_engine,
                 )
                 for entry in self.registry.models()
             )
@@ -370,6 +404,7 @@ class Api:
         await self.jobs.remove(name)
         self.variants.forget(variants)
         self.ledger.forget(params.model_name)
+        self.sequencer.sequences.forget_model(params.model_name)
         self.leasing.forget(params.model_name)
         return Empty()
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from honed.jobs.commands import Check, Compile
@@ -75,6 +75,7 @@ class Staged:
     calibration: Path | None = None
     like: Path | None = None
     hurried: bool = True
+    state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,9 +1,9 @@
 """The service's settings: defaults, then TOML files, then the environment, then the command line.
 
 `honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
-which device is used, [serve] which engine, [cpu] bounds the one on the
-processor, [limits] bounds what is accepted, [variants] compiled forms for
-other shapes, [usage] says how use is remembered, [idle] when the
+which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
+that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes,
+[usage] says how use is remembered, [idle] when the
 machine counts as idle, [tuner] whether the service starts a tuner. Files in `honed.toml.d/` beside it that
 end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
 setting keeps its origin.
@@ -29,6 +29,7 @@ from .ledger import UsageSettings
 from .limits import Limits
 from .placement import Placement
 from .places import Places, drop_in_dir, places
+from .sequences import SequenceSettings
 from .settings import RESTART, Setting, of_table, setting
 from .tomllines import lines_of
 from .tunerchild import TunerSettings
@@ -100,6 +101,7 @@ TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "service": Service,
         "serve": ServeSettings,
         "cpu": CpuSettings,
+        "sequences": SequenceSettings,
         "limits": Limits,
         "variants": VariantSettings,
         "usage": UsageSettings,
@@ -120,6 +122,7 @@ class Config:
     service: Service
     serve: ServeSettings
     cpu: CpuSettings
+    sequences: SequenceSettings
     limits: Limits
     variants: VariantSettings
     usage: UsageSettings

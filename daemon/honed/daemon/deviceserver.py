@@ -120,6 +120,7 @@ class DeviceServer:
             worker=self.supervisor.starts,
             spec=self.supervisor.spec,
             family=profile.rules.family if profile is not None else "",
+            fingerprint=self.supervisor.fingerprint,
         )
 
     def _lost(self) -> WorkerLost:

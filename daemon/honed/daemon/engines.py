@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Literal
 
 from honed.protocol.errors import HonedError
 
+from .blocking import in_thread
+from .deviceserver import DeviceServer
 from .loading import Loader
-from .store import Manifest
+from .serving.drift import TIE
+from .store import EngineTimes, Manifest, Store
 
-TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
 ROUNDS = 8  # runs of each engine at most, and at least so many
 _LEAST = 3
 _SECONDS = 5.0  # after which no more are begun than the least
@@ -25,38 +28,67 @@ class Choice:
 
     engine: Kind
     why: str
+    times: EngineTimes | None = None
 
 
-def choose(gpu_ns: list[int], cpu_ns: list[int]) -> Choice:
-    """By the lower quartiles of runs in turns: what else runs on the machine can only make a run longer."""
+def times_of(gpu_ns: list[int], cpu_ns: list[int]) -> EngineTimes:
+    """The lower quartiles of runs in turns: what else runs on the machine can only make a run longer."""
     gpu, cpu = (sorted(times)[(len(times) - 1) // 4] / 1e6 for times in (gpu_ns, cpu_ns))
-    times = f"compiled {gpu:.3g} ms, ONNX Runtime {cpu:.3g} ms, measured in turns"
-    if gpu > TIE * cpu:
-        return Choice("cpu", f"the CPU engine is faster: {times}")
-    return Choice("gpu", f"the compiled form is as fast or faster: {times}")
+    return EngineTimes(gpu_ms=gpu, cpu_ms=cpu)
 
 
-async def compare(
+def choose(times: EngineTimes) -> Choice:
+    """By these times."""
+    told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
+    if times.gpu_ms > TIE * times.cpu_ms:
+        return Choice("cpu", f"the CPU engine is faster: {told}", times)
+    return Choice("gpu", f"the compiled form is as fast or faster: {told}", times)
+
+
+async def measure(
     device: Loader, key: str, compiled: Path, cpu: Loader, source: str, *, rounds: int = ROUNDS
-) -> Choice:
+) -> EngineTimes:
     """Run both in turns between requests, on the inputs that came with the compiled form.
 
-    `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Where they
-    cannot be compared the compiled form serves, which was proven right.
+    `key` is the compiled form, loaded on the device, `source` what the CPU engine has loaded. Raises a
+    HonedError where they cannot be compared.
     """
     gpu_ns: list[int] = []
     cpu_ns: list[int] = []
     end = time.monotonic() + _SECONDS
+    async with device.comparing:
+        for turn in range(rounds):
+            cpu_ns.append(await cpu.turn(source, compiled, turn))
+            gpu_ns.append(await device.alone(key, turn))
+            if turn + 1 >= _LEAST and time.monotonic() > end:
+                break
+    times = times_of(gpu_ns, cpu_ns)
+    return dataclasses.replace(times, device=device.fingerprint, runtime=cpu.fingerprint)
+
+
+async def compare(device: Loader, key: str, compiled: Path, cpu: Loader, source: str) -> Choice:
+    """The engine that is to serve a new compiled form.
+
+    Where both cannot be compared that is the compiled form, which was proven right.
+    """
     try:
-        async with device.comparing:
-            for turn in range(rounds):
-                cpu_ns.append(await cpu.turn(source, compiled, turn))
-                gpu_ns.append(await device.alone(key, turn))
-                if turn + 1 >= _LEAST and time.monotonic() > end:
-                    break
+        return choose(await measure(device, key, compiled, cpu, source))
     except HonedError as error:
         return Choice("gpu", f"the compiled form; it could not be compared with the CPU engine: {error}")
-    return choose(gpu_ns, cpu_ns)
+
+
+async def compare_again(
+    device: DeviceServer, cpu: DeviceServer, manifest: Manifest, store: Store, seconds: float
+) -> EngineTimes:
+    """Both once more for a stored model, loaded where they are not; the caller has both kept.
+
+    Each engine may take so many `seconds` to be ready. Raises a HonedError where one cannot run the model.
+    """
+    for server, key in ((device, manifest.key), (cpu, manifest.source_key)):
+        await server.supervisor.wait_ready(seconds)
+        await server.loader.load(key, str(await in_thread(store.form, manifest, key)))
+    path = store.form(manifest, manifest.key)
+    return await measure(device.loader, manifest.key, path, cpu.loader, manifest.source_key)
 
 
 def cpu_serves(manifest: Manifest, configured: str) -> bool:
@@ -65,10 +97,11 @@ def cpu_serves(manifest: Manifest, configured: str) -> bool:
         return False
     if manifest.compiled is None:
         return True
-    wanted = manifest.wanted or configured
+    wanted = manifest.engine_wanted(configured)
     return wanted == "cpu" or (wanted == "fastest" and manifest.chosen == "cpu")
 
 
 def unfinished(manifest: Manifest, configured: str) -> bool:
-    """Whether compiling a stored model was interrupted."""
-    return manifest.compiled is None and not manifest.why and (manifest.wanted or configured) != "cpu"
+    """Whether compiling a stored model was interrupted, or was not possible without a compiler."""
+    left = not manifest.why or manifest.awaits_compiler
+    return manifest.compiled is None and left and (manifest.wanted or configured) != "cpu"

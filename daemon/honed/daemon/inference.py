@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
-from honed.protocol.params import Data, InferParams, InputTensor, RegionPlace
+from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
 from honed.runtime.dtypes import dtype
 from honed.runtime.model import PartTensor, Tensor
@@ -91,6 +91,18 @@ class InferencePlan:
         )
 
 
+def nothing(params: InferParams, engine: str) -> Inferred:
+    """The result of a request that only ends its sequence; `engine` serves the model."""
+    return Inferred(
+        model_name=params.model_name,
+        model_version=VERSION,
+        id=params.id or "",
+        parameters=InferTimes(queue_us=0, compute_us=0, engine=engine),
+        outputs=(),
+        raw_output_contents=(),
+    )
+
+
 def describe(tensor: Tensor | PartTensor | OpenTensor) -> TensorMetadata:
     """A tensor as metadata shows it; any number of dimensions as a single open one."""
     shape = (-1,) if tensor.shape is None else tensor.shape
@@ -122,10 +134,8 @@ def check(
     assert interface is not None
     inputs, outputs = interface.inputs, interface.outputs
     options = params.parameters
-    timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
+    timeout = timeout_us(options)
     priority = 2 if options is None or options.priority is None else options.priority
-    if not 1 <= timeout <= MAX_TIMEOUT_US:
-        raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
     if priority not in PRIORITIES:
         raise InvalidArgument(f"priority is {priority}; give 1 (first), 2 or 3 (last)")
     asked = _outputs(params, outputs, regions)
@@ -147,6 +157,14 @@ def check(
         max_bytes=max_bytes,
         open=only_open,
     )
+
+
+def timeout_us(options: InferOptions | None) -> int:
+    """Microseconds until the answer is worthless; raises InvalidArgument."""
+    timeout = DEFAULT_TIMEOUT_US if options is None or options.timeout is None else options.timeout
+    if not 1 <= timeout <= MAX_TIMEOUT_US:
+        raise InvalidArgument(f"timeout is {timeout}; give 1 to {MAX_TIMEOUT_US} microseconds")
+    return timeout
 
 
 def _fits(params: InferParams, compiled: Interface) -> bool:

@@ -39,3 +39,4 @@ class Interface:
     outputs: tuple[OpenTensor, ...]
     opset: int
     producer: str
+    state: tuple[tuple[str, str], ...] = ()  # outputs, and the inputs they are given to next

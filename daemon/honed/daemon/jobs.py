@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from honed.protocol.errors import (
     AlreadyExists,
@@ -23,13 +24,15 @@ from honed.protocol.params import LoadOptions, LoadParams
 from honed.protocol.results import ModelAdded
 from honed.runtime import modelfile
 
+from . import installed, statepairs
 from .adding import Adding, as_given, copies
 from .blocking import cleared_in_thread, in_thread, to_its_end
 from .build import BUILT, RECEIVED, AddJob, Built, ModelBuilder, Notify, Staged, load
 from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
-from .engines import compare, cpu_serves
+from .engines import compare, cpu_serves, unfinished
+from .inference import closed
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
@@ -72,6 +75,7 @@ class Jobs:
         self._commits = commits
         self._latencies = latencies
         self.builder = ModelBuilder(limits, pool, inspector, records)
+        self._resuming: asyncio.Future[None] | None = None
         self.active: dict[str, AddJob] = {}
 
     async def add(
@@ -175,17 +179,18 @@ class Jobs:
         self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer], given: Manifest
     ) -> ModelAdded:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
-        if given.why:
+        if given.why and not given.awaits_compiler:
             return job.told(given)
         try:
             made = await self._make(shown, staged, servers, given=given)
         except HonedError as error:
             why = f"it is not compiled: {failure(error)}"
             _log.warning("model %s stays with the CPU engine: %s", given.name, why)
-            given = dataclasses.replace(given, why=why)
+            waits = not installed.compiler()
+            given = dataclasses.replace(given, why=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
-                self._pool.handle(Explained(model=served.number, why=why))
+                self._pool.handle(Explained(model=served.number, why=why, awaits_compiler=waits))
                 await self._commits.rewrite(served)
             return job.told(given)
         served = self._registry.find(given.name)
@@ -207,6 +212,23 @@ class Jobs:
         work.add_done_callback(lambda done: self._added(manifest.name, done))
         await asyncio.wait([work])
 
+    def compiler_came(self) -> None:
+        """There is a compiler: have it compile what waited for one, a model after the other."""
+        waiting = [
+            manifest
+            for manifest in self._registry.manifests()
+            if manifest.awaits_compiler and unfinished(manifest, self._policy)
+        ]
+        if waiting and self._resuming is None:
+            self._resuming = asyncio.ensure_future(self._resume_all(waiting))
+
+    async def _resume_all(self, waiting: Sequence[Manifest]) -> None:
+        for manifest in waiting:
+            entry = self._registry.find(manifest.name)
+            if entry is not None and entry.manifest is manifest and manifest.name not in self._adding:
+                await self.resume(manifest)
+        self._resuming = None
+
     async def _stop_compiling(self, name: str) -> None:
         """End the compilation of a model that is served already, and of no other."""
         work = self._adding.get(name)
@@ -216,7 +238,9 @@ class Jobs:
 
     async def close(self) -> None:
         """End what is under way."""
-        works = list(self._adding.values())
+        works: list[asyncio.Future[Any]] = list(self._adding.values())
+        if self._resuming is not None:
+            works.append(self._resuming)
         for work in works:
             work.cancel()
         if works:
@@ -318,6 +342,7 @@ class Jobs:
             precision=options.precision or "auto",
             device=options.device or None,
             calibration=calibration if options.calibration else None,
+            state=dict(options.state or {}),
         )
 
     def stage_again(self, manifest: Manifest, folder: Path) -> Staged:
@@ -347,6 +372,7 @@ class Jobs:
             shapes=manifest.shapes,
             precision=manifest.precision,
             device=None,
+            state=manifest.state,
         )
 
     def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
@@ -382,10 +408,12 @@ class Jobs:
         """Say in the manifest which engine is to serve."""
         cpu = self._pool.cpu
         assert cpu is not None
-        manifest = dataclasses.replace(manifest, interface=given.interface, wanted=given.wanted)
+        manifest = dataclasses.replace(
+            manifest, interface=given.interface, wanted=given.wanted, pinned_engine=given.pinned_engine
+        )
         job.report("load", BUILT, "comparing engines")
         choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, given.source_key)
-        return dataclasses.replace(manifest, chosen=choice.engine, why=choice.why)
+        return dataclasses.replace(manifest, chosen=choice.engine, why=choice.why, times=choice.times)
 
     async def _commit(
         self,
@@ -394,6 +422,11 @@ class Jobs:
         proof: Proof,
         staged: list[tuple[StoredFile, Path]],
     ) -> None:
+        interface = manifest.interface
+        if interface is None and compiled is not None:
+            interface = closed(compiled.inputs, compiled.outputs)
+        if interface is not None:
+            statepairs.checked(interface, manifest.state)
         async with self._commits.turn:
             await self._commits.commit(manifest, staged)
             replaced = self._registry.find(manifest.name)

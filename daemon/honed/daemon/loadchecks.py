@@ -30,6 +30,8 @@ def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) 
     _check_calibration(params.files, options)
     if options.engine not in (None, *ENGINES):
         raise InvalidArgument(f"engine is {options.engine!r}; use one of {', '.join(ENGINES)}")
+    if len(options.state or {}) > MAX_SHAPES:
+        raise InvalidArgument(f"state names more than {MAX_SHAPES} outputs; name those that are state")
     if options.variants and options.engine == "cpu":
         raise InvalidArgument("the CPU engine takes every shape, and nothing is compiled; leave variants out")
     if len(options.variants or ()) > MAX_VARIANTS:

@@ -56,6 +56,11 @@ class Loader:
         self._store = store
         self.comparing = asyncio.Lock()  # the worker knows one pair at a time
 
+    @property
+    def fingerprint(self) -> str:
+        """The device with its driver, or the CPU engine with its version; "" before it was seen."""
+        return self._supervisor.fingerprint
+
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
     ) -> Proof:

@@ -33,6 +33,7 @@ def made_manifest(
         precision=staged.precision,
         device=device,
         placed=placed,
+        state=staged.state,
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
         kept = replaced.manifest
@@ -60,6 +61,8 @@ def _same_engines(manifest: Manifest, before: Manifest) -> Manifest:
         wanted=before.wanted,
         chosen=before.chosen,
         why=before.why,
+        pinned_engine=before.pinned_engine,
+        state=before.state,
     )
 
 

@@ -9,6 +9,7 @@ from honed.protocol.results import ModelPlacement, ModelShown, ModelSource, Show
 
 from .inference import describe
 from .interface import Interface
+from .sequencing import state_of
 from .serving.states import ServedModel
 
 
@@ -46,7 +47,13 @@ def show(
         checked=entry.checked,
         variants=variants,
         parts=model.parts,
+        sequence_state=_sequence_state(entry),
     )
+
+
+def _sequence_state(entry: ServedModel) -> dict[str, str]:
+    """What is given to the next request of a sequence: inputs by output."""
+    return {pair.output.name: pair.input.name for pair in state_of(entry)}
 
 
 def _as_given(
@@ -92,4 +99,5 @@ def _as_given(
         arena_bytes=0,
         prepared_bytes=0,
         variants=variants,
+        sequence_state=_sequence_state(entry),
     )

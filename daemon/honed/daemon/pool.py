@@ -21,6 +21,7 @@ from .commits import Commits
 from .config import CpuSettings, Service
 from .deviceserver import DeviceServer
 from .dispatch import Dispatcher, PendingRequest
+from .engines import choose, compare_again
 from .inference import InferencePlan
 from .inspection import Inspector
 from .latencies import Latencies
@@ -58,7 +59,9 @@ class Pool:
         inspector: Inspector,
         latencies: Latencies,
         cpu: CpuSettings,
+        policy: str,
     ) -> None:
+        """`policy` is the setting serve.engine."""
         self._limits = limits
         self._cpu = cpu
         self._cache_dir = service.cache_dir
@@ -69,7 +72,12 @@ class Pool:
         self._latencies = latencies
         self.placement = Placement(service.device, service.devices, service.placement)
         self._machine = Machine(
-            models, self.placement.names, service.fallback, limits.max_queue, cpu=installed.cpu_engine()
+            models,
+            self.placement.names,
+            service.fallback,
+            limits.max_queue,
+            cpu=installed.cpu_engine(),
+            policy=policy,
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self._dispatcher = Dispatcher(limits, self.servers)
@@ -121,6 +129,8 @@ class Pool:
                 self._begin(self._follow(self.of(model).loader.judge(action)))
             case actions.Persist(model):
                 self._begin(self._commits.persist(model))
+            case actions.Compare(model):
+                self._begin(self._follow(self._compared(model)))
             case actions.Inspect(model):
                 self._begin(self._follow(self._inspected(model)))
             case _:
@@ -172,6 +182,19 @@ class Pool:
             _log.error("model %s: its earlier version cannot be read: %s", model.name, error)
             return None
         return events.Inspected(model.number, read)
+
+    async def _compared(self, model: ServedModel) -> events.Event:
+        """Both engines once more."""
+        device, cpu, manifest = self.servers[model.device], self.servers[CPU_ENGINE], model.manifest
+        with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
+            try:
+                seconds = self._limits.load_seconds
+                times = await compare_again(device, cpu, manifest, self._store, seconds)
+            except HonedError as error:
+                _log.warning("model %s: its engines are not compared again: %s", model.name, error)
+                return events.NotCompared(model.number)
+        choice = choose(times)
+        return events.EngineChosen(model=model.number, engine=choice.engine, why=choice.why, times=times)
 
     # Device servers
 
@@ -243,6 +266,9 @@ class Pool:
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
+        if not plan.open:
+            ms = answer.infer_ns / 1e6
+            self.handle(events.Timed(model=ran.number, engine=work.engine, ms=ms))
         kind = "cpu" if work.engine == CPU_ENGINE else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)
@@ -253,7 +279,9 @@ class Pool:
         """The result of ModelProfile; raises what went wrong. Other requests run between its runs."""
 
         def call(key: str) -> ProfileModel:
-            return ProfileModel(key=key, name=model.name, timeline=timeline)
+            served = self._models.get(model.name)  # it may be another version when its turn comes
+            path = str(self._store.form(served.manifest, key))
+            return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
 
         work = PendingRequest(call=call, regions=[], runs=runs)
         return merged(await self._ask(client, model, 2, PROFILE_SECONDS, work))
@@ -406,4 +434,5 @@ class Pool:
             engine=model.kind,
             why=manifest.why or self.placement.home(model.name, manifest.device, manifest.placed).why,
             away=model.away,
+            pinned_engine=manifest.pinned_engine,
         )

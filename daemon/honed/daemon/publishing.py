@@ -20,6 +20,7 @@ from .build import load
 from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
+from .enginepins import EnginePins
 from .engines import Choice, compare
 from .inspection import Inspector
 from .jobs import Jobs, failure
@@ -51,6 +52,7 @@ class Publisher:
     commits: Commits
     inspector: Inspector
     latencies: Latencies
+    engine_pins: EnginePins
 
     def history(self, params: HistoryParams) -> ModelHistory:
         """The result of ModelHistory; raises NotFound."""
@@ -137,7 +139,11 @@ class Publisher:
                 else:
                     # It was compared with all there is; no trial of it would tell more.
                     manifest = dataclasses.replace(
-                        manifest, history=settle(history), chosen=choice.engine, why=choice.why
+                        manifest,
+                        history=settle(history),
+                        chosen=choice.engine,
+                        why=choice.why,
+                        times=choice.times,
                     )
                     event = Added(
                         manifest=manifest,
@@ -165,7 +171,7 @@ class Publisher:
     async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> Choice:
         """The engine that is to serve a new version of a model that the CPU engine serves."""
         cpu, manifest = self.pool.cpu, entry.manifest
-        if cpu is None or manifest.wanted == "cpu":
+        if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted):
             return Choice("cpu", manifest.why)
         return await compare(server.loader, key, path, cpu.loader, manifest.source_key)
 
@@ -196,20 +202,31 @@ class Publisher:
         return RolledBack(version=target.number)
 
     async def pin(self, params: PinParams) -> versions.VersionPinned:
-        """Serve a version and let no other take its place, or (version 0) allow that again."""
+        """Serve a version and let no other take its place, or (version 0) allow that again; or an engine."""
         self.pool.wake(params.name)
+        entry = self.registry.entry(params.name)
+        if params.engine is not None:
+            await self.engine_pins.pin(entry, params.engine)
+        history = entry.manifest.history
+        if params.engine is None or params.version is not None:
+            if params.version not in (0, None, history.number):
+                target = self._target(entry, params.version)
+                story = f"version {target.number} was pinned"
+                await self._serve_again(entry, target, story, quarantine="", pinned=True)
+            else:
+                await self._pin_present(entry, params.version != 0)
         entry = self.registry.get(params.name)
         history = entry.manifest.history
-        if params.version == 0 or params.version in (None, history.current.number):
-            with self.jobs.job(entry.name, True, lambda _: None):
-                self.pool.handle(Pinned(entry.number, params.version != 0))
-                await self.commits.rewrite(entry)
-            return versions.VersionPinned(version=history.current.number, pinned=params.version != 0)
-        target = self._target(entry, params.version)
-        await self._serve_again(
-            entry, target, f"version {target.number} was pinned", quarantine="", pinned=True
+        return versions.VersionPinned(
+            version=history.number, pinned=history.pinned, engine=entry.manifest.pinned_engine
         )
-        return versions.VersionPinned(version=target.number, pinned=True)
+
+    async def _pin_present(self, entry: ServedModel, pinned: bool) -> None:
+        if pinned and not entry.manifest.history.number:
+            raise NotFound(f"{entry.name} has no compiled version that could be pinned")
+        with self.jobs.job(entry.name, True, lambda _: None):
+            self.pool.handle(Pinned(entry.number, pinned))
+            await self.commits.rewrite(entry)
 
     def _target(self, entry: ServedModel, number: int | None) -> ModelVersion:
         self.pool.check_at_home(entry)

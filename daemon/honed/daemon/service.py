@@ -27,6 +27,7 @@ from .blocking import in_thread
 from .commits import Commits
 from .compiled import Compiled
 from .config import Config, load
+from .enginepins import EnginePins
 from .engines import cpu_serves, unfinished
 from .inspection import SECONDS, Inspector, inspect_all
 from .jobs import Jobs, failure
@@ -41,6 +42,7 @@ from .places import records_in
 from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .sequencing import Sequencer
 from .serving.events import Added, Damaged, NotRestored
 from .serving.registry import Registry
 from .store import Manifest, Store
@@ -150,12 +152,11 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     started = time.monotonic()
-    places, limits = config.service, config.limits
+    places, limits, policy = config.service, config.limits, config.serve.engine
     registry = Registry()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
     commits, inspector = Commits(store, registry), Inspector()
-    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies, config.cpu)
-    policy = config.serve.engine
+    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies, config.cpu, policy)
     broken = await _fill(pool, store, models, systemd, policy)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
@@ -166,11 +167,13 @@ async def _run(
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
     ledger.keep_only(models)
 
+    sequencer = Sequencer(config.sequences)
     leasing = Leasing(config.idle, lambda: pool.default.state)
     watch = KernelWatch(pool.workers)
 
     def changed(new: Config) -> None:
         ledger.change(new.usage)
+        sequencer.change(new.sequences)
         leasing.change(new.idle)
         pool.limits_changed()
         clients.limits_changed()
@@ -204,7 +207,8 @@ async def _run(
         leasing=leasing,
         settings=lambda: reloader.config.variants,
     )
-    publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies)
+    pins = EnginePins(limits, store, pool, jobs, commits, policy)
+    publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies, pins)
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),
@@ -217,6 +221,7 @@ async def _run(
         publisher=publisher,
         ledger=ledger,
         variants=variants,
+        sequencer=sequencer,
         metrics=metrics,
         leasing=leasing,
         tuner=tuner,

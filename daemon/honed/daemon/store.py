@@ -22,7 +22,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,25 @@ from .received import StoredFile, explained, relative
 from .variants.names import STORED
 from .versions import VersionHistory, first
 
-FORMAT = 4  # of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants
+FORMAT = (
+    4  # of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants and states
+)
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
 _MAX_MANIFEST = 16 << 20  # bytes
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTimes:
+    """What a run took by the compiled form and by the CPU engine when they last took turns, in ms.
+
+    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then.
+    """
+
+    gpu_ms: float
+    cpu_ms: float
+    device: str = ""
+    runtime: str = ""
 
 
 class NewerFormat(InvalidArgument):
@@ -58,7 +73,10 @@ class Manifest:
     `interface` is of the source, None where the CPU engine does not run it. `wanted` is the engine that its
     user asked for, "" for what the configuration says; `chosen` the one that comparing chose, and `why` how
     that came, or why there is no compiled form. Both are "" while it is being compiled. `by_hand`: it is a
-    variant that its user asked for.
+    variant that its user asked for. `times` are those of the comparison. `pinned_engine` serves whatever was
+    asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
+    was no compiler. `state` are inputs by the output that each is given next in a sequence, as its user
+    named them.
     """
 
     name: str
@@ -75,6 +93,14 @@ class Manifest:
     chosen: str = ""
     why: str = ""
     by_hand: bool = False
+    times: EngineTimes | None = None
+    pinned_engine: str = ""
+    awaits_compiler: bool = False
+    state: dict[str, str] = field(default_factory=dict)
+
+    def engine_wanted(self, configured: str) -> str:
+        """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""
+        return self.pinned_engine or self.wanted or configured
 
     @property
     def key(self) -> str:

@@ -81,6 +81,13 @@ class Supervisor:
         return self._state
 
     @property
+    def fingerprint(self) -> str:
+        """What runs here, for times to be compared: the device with its driver; "" before it was seen."""
+        if self.identity is None:
+            return ""
+        return " / ".join(dataclasses.astuple(self.identity))
+
+    @property
     def pid(self) -> int:
         """The worker's process; 0 where there is none."""
         return self._process.pid if self._process is not None else 0

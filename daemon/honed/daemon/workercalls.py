@@ -239,10 +239,11 @@ class RunModel(WorkerCall[ModelRan]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileModel(WorkerCall[ModelProfile]):
-    """Run once, timed; `name` is what clients call the model."""
+    """Run once, timed; `name` is what clients call the model, and its file is at `path`."""
 
     method = "Profile"
     work = True
     key: str
     name: str
+    path: str
     timeline: bool

@@ -55,6 +55,10 @@ class NotFound(HonedError):
     code = "NOT_FOUND"
 
 
+class SequenceLost(NotFound):
+    """A request of a sequence that is not known, or not any more: its state is gone."""
+
+
 class AlreadyExists(HonedError):
     """A model or region of that name is there already."""
 
@@ -152,6 +156,7 @@ _ERROR_ORDER: tuple[type[HonedError], ...] = (
     ProfileError,
     DeviceError,
     MissingFiles,
+    SequenceLost,
 )
 _ERROR_TYPES = {kind.__name__: kind for kind in _ERROR_ORDER}
 _ERROR_CODES = {kind.code: kind for kind in reversed(_ERROR_ORDER)}

@@ -55,11 +55,14 @@ class OutputTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferOptions:
-    """`timeout` in microseconds."""
+    """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence."""
 
     timeout: int | None = None
     priority: int | None = None
     finite: bool | None = None
+    sequence_id: int | str | None = None
+    sequence_start: bool | None = None
+    sequence_end: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +101,8 @@ class LoadOptions:
     `calibration` is how many of the files, the last, are sets of inputs that errors in fp16 are measured on.
     `engine` is "fastest", "gpu" or "cpu"; None: as configured. Without `wait` the answer comes as soon as the
     model is served, though it be compiled further; None: with. `variants` are more shapes that it is compiled
-    for.
+    for. `state` are inputs by the output that each is given next in a sequence; None: what the file says, or
+    names and shapes do.
     """
 
     shapes: dict[str, tuple[int, ...]] | None = None
@@ -109,6 +113,7 @@ class LoadOptions:
     engine: str | None = None
     wait: bool | None = None
     variants: tuple[dict[str, tuple[int, ...]], ...] | None = None
+    state: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,10 +158,14 @@ class RollbackParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PinParams:
-    """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned."""
+    """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned.
+
+    `engine` is "gpu" or "cpu", which is pinned in a version's place, or "", which lets it go.
+    """
 
     name: str
     version: int | None
+    engine: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

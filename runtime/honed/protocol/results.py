@@ -117,6 +117,7 @@ class IndexedModel:
     engine: str = "gpu"
     engine_why: str = ""
     variants: int = 0
+    pinned_engine: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -220,13 +221,14 @@ class ModelChecked:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelPlacement:
-    """The device a model belongs to, the one that serves it, and why."""
+    """The device a model belongs to, the one that serves it, and why; the engine pinned by hand, or ""."""
 
     device: str
     served_by: str
     engine: str
     why: str
     away: str
+    pinned_engine: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +315,7 @@ class ModelShown:
     prepared_bytes: int
     variants: tuple[ShownVariant, ...] = ()
     parts: tuple[ShownPart, ...] = ()
+    sequence_state: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -329,9 +332,10 @@ class ModelExported:
 class ProfiledRow:
     """All launches of a kernel in one inference; all copies, and each host function, have a row of their own.
 
-    `kind` is kernel, copy or host. `share` is of the profile's `sum_us`. `peak_share` is the least time the
-    device's measured peaks allow (the larger of operations over peak arithmetic and bytes over peak
-    bandwidth) over the time taken; it and the rates are None where the work or the peaks are not known.
+    `kind` is kernel, copy or host, or node: of a model that the CPU engine runs, whose operator is
+    `schedule`. `share` is of the profile's `sum_us`. `peak_share` is the least time the device's measured
+    peaks allow (the larger of operations over peak arithmetic and bytes over peak bandwidth) over the time
+    taken; it and the rates are None where the work or the peaks are not known.
     """
 
     name: str
@@ -361,6 +365,7 @@ class ModelProfile:
     device: DeviceIdentity
     peaks: DevicePeaks | None
     rows: tuple[ProfiledRow, ...]
+    engine: str = "gpu"
     timeline: tuple[tuple[str, float, float, float | None, float | None], ...] | None = field(
         default=None, metadata=ABSENT
     )

@@ -142,6 +142,17 @@ class TunerStatus:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequencesStatus:
+    """Sequences whose state is kept, and the bytes of that."""
+
+    count: int
+    bytes: int
+
+
+NO_SEQUENCES = SequencesStatus(count=0, bytes=0)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Status:
     """The result of ServerStatus; `models` counts them by state."""
@@ -164,6 +175,7 @@ class Status:
     idle: IdleStatus
     lease: LeaseStatus
     tuner: TunerStatus
+    sequences: SequencesStatus = NO_SEQUENCES
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -83,7 +83,8 @@ class RolledBack:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class VersionPinned:
-    """The result of ModelPin."""
+    """The result of ModelPin; `engine` is the one pinned, or ""."""
 
     version: int
     pinned: bool
+    engine: str = ""

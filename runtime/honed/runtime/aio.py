@@ -15,6 +15,7 @@ from . import endpoint
 from .aiolink import AsyncLink
 from .operations import Ask, Operations, Reply, Steps, T, register, unregister
 from .regions import Region
+from .sequences import AsyncSequence
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
@@ -62,6 +63,10 @@ class AsyncClient(Operations, performing=_performing):
                     await self._exchange(unregister(region))
         finally:
             region.close()
+
+    def sequence(self, model: str) -> AsyncSequence:
+        """A sequence of requests to `model`, whose state the service keeps between them."""
+        return AsyncSequence(self, model)
 
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""

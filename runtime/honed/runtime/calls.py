@@ -34,6 +34,31 @@ class InferCall:
     shared: frozenset[str]  # those of `into` that the service writes itself
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of a request: the outputs by name, and what the service tells of it.
+
+    `engine` is "gpu", a compiled form on a device, or "cpu", the CPU engine; times are in microseconds.
+    """
+
+    outputs: dict[str, NDArray[Any]]
+    engine: str
+    queue_us: int
+    compute_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class InSequence:
+    """The sequence that a request is of, by its `id`, and whether it is the first or the last of it.
+
+    The service keeps the model's state from one request of a sequence to the next (docs/protocol.md).
+    """
+
+    id: int | str
+    start: bool = False
+    end: bool = False
+
+
 def infer_call(
     model: str,
     inputs: Mapping[str, ArrayLike],
@@ -43,6 +68,7 @@ def infer_call(
     timeout: float,
     priority: int,
     finite: bool,
+    sequence: InSequence | None = None,
 ) -> InferCall:
     """The ModelInfer for these arrays; those in one of `regions` are named and not copied.
 
@@ -71,7 +97,14 @@ def infer_call(
         inputs=tuple(described),
         outputs=wanted,
         raw_input_contents=tuple(contents),
-        parameters=InferOptions(timeout=max(1, round(timeout * 1e6)), priority=priority, finite=finite),
+        parameters=InferOptions(
+            timeout=max(1, round(timeout * 1e6)),
+            priority=priority,
+            finite=finite,
+            sequence_id=sequence.id if sequence is not None else None,
+            sequence_start=(sequence is not None and sequence.start) or None,
+            sequence_end=(sequence is not None and sequence.end) or None,
+        ),
     )
     return InferCall(params, into, frozenset(name for name, place in places.items() if place))
 
@@ -88,6 +121,16 @@ def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
     except (KeyError, TypeError, ValueError, StopIteration, InvalidArgument) as error:
         raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
     return {name: _delivered(call, name, array) for name, array in arrays.items()}
+
+
+def answer(call: InferCall, result: Map) -> Answer:
+    """The result of a ModelInfer with its times; raises as `infer_result`."""
+    outputs = infer_result(call, result)
+    try:
+        told = result["parameters"]
+        return Answer(outputs, str(told["engine"]), int(told["queue_us"]), int(told["compute_us"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
 
 
 def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:

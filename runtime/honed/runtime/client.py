@@ -23,6 +23,7 @@ from honed.protocol.peer import ResponseReceived
 from .link import Link
 from .operations import Ask, Operations, Reply, Steps, T, register, unregister
 from .regions import Region
+from .sequences import Sequence
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:
@@ -75,6 +76,10 @@ class Client(Operations, performing=_performing):
             if known is not None:
                 self._unregister(region)
             region.close()
+
+    def sequence(self, model: str) -> Sequence:
+        """A sequence of requests to `model`, whose state the service keeps between them."""
+        return Sequence(self, model)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""

@@ -15,6 +15,7 @@ from honed.protocol.errors import (
     PermissionDenied,
     ProfileError,
     ResourceExhausted,
+    SequenceLost,
     Unavailable,
     Unimplemented,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "PermissionDenied",
     "ProfileError",
     "ResourceExhausted",
+    "SequenceLost",
     "Unavailable",
     "Unimplemented",
 ]

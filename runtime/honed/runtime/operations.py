@@ -44,7 +44,7 @@ from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
 from . import calls, endpoint
-from .calls import Outputs
+from .calls import Answer, InferCall, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
@@ -157,20 +157,56 @@ class Operations:
         timeout: float | None = None,
         priority: int = 2,
         finite: bool = False,
+        sequence: InSequence | None = None,
     ) -> Steps[dict[str, NDArray[Any]]]:
         """Run `model` on `inputs`; gives its outputs by name.
 
         Arrays that lie in a `region` of this client are not copied. `outputs`: the names wanted, or arrays
         by name to write them to. `timeout` in seconds; `priority` 1 (first) to 3 (last); `finite` refuses
-        inputs with NaN or infinity.
+        inputs with NaN or infinity. With `sequence` the service keeps the model's state for the next request
+        of it, which need not bring it; raises SequenceLost where the service does not know the sequence.
         """
+        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
+        return calls.infer_result(call, (yield ask).result)
+
+    @operation
+    def answer(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        *,
+        outputs: Outputs | None = None,
+        timeout: float | None = None,
+        priority: int = 2,
+        finite: bool = False,
+        sequence: InSequence | None = None,
+    ) -> Steps[Answer]:
+        """As `infer`, with what the service tells of it: the engine that answered, and times."""
+        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
+        return calls.answer(call, (yield ask).result)
+
+    def _infer_ask(
+        self,
+        model: str,
+        inputs: Mapping[str, ArrayLike],
+        outputs: Outputs | None,
+        timeout: float | None,
+        priority: int,
+        finite: bool,
+        sequence: InSequence | None,
+    ) -> tuple[InferCall, Ask]:
         seconds = self.timeout if timeout is None else timeout
-        regions = list(self._regions.values())
         call = calls.infer_call(
-            model, inputs, outputs, regions, timeout=seconds, priority=priority, finite=finite
+            model,
+            inputs,
+            outputs,
+            list(self._regions.values()),
+            timeout=seconds,
+            priority=priority,
+            finite=finite,
+            sequence=sequence,
         )
-        answer = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
-        return calls.infer_result(call, answer.result)
+        return call, Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
 
     @operation
     def models(self) -> Steps[list[Map]]:
@@ -265,6 +301,7 @@ class Operations:
         calibration: str | os.PathLike[str] | None = None,
         engine: str | None = None,
         wait: bool = True,
+        state: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Steps[Map]:
         """Add an ONNX or `.honed` file; returns when it is compiled, or known why not.
@@ -277,6 +314,7 @@ class Operations:
         came of each. External data is sent along from the file's folder. `device` is one of the service's,
         or "fastest" to have them compared; None leaves that to the service. `calibration` is a folder of .npz
         files, each with one set of inputs, that errors in fp16 are measured on where the precision is "auto".
+        `state` are inputs by the output that each is given next in a sequence, where names do not tell.
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
@@ -295,6 +333,7 @@ class Operations:
                 engine=engine,
                 wait=None if wait else False,
                 variants=tuple(_shapes(each) for each in variants) or None,
+                state=dict(state) if state else None,
             )
             params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
             sent = [*opened.values(), *sets.values()]
@@ -338,9 +377,14 @@ class Operations:
         return (yield Ask(methods.MODEL_ROLLBACK, RollbackParams(name=model, version=version), None)).result
 
     @operation
-    def pin(self, model: str, version: int | None = None) -> Steps[Map]:
-        """Serve a version, None: the present one, and let no other take its place; 0 allows that again."""
-        return (yield Ask(methods.MODEL_PIN, PinParams(name=model, version=version), None)).result
+    def pin(self, model: str, version: int | None = None, *, engine: str | None = None) -> Steps[Map]:
+        """Serve a version, None: the present one, and let no other take its place; 0 allows that again.
+
+        With `engine`, "gpu" or "cpu", that serves whichever is faster, and no version is pinned; "" lets the
+        service choose again.
+        """
+        params = PinParams(name=model, version=version, engine=engine)
+        return (yield Ask(methods.MODEL_PIN, params, None)).result
 
     @operation
     def report(self, text: str = "", tuning: TuningFigures | None = None) -> Steps[None]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from honed.protocol.methods import MODEL_STATISTICS
+from honed.protocol.methods import METRICS, MODEL_STATISTICS
 
 from .infer import add_input_options, inputs
 from .output import Output, fields, line
@@ -39,7 +39,10 @@ def register(commands: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Benched:
-    """What came of a run: times through the socket, and the means on the device and in the queue."""
+    """What came of a run: times through the socket, and the means in the engine and in the queue.
+
+    `engines` counts the answers of each meanwhile, with those to other clients.
+    """
 
     model: str
     runs: int
@@ -51,6 +54,7 @@ class Benched:
     max_ms: float
     device_ms: float | None
     queue_ms: float | None
+    engines: dict[str, int]
 
 
 def _bench(arguments: argparse.Namespace, output: Output) -> int:
@@ -60,14 +64,15 @@ def _bench(arguments: argparse.Namespace, output: Output) -> int:
         values = inputs(client, arguments, random=True)
         for _ in range(_WARM_UP):
             client.infer(arguments.model, values)
-        before = _spent(client, arguments.model)
+        before, answered = _spent(client, arguments.model), _answers(client, arguments.model)
         times = _timed(client, arguments.model, values, arguments.runs)
-        after = _spent(client, arguments.model)
+        after, answers = _spent(client, arguments.model), _answers(client, arguments.model)
     done = Benched(
         model=arguments.model,
         **summary(times),
         device_ms=mean_between(before.compute_infer, after.compute_infer),
         queue_ms=mean_between(before.queue, after.queue),
+        engines={kind: n for kind, count in answers.items() if (n := count - answered.get(kind, 0))},
     )
     output.emit(done, lambda console: _print(console, done))
     return 0
@@ -117,6 +122,11 @@ def _spent(client: Client, model: str) -> InferenceStatistics:
     return client.ask(MODEL_STATISTICS, ModelParams(name=model)).model_stats[0].inference_stats
 
 
+def _answers(client: Client, model: str) -> dict[str, int]:
+    """How many answers each engine has given for a model."""
+    return next((each.engines for each in client.ask(METRICS).models if each.name == model), {})
+
+
 def _print(console: Console, done: Benched) -> None:
     line(console, f"{done.model}, {done.runs} inferences through the socket, in milliseconds:")
     figures = {
@@ -126,7 +136,9 @@ def _print(console: Console, done: Benched) -> None:
         "95 % within": done.p95_ms,
         "fastest": done.min_ms,
         "slowest": done.max_ms,
-        "on the device": done.device_ms,
+        "in the engine": done.device_ms,
         "in the queue": done.queue_ms,
     }
-    console.print(fields((name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None))
+    rows = [(name, f"{ms:9.3f}") for name, ms in figures.items() if ms is not None]
+    answered = ", ".join(f"{kind} {count}" for kind, count in sorted(done.engines.items()))
+    console.print(fields([*rows, ("answered by", answered)]))

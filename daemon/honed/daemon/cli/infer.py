@@ -16,6 +16,7 @@ from .parser import Parser, add_command, named_file, seconds, unique
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from honed.runtime.calls import Answer
     from honed.runtime.client import Client
 
     from .arrays import Array, ArraySummary
@@ -80,21 +81,26 @@ def _infer(arguments: argparse.Namespace, output: Output) -> int:
 
     with Client(arguments.socket) as client:
         values = inputs(client, arguments, random=arguments.random)
-        outputs = client.infer(arguments.model, values, timeout=arguments.timeout)
+        answer = client.answer(arguments.model, values, timeout=arguments.timeout)
+    outputs = answer.outputs
     files = arrays.save(arguments.output_dir, outputs) if arguments.output_dir else {}
     found = {name: arrays.summary(array) for name, array in outputs.items()}
     document = {
         "model": arguments.model,
+        "engine": answer.engine,
+        "compute_us": answer.compute_us,
         "outputs": tuple(
             {"name": name, **asdict(summary), "file": str(files[name]) if files else None}
             for name, summary in found.items()
         ),
     }
-    output.emit(document, lambda console: _print(console, found, files))
+    output.emit(document, lambda console: _print(console, answer, found, files))
     return 0
 
 
-def _print(console: Console, outputs: Mapping[str, ArraySummary], files: Mapping[str, Path]) -> None:
+def _print(
+    console: Console, answer: Answer, outputs: Mapping[str, ArraySummary], files: Mapping[str, Path]
+) -> None:
     rows = [
         (name, shape_text(each.dtype, each.shape), _number(each.min), _number(each.max))
         for name, each in outputs.items()
@@ -105,6 +111,7 @@ def _print(console: Console, outputs: Mapping[str, ArraySummary], files: Mapping
             line(console, f"{name} has {each.not_finite} elements that are NaN or infinite.")
     for name, file in files.items():
         line(console, f"{name} is in {file}")
+    line(console, f"answered by the engine {answer.engine} in {answer.compute_us / 1000:.3f} ms")
 
 
 def _number(value: float | None) -> str:

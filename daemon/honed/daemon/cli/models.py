@@ -24,7 +24,7 @@ from honed.runtime.bounds import BUSY
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
-from .parser import UsageError, add_command, add_compile_options, check_calibration, shape_sets
+from .parser import UsageError, add_command, add_compile_options, check_calibration, shape_sets, unique
 from .parts import in_parts
 from .variants import variants_table
 
@@ -89,6 +89,15 @@ def register(commands: Any) -> None:
         help="what is to serve it: the faster engine, its compiled form, or ONNX Runtime on the processor "
         "(default: what the configuration says)",
     )
+    add.add_argument(
+        "--state",
+        action="append",
+        type=_state,
+        default=[],
+        metavar="OUT=IN",
+        help="in a sequence, give output OUT to input IN of the next request; give one for each "
+        "(default: what the file's metadata says, or names and shapes tell)",
+    )
     waiting = add.add_mutually_exclusive_group()
     waiting.add_argument(
         "--wait",
@@ -127,6 +136,13 @@ def register(commands: Any) -> None:
         examples="hone remove lightglue",
     )
     remove.add_argument("model", metavar="M", help="name of the model")
+
+
+def _state(text: str) -> tuple[str, str]:
+    output, equals, given = text.partition("=")
+    if not (output and equals and given):
+        raise argparse.ArgumentTypeError(f"{text!r} is not OUT=IN")
+    return output, given
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
@@ -206,6 +222,7 @@ class ListedModel:
     engine: str
     engine_why: str
     variants: int
+    pinned_engine: str
     device: str
     inferences: int
     mean_ms: float | None
@@ -250,7 +267,8 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
         (
             model.name,
             model.state.lower(),
-            model.engine + (f" +{model.variants}" if model.variants else ""),
+            (f"{model.engine}, pinned" if model.pinned_engine else model.engine)
+            + (f" +{model.variants}" if model.variants else ""),
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
@@ -288,6 +306,7 @@ def _add(arguments: argparse.Namespace, output: Output) -> int:
             calibration=arguments.calibration,
             engine=arguments.engine,
             wait=arguments.wait,
+            state=unique("--state", arguments.state),
             progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
         )
     added = REPOSITORY_MODEL_LOAD.result_of(told)
@@ -350,6 +369,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         ("served by", placement_text(model.placement)),
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
+        *_kept_state(model),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
@@ -384,6 +404,12 @@ def _compiled(model: ModelShown) -> list[tuple[str, str]]:
         *_prepared(model),
         *_proof(model),
     ]  # fmt: skip
+
+
+def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
+    """What the service keeps from one request of a sequence to the next."""
+    told = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
+    return [("in sequences", f"state is kept: {told}")] if told else []
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:

@@ -1,9 +1,10 @@
-"""Command profile: where the time of an inference goes, kernel by kernel."""
+"""Command profile: where the time of an inference goes, kernel by kernel, or node by node."""
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from .trace import trace
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.protocol.results import ModelProfile
+    from honed.protocol.results import ModelProfile, ProfiledRow
 
 
 def register(commands: Any) -> None:
@@ -27,10 +28,12 @@ def register(commands: Any) -> None:
         commands,
         "profile",
         _profile,
-        about="show where the time of an inference goes, kernel by kernel",
+        about="show where the time of an inference goes, kernel by kernel or node by node",
         details=(
             "Of peak is the least time that the device's measured peaks allow (of arithmetic or of memory, "
-            "whichever is slower; Williams' roofline) over the time taken: 100 % cannot be made faster."
+            "whichever is slower; Williams' roofline) over the time taken: 100 % cannot be made faster. "
+            "What the CPU engine serves is profiled by ONNX Runtime, node by node, on zeros in the shapes "
+            "that were asked for last."
         ),
         examples="""\
             hone profile lightglue
@@ -67,7 +70,10 @@ def _profile(arguments: argparse.Namespace, output: Output) -> int:
 
 def _print(console: Console, profile: ModelProfile) -> None:
     device = profile.device
-    line(console, f"{profile.name} on {device.name}, mean of {profile.runs} inferences")
+    if profile.engine == "cpu":
+        _print_nodes(console, profile)
+        return
+    line(console, f"{profile.name} on {device.name}, engine gpu, mean of {profile.runs} inferences")
     if profile.peaks:
         line(console, f"measured peaks: {peaks_text(profile.peaks)}")
     console.print()
@@ -86,10 +92,47 @@ def _print(console: Console, profile: ModelProfile) -> None:
     ]
     console.print(table(headings, rows))
     console.print()
+    line(console, f"{profile.launches} launches an inference; {_sums(profile)}.")
+
+
+def _print_nodes(console: Console, profile: ModelProfile) -> None:
+    """Of a model that ONNX Runtime runs: by operator, then node by node."""
+    runtime = profile.device.driver_version
+    line(console, f"{profile.name}, engine cpu (ONNX Runtime {runtime}), mean of {profile.runs} inferences")
+    by_operator: dict[str, list[ProfiledRow]] = {}
+    for row in profile.rows:
+        by_operator.setdefault(row.schedule, []).append(row)
+    operators = [
+        (
+            operator,
+            sum(row.count for row in rows),
+            sum(row.us for row in rows),
+            sum(row.share for row in rows),
+        )
+        for operator, rows in by_operator.items()
+    ]
+    nodes = [(row.name, row.schedule, row.count, row.us, row.share) for row in profile.rows]
+    console.print()
+    console.print(table(("operator", ">count", ">us", ">time"), map(_told, sorted(operators, key=_us))))
+    console.print()
+    console.print(table(("node", "operator", ">count", ">us", ">time"), map(_told, nodes)))
+    console.print()
+    line(console, f"{profile.launches} nodes an inference; {_sums(profile)}.")
+
+
+def _us(row: tuple[str, int, float, float]) -> float:
+    return -row[2]
+
+
+def _told(row: Sequence[Any]) -> tuple[str, ...]:
+    *names, count, us, share = row
+    return (*names, str(count), f"{us:,.0f}", f"{share:.1%}")
+
+
+def _sums(profile: ModelProfile) -> str:
     whole = profile.whole_us
     part = f" ({profile.sum_us / whole:.0%})" if whole else ""
-    times = f"the sum is {profile.sum_us:,.0f} us{part} of {whole:,.0f} us for the whole"
-    line(console, f"{profile.launches} launches an inference; {times}.")
+    return f"the sum is {profile.sum_us:,.0f} us{part} of {whole:,.0f} us for the whole"
 
 
 def _figure(value: float | None) -> str:

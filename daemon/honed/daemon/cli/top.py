@@ -163,6 +163,8 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
             (">version", lambda model: str(model.version)),
             ("state", lambda model: model.state.lower()),
         ]
+    if width >= _NARROW:
+        columns.append(("engine", lambda model: model.engine))
     name_room = max(_NAME, width - _COLUMN * len(columns))
     rows = [[short(m.name, name_room), *(cell(m) for _, cell in columns)] for m in ordered[:room]]
     return table(["model", *(heading for heading, _ in columns)], rows)

@@ -1,4 +1,4 @@
-"""Commands pin and rollback: which version of a model is served."""
+"""Commands pin, unpin and rollback: which version of a model is served, and by which engine."""
 
 from __future__ import annotations
 
@@ -34,13 +34,29 @@ def register(commands: Any) -> None:
         commands,
         "pin",
         _pin,
-        about="keep a version of a model from being replaced by tuning",
+        about="keep a version of a model from being replaced by tuning, or have one engine serve it",
         details="Without VERSION, the one that is served.",
-        examples="hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --off",
+        examples=(
+            "hone pin lightglue\nhone pin lightglue 2\nhone pin lightglue --engine cpu\n"
+            "hone pin lightglue --off"
+        ),
     )
     pin.add_argument("--off", action="store_true", help="let tuning replace it again")
-    for command in (rollback, pin):
+    pin.add_argument(
+        "--engine",
+        choices=("gpu", "cpu"),
+        help="have the compiled form, or ONNX Runtime, serve it, whichever is faster; no version is pinned",
+    )
+    unpin = add_command(
+        commands,
+        "unpin",
+        _unpin,
+        about="let go of the version and the engine of a model that are pinned",
+        examples="hone unpin lightglue",
+    )
+    for command in (rollback, pin, unpin):
         command.add_argument("model", metavar="M", help="name of the model")
+    for command in (rollback, pin):
         command.add_argument("version", metavar="VERSION", nargs="?", type=_number, help="its number")
 
 
@@ -93,14 +109,43 @@ def _pin(arguments: argparse.Namespace, output: Output) -> int:
     from honed.protocol.params import PinParams
     from honed.runtime.client import Client
 
-    if arguments.off and arguments.version is not None:
-        raise UsageError("--off takes no VERSION; leave one of them out")
+    if sum((arguments.off, arguments.version is not None, arguments.engine is not None)) > 1:
+        raise UsageError("give one of VERSION, --engine and --off")
+    if arguments.engine is not None:
+        return _pin_engine(arguments, output)
     with Client(arguments.socket) as client:
         params = PinParams(name=arguments.model, version=0 if arguments.off else arguments.version)
         told = client.ask(MODEL_PIN, params, timeout=None)
     kept = "stays until you let it go" if told.pinned else "may be replaced by tuning"
     text = f"{arguments.model}: version {told.version} {kept}."
     document = {"model": arguments.model, "version": told.version, "pinned": told.pinned}
+    output.emit(document, lambda console: line(console, text))
+    return 0
+
+
+def _pin_engine(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.params import PinParams
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        params = PinParams(name=arguments.model, version=None, engine=arguments.engine)
+        told = client.ask(MODEL_PIN, params, timeout=None)
+    engine = "the CPU engine" if told.engine == "cpu" else "the compiled form"
+    document = {"model": arguments.model, "engine": told.engine}
+    text = f"{arguments.model}: {engine} serves it until you let it go."
+    output.emit(document, lambda console: line(console, text))
+    return 0
+
+
+def _unpin(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.protocol.params import PinParams
+    from honed.runtime.client import Client
+
+    with Client(arguments.socket) as client:
+        params = PinParams(name=arguments.model, version=0, engine="")
+        told = client.ask(MODEL_PIN, params, timeout=None)
+    document = {"model": arguments.model, "version": told.version, "pinned": False, "engine": ""}
+    text = f"{arguments.model}: nothing is pinned."
     output.emit(document, lambda console: line(console, text))
     return 0
 

@@ -176,6 +176,22 @@ class Switched:
 
 
 @dataclass(frozen=True, slots=True)
+class Compare:
+    """Run a model on the device and on the CPU engine in turns; ends in EngineChosen or NotCompared."""
+
+    model: ServedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Told: a model belongs to another engine from now on."""
+
+    model: str
+    engine: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Told: a run of a model failed with its worker."""
 
@@ -204,5 +220,7 @@ Action = (
     | Back
     | StaysAway
     | Switched
+    | Compare
+    | Chosen
     | Failed
 )

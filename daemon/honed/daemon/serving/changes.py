@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from . import failover, trials
+from . import choices, failover, trials
 from .core import Core, removed
 from .events import Added, Damaged, Explained, NotRestored, Removed, Rested
 from .scheduling import admit, dismiss, wake
@@ -32,6 +32,7 @@ def added(core: Core, event: Added) -> None:
         admit(core, model, event.proof)
     if replaced is not None:
         _forget(core, replaced)
+    choices.reconsider_model(core, model)
 
 
 def damaged(core: Core, event: Damaged) -> None:
@@ -53,7 +54,9 @@ def explained(core: Core, event: Explained) -> None:
     """Remember why a model is served as it is."""
     model = core.models.numbered(event.model)
     if model is not None:
-        model.manifest = dataclasses.replace(model.manifest, why=event.why)
+        model.manifest = dataclasses.replace(
+            model.manifest, why=event.why, awaits_compiler=event.awaits_compiler
+        )
 
 
 def gone(core: Core, event: Removed) -> None:
@@ -102,7 +105,7 @@ def _forget(core: Core, model: ServedModel) -> None:
     for engine in model.deployments:
         core.unload_unused(engine, model.key_on(engine))
     trials.end_trial(core, model)
-    for engine in model.deployments:
+    for engine in (*model.deployments, model.home):
         dismiss(core, core.engines[engine])
 
 

@@ -17,12 +17,19 @@ from .states import CPU_ENGINE, Deployment, Engine, Phase, ServedModel, State
 class Core:
     """The state of one machine. `fallback` names the engine that stands in for others; "" for none.
 
-    `cpu` is the CPU engine, None without it.
+    `cpu` is the CPU engine, None without it. `policy` is the setting serve.engine.
     """
 
     def __init__(
-        self, registry: Registry, engines: tuple[str, ...], fallback: str, max_queue: int, cpu: bool
+        self,
+        registry: Registry,
+        engines: tuple[str, ...],
+        fallback: str,
+        max_queue: int,
+        cpu: bool,
+        policy: str,
     ) -> None:
+        self.policy = policy
         self.models = registry
         self.fallback = fallback
         self.max_queue = max_queue

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from honed.daemon.compiled import Compiled
 from honed.daemon.interface import Interface
 from honed.daemon.requests import ClientId, Ticket
-from honed.daemon.store import Manifest
+from honed.daemon.store import EngineTimes, Manifest
 from honed.protocol.errors import HonedError
 from honed.protocol.results import ComparedOutput, ModelChecked
 from honed.protocol.versions import ModelVersion
@@ -73,12 +73,16 @@ class Stopping:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """An engine has a worker, the `worker`th, without models, on the device `spec`."""
+    """An engine has a worker, the `worker`th, without models, on the device `spec`.
+
+    `fingerprint` tells the device with its driver from others, or the CPU engine.
+    """
 
     engine: str
     worker: int
     spec: str
     family: str
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,10 +196,43 @@ class NotRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """The manifest of `model` says now why it is served as it is."""
+    """The manifest of `model` says now why it is served as it is, and whether a compiler would help."""
 
     model: int
     why: str
+    awaits_compiler: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChosen:
+    """The engine that `model` belongs to from now on, "gpu" or "cpu", by comparison or by hand, and why.
+
+    `pinned` is the engine that is pinned, "" for none; None: as before. `interface` is told where it was not
+    known, which a model must have for the CPU engine to serve it.
+    """
+
+    model: int
+    engine: str
+    why: str
+    times: EngineTimes | None = None
+    pinned: str | None = None
+    interface: Interface | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NotCompared:
+    """A Compare could not be done."""
+
+    model: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """A request for `model`, in the shapes it was compiled for, took `engine` so long."""
+
+    model: int
+    engine: str
+    ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +352,9 @@ Event = (
     | Removed
     | Rested
     | Explained
+    | EngineChosen
+    | NotCompared
+    | Timed
     | Passed
     | Kept
     | LetGo

@@ -26,6 +26,7 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
     """Load what is to be served here, and what belongs here and is served elsewhere."""
     engine = core.engines[event.engine]
     engine.worker, engine.spec, engine.family = event.worker, event.spec, event.family
+    engine.fingerprint = event.fingerprint
     if engine.phase is Phase.STOPPING:
         return
     engine.phase, engine.reason = Phase.READY, ""
@@ -74,6 +75,8 @@ def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
 def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
     """The engine that a model belongs to is back and cannot run it."""
     del model.deployments[engine.name]
+    if engine is core.cpu:
+        core.refuse_open(model.name, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
     stand_in = core.engines[model.engine].shown
     model.away = f"{stand_in} stands in for {engine.shown}, which fails: {reason}"
     core.act(StaysAway(model.name, stand_in, reason))

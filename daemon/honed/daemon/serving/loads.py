@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from . import failover, trials
+from . import choices, failover, trials
 from .actions import Unload
 from .core import Core
 from .events import Disproved, Kept, LetGo, LoadBroken, Loaded, LoadRefused, Proven
@@ -28,6 +28,7 @@ def loaded(core: Core, event: Loaded) -> None:
                 failover.come_back(core, model, engine)
             run_next(core, engine)
     load_next(core, engine)
+    choices.reconsider(core, engine.name)
 
 
 def refused(core: Core, event: LoadRefused) -> None:
@@ -61,7 +62,7 @@ def broken(core: Core, event: LoadBroken) -> None:
     comes_back = model.engine != engine.name and model.home == engine.name
     if comes_back and event.apart:
         failover.stay_away(core, model, engine, event.reason)
-    elif comes_back:
+    elif comes_back and model.name not in engine.queue.models():
         del model.deployments[engine.name]  # the next worker's turn
     else:
         model.blame.load_crashes += 1

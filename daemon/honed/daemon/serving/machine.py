@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import changes, events, failover, loads, requesting, trials
+from . import changes, choices, events, failover, loads, requesting, trials
 from .actions import Action
 from .core import Core
 from .events import Event
@@ -24,9 +24,13 @@ class Machine:
         max_queue: int,
         *,
         cpu: bool = False,
+        policy: str = "fastest",
     ) -> None:
-        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there."""
-        self._core = Core(registry, engines, fallback, max_queue, cpu)
+        """`engines` by name; `fallback` stands in for others, "" for none. `cpu`: the CPU engine is there.
+
+        `policy` is the setting serve.engine.
+        """
+        self._core = Core(registry, engines, fallback, max_queue, cpu, policy)
 
     @property
     def models(self) -> Registry:
@@ -63,7 +67,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     events.Unfit: requesting.unfit,
     events.NotRun: requesting.not_run,
     events.Stopping: requesting.stopping,
-    events.WorkerReady: failover.worker_ready,
+    events.WorkerReady: choices.worker_ready,
     events.WorkerLost: failover.worker_lost,
     events.ServerStopped: failover.server_stopped,
     events.Loaded: loads.loaded,
@@ -79,6 +83,9 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     events.Removed: changes.gone,
     events.Rested: changes.rested,
     events.Explained: changes.explained,
+    events.EngineChosen: choices.chosen,
+    events.NotCompared: choices.not_compared,
+    events.Timed: choices.timed,
     events.Passed: failover.passed,
     events.SuccessorReady: trials.successor_ready,
     events.VersionChosen: trials.version_chosen,

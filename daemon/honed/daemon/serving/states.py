@@ -12,6 +12,8 @@ from honed.daemon.statistics import Statistics
 from honed.daemon.store import Manifest
 from honed.protocol.results import ModelChecked
 
+from .drift import Drift
+
 CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
@@ -110,6 +112,9 @@ class ServedModel:
     blame: Blame = field(default_factory=Blame)
     trial: Trial | None = None
     statistics: Statistics = field(default_factory=Statistics)
+    comparing: bool = False  # both engines run it in turns
+    compared: float = float("-inf")  # when that began last, in monotonic seconds
+    drift: Drift = field(default_factory=Drift)
 
     @property
     def name(self) -> str:
@@ -206,6 +211,7 @@ class Engine:
     worker: int = 0
     spec: str = ""  # the device's full name, once it was seen
     family: str = ""  # of the device, likewise
+    fingerprint: str = ""  # of the device with its driver, or the CPU engine, likewise
     reason: str = ""  # the last worker ended
     running: Running | None = None
     ended: float = float("-inf")  # when a request ended last, in monotonic seconds

@@ -177,7 +177,7 @@ class VariantKeeper:
 
     def _by_cpu(self, entry: ServedModel) -> bool:
         """Whether the CPU engine alone is to serve a model."""
-        return (entry.manifest.wanted or self.maker.policy) == "cpu"
+        return entry.manifest.engine_wanted(self.maker.policy) == "cpu"
 
     async def _make(self, wish: Wish) -> None:
         entry = self.registry.find(wish.model)

@@ -72,7 +72,7 @@ class VariantMaker:
     async def _choice(self, job: AddJob, model: ServedModel, made: Built, held: AsyncExitStack) -> Choice:
         """Which engine is to serve these shapes."""
         manifest, cpu = model.manifest, self.pool.cpu
-        if cpu is None or manifest.interface is None or (manifest.wanted or self.policy) == "gpu":
+        if cpu is None or manifest.interface is None or manifest.engine_wanted(self.policy) == "gpu":
             return Choice("gpu", "")
         key = manifest.source_key
         job.report("load", BUILT, "comparing engines")

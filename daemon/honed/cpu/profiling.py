@@ -1,0 +1,104 @@
+"""Where the time of a run goes, node by node, as ONNX Runtime's own profile has it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.results import ModelProfile, ProfiledRow
+from honed.runtime.profile import DeviceIdentity
+
+MOST_SPANS = 8192  # of a timeline, which then fits a message
+_KERNEL = "_kernel_time"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """One run of a node, in microseconds since the run of the model began.
+
+    `own_us` is the time it took without the nodes that ran within it, as those of a loop's body do.
+    """
+
+    name: str
+    operator: str
+    begin_us: float
+    end_us: float
+    own_us: float
+
+
+def read(text: str) -> tuple[float, list[NodeRun]]:
+    """How long the last run in a profile took, in microseconds, and its nodes in the order they ended in."""
+    events = [event for event in json.loads(text) if event.get("ph") == "X"]
+    whole = [e for e in events if (e.get("cat"), e.get("name")) == ("Session", "model_run")][-1]
+    nodes = [
+        event
+        for event in events
+        if event.get("cat") == "Node" and event["name"].endswith(_KERNEL) and event["ts"] >= whole["ts"]
+    ]
+    return float(whole["dur"]), _node_runs(nodes, whole["ts"])
+
+
+def _node_runs(nodes: Iterable[Any], zero: float) -> list[NodeRun]:
+    """An outer node ends after what ran within it, which is taken off its time."""
+    done: list[NodeRun] = []
+    for event in sorted(nodes, key=lambda event: (event["ts"] + event["dur"], -event["ts"])):
+        begin, end = event["ts"] - zero, event["ts"] + event["dur"] - zero
+        within = 0.0
+        for inner in reversed(done):
+            if inner.begin_us < begin or inner.end_us <= begin:
+                break
+            within += inner.own_us
+        own = max(0.0, event["dur"] - within)
+        operator = str(event.get("args", {}).get("op_name", ""))
+        done.append(NodeRun(event["name"].removesuffix(_KERNEL), operator, begin, end, own))
+    return done
+
+
+def told(
+    name: str, whole_us: float, nodes: Sequence[NodeRun], device: DeviceIdentity, *, timeline: bool
+) -> ModelProfile:
+    """The result of ModelProfile for one run of the model called `name`.
+
+    Raises InvalidArgument where a timeline is asked for that is too long.
+    """
+    if timeline and len(nodes) > MOST_SPANS:
+        raise InvalidArgument(
+            f"an inference runs {len(nodes)} nodes and a timeline holds {MOST_SPANS}; "
+            "profile the model without one"
+        )
+    rows: dict[str, list[NodeRun]] = {}
+    for node in nodes:
+        rows.setdefault(node.name, []).append(node)
+    sum_us = sum(node.own_us for node in nodes)
+    spans = tuple((node.name, node.begin_us, node.end_us, None, None) for node in nodes)
+    return ModelProfile(
+        name=name,
+        runs=1,
+        launches=len(nodes),
+        whole_us=whole_us,
+        sum_us=sum_us,
+        device=device,
+        peaks=None,
+        rows=tuple(_row(runs, sum_us) for runs in rows.values()),
+        engine="cpu",
+        timeline=spans if timeline else None,
+    )
+
+
+def _row(runs: Sequence[NodeRun], sum_us: float) -> ProfiledRow:
+    us = sum(run.own_us for run in runs)
+    return ProfiledRow(
+        name=runs[0].name,
+        kind="node",
+        task="",
+        schedule=runs[0].operator,
+        count=len(runs),
+        us=us,
+        share=us / sum_us if sum_us else 0.0,
+        gflops=None,
+        gbs=None,
+        peak_share=None,
+    )
