@@ -27,8 +27,8 @@ WAYS: Final = {
     "From a draw to a new version": "a candidate",
 }
 _SHORT: Final = {  # folders as the page has them, by their first part
-    **dict.fromkeys(("protocol", "machine", "jobs", "runtime"), "runtime/honed/"),
-    **dict.fromkeys(("daemon",), "daemon/honed/"),
+    **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile"), "runtime/honed/"),
+    **dict.fromkeys(("daemon", "cpu"), "daemon/honed/"),
     **dict.fromkeys(("tuner",), "tuner/honed/"),
 }
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
