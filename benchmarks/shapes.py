@@ -10,14 +10,12 @@ Runtime's runs. Everything else on the machine counts as it comes.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -27,8 +25,8 @@ import numpy as np
 import onnx
 import onnxruntime
 
+from benchmarks.serving import service
 from honed.onnxfile.dimensions import forget_names
-from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 from honed.tuner.demo import lightglue
 
@@ -85,7 +83,9 @@ def main() -> int:
     draw = _Draw(options.least, options.most, options.common)
     with (
         tempfile.TemporaryDirectory(prefix="honed-shapes-") as folder,
-        _service(Path(folder), tune=options.tune) as client,
+        service(
+            Path(folder), _CONFIG.format(requests=5, quiet=2.0, tuner=str(options.tune).lower())
+        ) as client,
     ):
         file = Path(folder) / f"{NAME}.onnx"
         file.write_bytes(model)
@@ -178,29 +178,6 @@ def _timed(run: Callable[[], T]) -> tuple[T, float]:
 
 def _error(found: np.ndarray, expected: np.ndarray) -> float:
     return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-
-@contextlib.contextmanager
-def _service(folder: Path, *, tune: bool) -> Iterator[Client]:
-    """A service that is idle as soon as nobody asks for two seconds."""
-    config, socket = folder / "honed.toml", folder / "s"
-    config.write_text(_CONFIG.format(requests=5, quiet=2.0, tuner=str(tune).lower()))
-    command = [sys.executable, "-m", "honed.daemon.service", f"--socket={socket}", f"--config={config}"]
-    command += [f"--state-dir={folder / 'state'}", f"--cache-dir={folder / 'cache'}"]
-    with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log)
-    try:
-        end = time.monotonic() + 120
-        while time.monotonic() < end:
-            with contextlib.suppress(HonedError), Client(socket) as client:
-                if client.ready():
-                    break
-            time.sleep(0.2)
-        with Client(socket, timeout=600.0) as client:
-            yield client
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _wait(client: Client, seconds: float, common: int, *, tune: bool) -> None:

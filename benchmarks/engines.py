@@ -1,0 +1,191 @@
+"""Models as a user meets them: `python -m benchmarks.engines MODEL.onnx[:INPUT=1,3,48,320]...`.
+
+A service of its own, on the best OpenCL device there is, gets one model after the other. Printed are the
+seconds from the request to add it to its first answer, and medians of whole requests in turns with ONNX
+Runtime in this process (as many threads as the service gives it, which do not spin between runs): as soon as
+it is served, and again once it is compiled or known why not. "Socket" is what a request of as many bytes
+takes beside its run: the median of the whole, less what the service counts of the run itself. Every answer
+is compared with ONNX Runtime's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import onnxruntime
+
+from benchmarks.serving import service
+from honed.jobs.commands import parse_shapes
+from honed.protocol.errors import HonedError, NotFound, Unavailable
+from honed.runtime.client import Client
+
+_TOLERANCE = 1e-3  # of the largest value of an output
+_CONFIG = """
+[serve]
+engine = "{engine}"
+[cpu]
+threads = {threads}
+[tuner]
+spawn = false
+"""
+Arrays = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """Medians of some requests in milliseconds, and the largest error as a share of the largest value."""
+
+    honed: float
+    onnxruntime: float
+    socket: float
+    engine: str
+    error: float
+
+    def cells(self) -> str:
+        """Two columns of the table."""
+        over = (self.honed - self.socket) / self.onnxruntime
+        return f"{self.honed:.2f} ({self.engine}) | {over:.2f}"
+
+
+def main() -> int:
+    """Run the command line; 1 where an answer was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
+    parser.add_argument("models", nargs="+", metavar="MODEL[:INPUT=SIZES]...")
+    parser.add_argument("--engine", choices=("fastest", "gpu", "cpu"), default="fastest")
+    parser.add_argument("--threads", type=int, default=2, help="of ONNX Runtime, here and there (2)")
+    parser.add_argument("--turns", type=int, default=30, help="of each (30)")
+    options = parser.parse_args()
+    print(
+        "| model | first answer, s | ms at first | over ORT | ms compiled | over ORT | ORT, ms | socket, ms |"
+    )
+    print("|" + "---|" * 8, flush=True)
+    with tempfile.TemporaryDirectory(prefix="honed-engines-") as folder:
+        config = _CONFIG.format(engine=options.engine, threads=options.threads)
+        with service(Path(folder), config) as client:
+            wrong = [_report(client, each, options.threads, options.turns) for each in options.models]
+    return int(any(wrong))
+
+
+def _report(client: Client, model: str, threads: int, turns: int) -> bool:
+    """A row of the table; whether an answer was wrong."""
+    path, *shapes = model.split(":")
+    file, name = Path(path), Path(path).stem
+    session = _session(file, threads)
+    inputs = _inputs(session, parse_shapes(shapes))
+    begun = time.monotonic()
+    try:
+        with ThreadPoolExecutor(1) as adding:
+            added = adding.submit(_add, client.socket, file, {n: v.shape for n, v in inputs.items()})
+            first = _first_answer(client, name, inputs, added)
+            answered = time.monotonic() - begun
+            soon = _in_turns(client, name, session, inputs, turns)
+            added.result()
+        later = _in_turns(client, name, session, inputs, turns)
+        why = str(client.show(name)["placement"]["why"])
+        client.remove(name)
+    except HonedError as error:
+        print(f"| {file.name} | {error} |" + " |" * 6, flush=True)
+        return False
+    wrong = max(soon.error, later.error) > _TOLERANCE
+    assert set(first) == {output.name for output in session.get_outputs()}
+    told = f"{file.name}{', WRONG' if wrong else ''}{f' ({why[:80]})' if later.engine == 'cpu' else ''}"
+    print(
+        f"| {told} | {answered:.1f} | {soon.cells()} | {later.cells()} | {later.onnxruntime:.2f} | "
+        f"{later.socket:.2f} |",
+        flush=True,
+    )
+    return wrong
+
+
+def _add(socket: str, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Until it is compiled, or known why not."""
+    with Client(socket, timeout=1800.0) as client:
+        client.add(file, shapes=shapes)
+
+
+def _first_answer(client: Client, name: str, inputs: Arrays, added: Future[None]) -> Arrays:
+    while True:
+        try:
+            return client.infer(name, inputs)
+        except (NotFound, Unavailable):
+            if added.done():
+                added.result()
+                raise
+        time.sleep(0.02)
+
+
+def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+
+
+def _inputs(session: onnxruntime.InferenceSession, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Small normal values, zeros for integers; sizes that are neither given nor fixed are 1."""
+    rng = np.random.default_rng(0)
+    made: Arrays = {}
+    for value in session.get_inputs():
+        kinds = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
+        shape = shapes.get(value.name) or tuple(d if isinstance(d, int) else 1 for d in value.shape)
+        if value.type in kinds:
+            made[value.name] = (0.1 * rng.standard_normal(shape)).astype(kinds[value.type])
+        else:
+            made[value.name] = np.zeros(shape, value.type.removeprefix("tensor(").removesuffix(")"))
+    return made
+
+
+def _in_turns(
+    client: Client, name: str, session: onnxruntime.InferenceSession, inputs: Arrays, turns: int
+) -> Turns:
+    names = [output.name for output in session.get_outputs()]
+    expected = dict(zip(names, session.run(None, inputs), strict=True))
+    asked: list[float] = []
+    computed: list[float] = []
+    own: list[float] = []
+    errors: list[float] = []
+    engine = ""
+
+    def ask() -> None:
+        nonlocal engine
+        begun = time.perf_counter()
+        answer = client.answer(name, inputs)
+        asked.append((time.perf_counter() - begun) * 1e3)
+        computed.append(answer.compute_us / 1e3)
+        engine = answer.engine
+        errors.append(max(_error(answer.outputs[n], v) for n, v in expected.items()))
+
+    def run() -> None:
+        begun = time.perf_counter()
+        session.run(None, inputs)
+        own.append((time.perf_counter() - begun) * 1e3)
+
+    order: list[Callable[[], None]] = [ask, run]
+    shuffled = random.Random(0)
+    for _ in range(turns):
+        shuffled.shuffle(order)
+        for each in order:
+            each()
+    return Turns(median(asked), median(own), median(asked) - median(computed), engine, max(errors))
+
+
+def _error(found: np.ndarray, expected: np.ndarray) -> float:
+    if found.shape != expected.shape:
+        return float("inf")
+    largest = float(np.abs(expected.astype(np.float64)).max(initial=0.0)) or 1.0
+    difference = found.astype(np.float64) - expected.astype(np.float64)
+    return float(np.abs(difference).max(initial=0.0)) / largest
+
+
+if __name__ == "__main__":
+    sys.exit(main())

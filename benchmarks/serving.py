@@ -1,0 +1,38 @@
+"""A service of a benchmark's own."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from honed.protocol.errors import HonedError
+from honed.runtime.client import Client
+
+_SECONDS = 120.0  # for it to be ready
+
+
+@contextlib.contextmanager
+def service(folder: Path, config: str) -> Iterator[Client]:
+    """A client of a service that keeps everything in `folder`; both end with the block."""
+    file, socket = folder / "honed.toml", folder / "s"
+    file.write_text(config)
+    command = [sys.executable, "-m", "honed.daemon.service", f"--socket={socket}", f"--config={file}"]
+    command += [f"--state-dir={folder / 'state'}", f"--cache-dir={folder / 'cache'}"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stderr=log)
+    try:
+        end = time.monotonic() + _SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(HonedError), Client(socket) as client:
+                if client.ready():
+                    break
+            time.sleep(0.2)
+        with Client(socket, timeout=600.0) as client:
+            yield client
+    finally:
+        process.terminate()
+        process.wait()
