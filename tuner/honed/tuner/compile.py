@@ -120,7 +120,7 @@ def _compile(
         expected = header.with_behind(expected, made, bind_shapes(original, shapes))
     sha256 = _sha256(request.path)
 
-    def attempt(lowered: LoweredModel, first: First, *more: str) -> _Attempt:
+    def attempt(lowered: LoweredModel, first: First, done: float, *more: str) -> _Attempt:
         def assembled(expected: Expected, *more: str) -> _Assembled:
             source = Source(
                 sha256=sha256,
@@ -136,12 +136,12 @@ def _compile(
         form = assembled(expected, *more)
         if request.device is None:
             return _Attempt(*form)
-        stage("prove", 0.5, f"compare with {expected.evaluator} on {request.device.profile.identity.name}")
+        stage("prove", done, f"compare with {expected.evaluator} on {request.device.profile.identity.name}")
         results = _probed(request.device, *form)
         tried = _Attempt(*form, results=results)
         if not tried.wrong or (choice is not None and choice.half) or (made is not None and made.between):
             return tried
-        stage("prove", 0.6, f"compare part by part on {request.device.profile.identity.name}")
+        stage("prove", done + 0.05, f"compare part by part on {request.device.profile.identity.name}")
         apart = _by_parts(request, request.device, tried, bound, expected, first)
         if apart is None or apart.wrong is not None:
             return replace(tried, apart=apart)
@@ -149,14 +149,14 @@ def _compile(
         results = steps.judged(results, apart.tolerance)
         return _Attempt(*assembled(allowed, *more, apart.note), results=results, apart=apart)
 
-    tried, first, fell_back = attempt(lowered, first_kernels), first_kernels, ""
+    tried, first, fell_back = attempt(lowered, first_kernels, 0.4), first_kernels, ""
     device = request.device
     if tried.wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
         fell_back = (
             f"better schedules gave wrong answers on {request.profile.identity.name} ({tried.wrong[0]})"
         )
         why = f"compiled with default rules, because {fell_back}"
-        tried, first = attempt(by_rules, default_kernels, why), default_kernels
+        tried, first = attempt(by_rules, default_kernels, 0.8, why), default_kernels
     if tried.wrong and choice is not None and choice.half:
         why = f"fp16 gave wrong answers on {request.profile.identity.name} ({tried.wrong[0]})"
         return _compile(request, original, prepared, Choice(half=False, why=why), stage.rest())
