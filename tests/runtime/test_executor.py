@@ -189,24 +189,24 @@ def test_scratch_may_be_shared_over_time(either: Device, tmp_path: Path) -> None
 
 
 def test_scratch_may_lie_across_other_scratch(either: Device, tmp_path: Path) -> None:
-    """As in files of planners that pack buffers at any offset: parts of one allocation."""
+    """As in files of planners that pack buffers, at offsets that every device takes: parts of one allocation."""
     b = Builder()
-    kernel = b.kernel(ADD, "add", "rrw", 128, groups=4, block=8)
-    x, y = b.input("x", "float32", (32,)), b.output("y", "float32", (32,))
-    one, two = b.scratch("float32", (32,)), b.scratch("float32", (32,))
-    wide = b.scratch("float32", (64,))
+    kernel = b.kernel(ADD, "add", "rrw", 512, groups=16, block=8)
+    x, y = b.input("x", "float32", (128,)), b.output("y", "float32", (128,))
+    one, two = b.scratch("float32", (128,)), b.scratch("float32", (128,))
+    wide = b.scratch("float32", (256,))
     b.buffers[two] = replace(b.buffers[two], offset=b.buffers[one].nbytes)
     b.buffers[wide] = replace(b.buffers[wide], offset=0)  # over both
-    twice = b.kernel(ADD, "add", "rrw", 128, groups=4, block=8, name="twice")
+    twice = b.kernel(ADD, "add", "rrw", 512, groups=16, block=8, name="twice")
     b.launch(kernel, x, x, one)
     b.launch(kernel, one, x, two)
     b.launch(kernel, two, one, y)
     b.launch(twice, x, y, wide)
-    third = b.output("z", "float32", (32,))
+    third = b.output("z", "float32", (128,))
     b.launch(twice, wide, x, third)
-    given = np.arange(32, dtype=np.float32)
+    given = np.arange(128, dtype=np.float32)
     with loaded(b, either, tmp_path) as executor:
-        assert {len(lies) for lies in allocations(executor.model.buffers, "scratch")} == {256}
+        assert {len(lies) for lies in allocations(executor.model.buffers, "scratch")} == {1024}
         out = executor.run({"x": given})
     np.testing.assert_array_equal(out["y"], 5 * given)
     np.testing.assert_array_equal(out["z"], 7 * given)
