@@ -189,7 +189,7 @@ def test_scratch_may_be_shared_over_time(either: Device, tmp_path: Path) -> None
 
 
 def test_scratch_may_lie_across_other_scratch(either: Device, tmp_path: Path) -> None:
-    """As in files of planners that pack buffers, at offsets that every device takes: parts of one allocation."""
+    """As in files of planners that pack buffers: parts of one allocation, at offsets that GPUs take, too."""
     b = Builder()
     kernel = b.kernel(ADD, "add", "rrw", 512, groups=16, block=8)
     x, y = b.input("x", "float32", (128,)), b.output("y", "float32", (128,))
