@@ -30,6 +30,7 @@ from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.runtime.client import Client
 
 _TOLERANCE = 1e-3  # of the largest value of an output
+_LEAST = 1e-3
 _CONFIG = """
 [serve]
 engine = "{engine}"
@@ -85,7 +86,9 @@ def _report(client: Client, model: str, threads: int, turns: int) -> bool:
     begun = time.monotonic()
     try:
         with ThreadPoolExecutor(1) as adding:
-            added = adding.submit(_add, client.socket, file, {n: v.shape for n, v in inputs.items()})
+            added = adding.submit(
+                _add, client.socket, file, {n: v.shape for n, v in inputs.items() if v.shape}
+            )
             first = _first_answer(client, name, inputs, added)
             answered = time.monotonic() - begun
             soon = _in_turns(client, name, session, inputs, turns)
@@ -182,7 +185,8 @@ def _in_turns(
 def _error(found: np.ndarray, expected: np.ndarray) -> float:
     if found.shape != expected.shape:
         return float("inf")
-    largest = float(np.abs(expected.astype(np.float64)).max(initial=0.0)) or 1.0
+    # Below that the last bits of a sigmoid are all there is, and ONNX Runtime optimised differs from itself.
+    largest = max(float(np.abs(expected.astype(np.float64)).max(initial=0.0)), _LEAST)
     difference = found.astype(np.float64) - expected.astype(np.float64)
     return float(np.abs(difference).max(initial=0.0)) / largest
 
