@@ -1,9 +1,9 @@
 """Small requests to the services of two checkouts, in turns: `python -m benchmarks.latency BEFORE [NOW]`.
 
 Each checkout has a service of its own, on the first OpenCL device, with the same small model compiled for it,
-and a client in a process of its own. Blocks of requests alternate, and who begins is left to chance. For each
-block there is the median latency of its requests, and the processor time that client, service and worker took
-for one of them; printed are medians over blocks, and the medians of ratios of blocks that were neighbours. The
+and a client in a process of its own. Blocks of requests alternate, and who begins is left to chance. For
+each block there is the median latency of its requests, and the processor time that client, service and
+worker took for one of them; printed are medians over blocks, and of the ratios of neighbours. The
 model's own run is in the worker's time, and is the same for both. At the end stands what is resident at rest.
 """
 
@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -62,7 +63,7 @@ def serve_blocks(socket: str, path: str) -> None:
                 raise SystemExit("the service does not become ready; its log says why")
             time.sleep(0.1)
         # A checkout that has no choice of engines has compiled forms only.
-        chosen = {"engine": "gpu"} if "engine" in inspect.signature(client.add).parameters else {}
+        chosen: dict[str, Any] = {"engine": "gpu"} if "engine" in inspect.signature(client.add).parameters else {}
         client.add(path, name=_MODEL, **chosen)
         given = {t["name"]: np.ones(_WIDTH, np.float32) for t in client.metadata(_MODEL)["inputs"]}
         status = client.status()
@@ -117,7 +118,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of all threads of a process, by its clock (clock_getcpuclockid(3)), which is finer than /proc's ticks."""
+    """Of all threads of a process, by its clock (clock_getcpuclockid(3)), finer than /proc."""
     return time.clock_gettime((~pid << 3) | 2)
 
 

@@ -211,4 +211,7 @@ def _as_message(value: list[Any]) -> Message | None:
 
 
 def _string_keys(params: dict[Any, Any]) -> bool:
-    return all(type(key) is str for key in params)
+    return _TEXT.issuperset(map(type, params))
+
+
+_TEXT: Final = frozenset({str})

@@ -250,27 +250,59 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
     return decode
 
 
-def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
-    missing = object()
+class _Step(typing.NamedTuple):
+    """How the value of a field is decoded."""
 
-    @functools.cache  # the types of a class may lead back to it
-    def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, frozenset[type], bool, bool], ...]]:
-        found = _fields(kind)
-        return frozenset(f.name for f in found), tuple(
-            (f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
-            for f in found
-        )
+    name: str
+    decode: _Decoder
+    as_is: frozenset[type]  # values of these need no decoding
+    optional: bool
+    may_be_none: bool
+
+
+@functools.cache  # asked for late: the types of a class may lead back to it
+def _steps(kind: type, rules: _Rules) -> tuple[_Step, ...]:
+    return tuple(
+        _Step(f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
+        for f in _fields(kind)
+    )
+
+
+def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
+    names = tuple(field.name for field in _fields(kind))
+    read, some = _reader(names), _some_decoder(kind, rules)
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not dict or len(plain) != len(names):
+            return some(plain)
+        try:
+            given = read(plain)  # one who sends all fields sends no others
+        except KeyError:
+            return some(plain)
+        items: list[object] = []
+        try:
+            for item, (_, decode_item, as_is, _, _) in zip(given, _steps(kind, rules), strict=True):
+                items.append(item if type(item) in as_is else decode_item(item))
+        except _Wrong as wrong:
+            raise wrong.inside(f".{names[len(items)]}") from None
+        return kind(**dict(zip(names, items, strict=True)))
+
+    return decode
+
+
+def _some_decoder(kind: type, rules: _Rules) -> _Decoder:
+    """The same for maps in which fields may be missing, and from which there may be more."""
+    missing, names = object(), frozenset(field.name for field in _fields(kind))
 
     def decode(plain: Any) -> Any:
         if not isinstance(plain, Mapping):
             raise _Wrong(f" is {shown(plain)} instead of a map")
-        names, each = fields()
         if not (rules.unknown_ignored or names.issuperset(plain)):
             raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
         values: dict[str, object] = {}
         name = ""
         try:
-            for name, decoder, as_is, optional, may_be_none in each:
+            for name, decoder, as_is, optional, may_be_none in _steps(kind, rules):
                 item = plain.get(name, missing)
                 if type(item) in as_is:
                     values[name] = item
@@ -287,6 +319,13 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
         raise _Wrong(f" lacks the key {name!r}")
 
     return decode
+
+
+def _reader(names: tuple[str, ...]) -> Callable[[Any], Any]:
+    """What reads these keys of a map, in order; of one, `itemgetter` gives no tuple."""
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda plain: tuple(plain[name] for name in names)
 
 
 def _as_is(field: _Field) -> frozenset[type]:
