@@ -63,7 +63,9 @@ def serve_blocks(socket: str, path: str) -> None:
                 raise SystemExit("the service does not become ready; its log says why")
             time.sleep(0.1)
         # A checkout that has no choice of engines has compiled forms only.
-        chosen: dict[str, Any] = {"engine": "gpu"} if "engine" in inspect.signature(client.add).parameters else {}
+        chosen: dict[str, Any] = (
+            {"engine": "gpu"} if "engine" in inspect.signature(client.add).parameters else {}
+        )
         client.add(path, name=_MODEL, **chosen)
         given = {t["name"]: np.ones(_WIDTH, np.float32) for t in client.metadata(_MODEL)["inputs"]}
         status = client.status()

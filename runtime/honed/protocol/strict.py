@@ -51,14 +51,8 @@ def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
         return {key: _plain(item, omit_none, omit_defaults) for key, item in value.items()}
     if not (layout := _LAYOUTS.get(kind)) and not (layout := _layout(kind)):
         return value
-    fields, names, read, parts = layout
-    plain: Map = dict(zip(names, read(value)))  # noqa: B905 - both are of its fields
-    if omit_none or omit_defaults or fields:
-        for field in fields or _fields(value.__class__):
-            item = plain[field.name]
-            if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
-                del plain[field.name]
-    for name, flat, tagged in parts:
+    plain = _given(value, layout, omit_none, omit_defaults)
+    for name, flat, tagged in layout.parts:
         if (item := plain.get(name)) is None:
             continue
         if flat:
@@ -68,6 +62,22 @@ def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
             plain[name] = [{type(of).__name__.lower(): each} for of, each in zip(item, items, strict=True)]
         else:
             plain[name] = _plain(item, omit_none, omit_defaults)
+    return plain
+
+
+def _given(value: Any, layout: _Layout, omit_none: bool, omit_defaults: bool) -> Map:
+    """The fields that travel, as they are."""
+    items = layout.read(value)
+    if not (omit_none or omit_defaults or layout.fields):
+        return dict(zip(layout.names, items))  # noqa: B905 - both are of its fields
+    if not (omit_none or layout.fields):
+        each = zip(layout.names, layout.defaults, items)  # noqa: B905 - all are of its fields
+        return {name: item for name, default, item in each if item is not default and item != default}
+    plain: Map = dict(zip(layout.names, items))  # noqa: B905 - both are of its fields
+    for field in layout.fields or _fields(value.__class__):
+        item = plain[field.name]
+        if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
+            del plain[field.name]
     return plain
 
 
@@ -145,26 +155,33 @@ def _fields(kind: type) -> tuple[_Field, ...]:
     )
 
 
-_Layout = tuple[
-    tuple[_Field, ...], tuple[str, ...], Callable[[Any], Iterable[Any]], tuple[tuple[str, bool, bool], ...]
-]
+class _Layout(typing.NamedTuple):
+    """What is asked of a class each time that one is sent: what `read` gives is in the order of `names`."""
+
+    fields: tuple[_Field, ...]  # all, where one may be left out
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    read: Callable[[Any], Iterable[Any]]
+    parts: tuple[tuple[str, bool, bool], ...]  # those that are no scalars
+
+
 _LAYOUTS: Final[dict[type, _Layout]] = {}  # of classes that were sent
 
 
 def _layout(kind: type) -> _Layout | None:
-    """All fields where one may be left out, their names, what reads them all, and which are no scalars.
-
-    None for what is no dataclass.
-    """
+    """None for what is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         return None
     fields = _fields(kind)
     names = tuple(field.name for field in fields)
     several = len(names) > 1  # of one, `attrgetter` gives no tuple
-    read = operator.attrgetter(*names) if several else lambda value: [getattr(value, n) for n in names]
-    parts = tuple((f.name, f.flat, f.tagged) for f in fields if not f.scalar)
-    some_absent = fields if any(f.absent for f in fields) else ()
-    _LAYOUTS[kind] = layout = (some_absent, names, read, parts)
+    _LAYOUTS[kind] = layout = _Layout(
+        fields=fields if any(f.absent for f in fields) else (),
+        names=names,
+        defaults=tuple(f.default for f in fields),
+        read=operator.attrgetter(*names) if several else lambda value: [getattr(value, n) for n in names],
+        parts=tuple((f.name, f.flat, f.tagged) for f in fields if not f.scalar),
+    )
     return layout
 
 
