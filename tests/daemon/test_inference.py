@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from honed.daemon.inference import InferencePlan, check, closed
+from honed.daemon.compiled import closed
+from honed.daemon.inference import InferencePlan, check
 from honed.daemon.regions import RegionTable
 from honed.daemon.workercalls import GivenInput, ModelRan, RegionSlice, WantedOutput
 from honed.protocol.errors import HonedError, InvalidArgument

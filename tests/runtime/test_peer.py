@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -24,6 +25,7 @@ from honed.protocol.peer import (
     ResponseReceived,
 )
 from honed.protocol.wire import FrameLimits, OwnFault, PeerFault
+from honed.runtime import transport
 
 PLAIN = (
     st.none()
@@ -273,3 +275,19 @@ def test_an_unanswered_request_counts_until_it_is_answered() -> None:
     assert there.held == there.unsent_bytes
     said(there)
     assert there.held == 0
+
+
+def test_descriptors_that_are_read_are_kept_from_programs_that_are_started() -> None:
+    ours, theirs = socket.socketpair()
+    sender, receiver = Peer(serves=False, receiving=FrameLimits(), sending=FrameLimits()), server()
+    with ours, theirs, open(os.devnull, "rb") as file:
+        sender.call("m", {}, [file.fileno()])
+        transport.send(ours, sender)
+        assert transport.receive(theirs, receiver)
+        event = receiver.next_event()
+        assert isinstance(event, RequestReceived)
+        [descriptor] = event.descriptors
+        try:
+            assert not os.get_inheritable(descriptor)
+        finally:
+            os.close(descriptor)

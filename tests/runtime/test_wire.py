@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -98,6 +99,35 @@ def test_finds_the_end_that_msgpack_finds(value: Any) -> None:
         assert decoder.next_message() is None
         decoder.feed(data[i : i + 1])
     assert decoder.next_message() == Response(msgid=0, error=None, result=value)
+
+
+TIMES = st.builds(msgpack.Timestamp, st.integers(0, 2**40), st.integers(0, 999_999_999))  # an extension
+ANYTHING = st.recursive(
+    SCALARS | TIMES | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=9)),
+    lambda v: (
+        st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=2) | st.integers(0, 9), v, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def outcome(pieces: Iterable[bytes]) -> tuple[Message | None, int, str]:
+    decoder, message = Decoder(FrameLimits(max_depth=6)), None
+    try:
+        for piece in pieces:
+            decoder.feed(piece)
+            message = decoder.next_message() or message
+    except PeerFault as fault:
+        return None, 0, f"{fault.msgid} {fault}"
+    return message, decoder.frame_bytes, ""
+
+
+@given(value=ANYTHING, wrapped=st.integers(0, 5))
+def test_a_message_that_comes_at_once_is_what_it_is_in_pieces(value: Any, wrapped: int) -> None:
+    for _ in range(wrapped):
+        value = [value]
+    data = msgpack.packb([1, 7, None, value])
+    assert outcome([data]) == outcome(bytes([byte]) for byte in data)
 
 
 @given(data=st.binary(max_size=200))

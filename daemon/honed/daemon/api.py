@@ -412,8 +412,7 @@ class Api:
 def _interfaces(entry: ServedModel) -> tuple[Interface | None, Interface | None]:
     """Of a model's compiled form, and of its file where the CPU engine runs that."""
     compiled = entry.compiled
-    closed = inference.closed(compiled.inputs, compiled.outputs) if compiled is not None else None
-    return closed, entry.manifest.interface
+    return compiled.interface if compiled is not None else None, entry.manifest.interface
 
 
 def _named(params: ModelParams) -> str:

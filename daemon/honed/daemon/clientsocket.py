@@ -18,6 +18,7 @@ class ClientSocket:
         connected.setblocking(False)
         self.socket = connected
         self.reading = False
+        self._writing = False
         self._loop = asyncio.get_running_loop()
         self._readable = readable
         self._writable = writable
@@ -32,10 +33,11 @@ class ClientSocket:
 
     def write(self, wanted: bool) -> None:
         """Whether there is something to write as soon as there is room."""
-        if wanted:
+        if wanted and not self._writing:
             self._loop.add_writer(self.socket, self._writable)
-        else:
+        elif not wanted and self._writing:
             self._loop.remove_writer(self.socket)
+        self._writing = wanted
 
     def gone(self) -> bool:
         """Whether the client has closed its end for both directions, or does not exist any more."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from honed.protocol import strict
@@ -12,8 +14,10 @@ from honed.runtime.dtypes import dtype
 from honed.runtime.model import CompiledModel, Copy, CpuPart, HostCall, Launch, PartTensor, Source, Tensor
 from honed.runtime.profile import DeviceIdentity
 
+from .interface import Interface, OpenTensor
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True)  # no slots: what is asked for with each request is made once
 class Compiled:
     """A compiled file that is whole and keeps every rule of its format.
 
@@ -43,6 +47,20 @@ class Compiled:
     def engine(self) -> str:
         """What its answers are told to be of: "gpu", or "gpu+cpu" where the CPU engine runs parts of it."""
         return "gpu+cpu" if self.parts else "gpu"
+
+    @functools.cached_property
+    def interface(self) -> Interface:
+        """What it takes and gives; where it runs in parts, sizes of outputs may be open."""
+        return closed(self.inputs, self.outputs)
+
+
+def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface:
+    """The interface of a compiled form with these."""
+    return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
+
+
+def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[OpenTensor, ...]:
+    return tuple(OpenTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors)
 
 
 def summarise(model: CompiledModel) -> Compiled:

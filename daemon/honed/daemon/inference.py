@@ -109,11 +109,6 @@ def describe(tensor: Tensor | PartTensor | OpenTensor) -> TensorMetadata:
     return TensorMetadata(name=tensor.name, datatype=dtype(tensor.dtype).datatype, shape=shape)
 
 
-def closed(inputs: Sequence[Tensor], outputs: Sequence[PartTensor]) -> Interface:
-    """The interface of a compiled form; where it runs in parts, sizes of outputs may be open."""
-    return Interface(inputs=_as_open(inputs), outputs=_as_open(outputs), opset=0, producer="")
-
-
 def check(
     params: InferParams,
     compiled: Interface | None,
@@ -173,10 +168,6 @@ def _fits(params: InferParams, compiled: Interface) -> bool:
     return all(shapes.get(entry.name, entry.shape) == entry.shape for entry in params.inputs)
 
 
-def _as_open(tensors: Sequence[Tensor | PartTensor]) -> tuple[OpenTensor, ...]:
-    return tuple(OpenTensor(name=t.name, dtype=t.dtype, shape=t.shape) for t in tensors)
-
-
 def _inputs(
     params: InferParams, tensors: Sequence[OpenTensor], regions: RegionTable
 ) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
@@ -190,7 +181,9 @@ def _inputs(
     contents = list(params.raw_input_contents or ())
     for entry, open_tensor in zip(params.inputs, given, strict=True):
         _check_input(entry, open_tensor)
-        tensor = dataclasses.replace(open_tensor, shape=entry.shape)
+        tensor = open_tensor
+        if entry.shape != tensor.shape:
+            tensor = dataclasses.replace(open_tensor, shape=entry.shape)
         place = _place(entry.parameters, tensor, regions)
         if place is None:
             _check_content(tensor, contents.pop(0) if contents else None)
@@ -229,6 +222,8 @@ def _check_once(names: list[str], what: str) -> None:
 
 
 def _check_input(entry: InputTensor, tensor: OpenTensor) -> None:
+    if entry.shape == tensor.shape and entry.datatype == dtype(tensor.dtype).datatype:
+        return
     expected = describe(tensor)
     if entry.datatype != expected.datatype:
         raise InvalidArgument(

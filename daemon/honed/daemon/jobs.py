@@ -32,7 +32,6 @@ from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
 from .engines import compare, cpu_serves, unfinished
-from .inference import closed
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
@@ -424,7 +423,7 @@ class Jobs:
     ) -> None:
         interface = manifest.interface
         if interface is None and compiled is not None:
-            interface = closed(compiled.inputs, compiled.outputs)
+            interface = compiled.interface
         if interface is not None:
             statepairs.checked(interface, manifest.state)
         async with self._commits.turn:

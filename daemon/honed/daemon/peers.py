@@ -30,6 +30,10 @@ class Credentials:
     gids: frozenset[int]
 
 
+_ALL, _INFER = frozenset(Right), frozenset({Right.ANYONE, Right.INFER})
+_ANYONE = frozenset({Right.ANYONE})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Who is trusted with what. A group that does not exist on this machine is None."""
@@ -41,10 +45,10 @@ class Policy:
     def rights(self, peer: Credentials) -> frozenset[Right]:
         """What the peer may call."""
         if peer.uid in (0, self.own_uid) or self.change_gid in peer.gids:
-            return frozenset(Right)
+            return _ALL
         if self.infer_gid in peer.gids:
-            return frozenset({Right.ANYONE, Right.INFER})
-        return frozenset({Right.ANYONE})
+            return _INFER
+        return _ANYONE
 
     def check(self, peer: Credentials, right: Right, what: str) -> None:
         """Raise PermissionDenied, saying what would help, unless the peer has the right."""

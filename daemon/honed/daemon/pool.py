@@ -266,7 +266,7 @@ class Pool:
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
         if work.engine == ran.device:  # another engine's times say nothing about the version
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        if not plan.open:
+        if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self.handle(events.Timed(model=ran.number, engine=work.engine, ms=ms))
         kind = "cpu" if work.engine == CPU_ENGINE else ran.compiled_kind

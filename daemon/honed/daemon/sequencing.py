@@ -19,7 +19,7 @@ from honed.protocol.results import Inferred
 from honed.runtime.dtypes import dtype
 
 from . import statepairs
-from .inference import closed, nbytes, timeout_us
+from .inference import nbytes, timeout_us
 from .interface import Interface, OpenTensor
 from .sequences import Sequence, SequenceKey, Sequences, SequenceSettings, StateTensor
 from .serving.states import ServedModel
@@ -184,7 +184,7 @@ def state_of(entry: ServedModel) -> tuple[StatePair, ...]:
     """The outputs that are given to inputs of the next request; what its file says is known where it is."""
     interface, compiled = entry.manifest.interface, entry.compiled
     if interface is None and compiled is not None:
-        interface = closed(compiled.inputs, compiled.outputs)
+        interface = compiled.interface
     return statepairs.pairs(interface, entry.manifest.state) if interface is not None else ()
 
 

@@ -51,14 +51,8 @@ def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
         return {key: _plain(item, omit_none, omit_defaults) for key, item in value.items()}
     if not (layout := _LAYOUTS.get(kind)) and not (layout := _layout(kind)):
         return value
-    fields, names, read, parts = layout
-    plain: Map = dict(zip(names, read(value)))  # noqa: B905 - both are of its fields
-    if omit_none or omit_defaults or fields:
-        for field in fields or _fields(value.__class__):
-            item = plain[field.name]
-            if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
-                del plain[field.name]
-    for name, flat, tagged in parts:
+    plain = _given(value, layout, omit_none, omit_defaults)
+    for name, flat, tagged in layout.parts:
         if (item := plain.get(name)) is None:
             continue
         if flat:
@@ -68,6 +62,22 @@ def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
             plain[name] = [{type(of).__name__.lower(): each} for of, each in zip(item, items, strict=True)]
         else:
             plain[name] = _plain(item, omit_none, omit_defaults)
+    return plain
+
+
+def _given(value: Any, layout: _Layout, omit_none: bool, omit_defaults: bool) -> Map:
+    """The fields that travel, as they are."""
+    items = layout.read(value)
+    if not (omit_none or omit_defaults or layout.fields):
+        return dict(zip(layout.names, items))  # noqa: B905 - both are of its fields
+    if not (omit_none or layout.fields):
+        each = zip(layout.names, layout.defaults, items)  # noqa: B905 - all are of its fields
+        return {name: item for name, default, item in each if item is not default and item != default}
+    plain: Map = dict(zip(layout.names, items))  # noqa: B905 - both are of its fields
+    for field in layout.fields or _fields(value.__class__):
+        item = plain[field.name]
+        if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
+            del plain[field.name]
     return plain
 
 
@@ -145,26 +155,33 @@ def _fields(kind: type) -> tuple[_Field, ...]:
     )
 
 
-_Layout = tuple[
-    tuple[_Field, ...], tuple[str, ...], Callable[[Any], Iterable[Any]], tuple[tuple[str, bool, bool], ...]
-]
+class _Layout(typing.NamedTuple):
+    """What is asked of a class each time that one is sent: what `read` gives is in the order of `names`."""
+
+    fields: tuple[_Field, ...]  # all, where one may be left out
+    names: tuple[str, ...]
+    defaults: tuple[Any, ...]
+    read: Callable[[Any], Iterable[Any]]
+    parts: tuple[tuple[str, bool, bool], ...]  # those that are no scalars
+
+
 _LAYOUTS: Final[dict[type, _Layout]] = {}  # of classes that were sent
 
 
 def _layout(kind: type) -> _Layout | None:
-    """All fields where one may be left out, their names, what reads them all, and which are no scalars.
-
-    None for what is no dataclass.
-    """
+    """None for what is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         return None
     fields = _fields(kind)
     names = tuple(field.name for field in fields)
     several = len(names) > 1  # of one, `attrgetter` gives no tuple
-    read = operator.attrgetter(*names) if several else lambda value: [getattr(value, n) for n in names]
-    parts = tuple((f.name, f.flat, f.tagged) for f in fields if not f.scalar)
-    some_absent = fields if any(f.absent for f in fields) else ()
-    _LAYOUTS[kind] = layout = (some_absent, names, read, parts)
+    _LAYOUTS[kind] = layout = _Layout(
+        fields=fields if any(f.absent for f in fields) else (),
+        names=names,
+        defaults=tuple(f.default for f in fields),
+        read=operator.attrgetter(*names) if several else lambda value: [getattr(value, n) for n in names],
+        parts=tuple((f.name, f.flat, f.tagged) for f in fields if not f.scalar),
+    )
     return layout
 
 
@@ -250,27 +267,59 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
     return decode
 
 
-def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
-    missing = object()
+class _Step(typing.NamedTuple):
+    """How the value of a field is decoded."""
 
-    @functools.cache  # the types of a class may lead back to it
-    def fields() -> tuple[frozenset[str], tuple[tuple[str, _Decoder, frozenset[type], bool, bool], ...]]:
-        found = _fields(kind)
-        return frozenset(f.name for f in found), tuple(
-            (f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
-            for f in found
-        )
+    name: str
+    decode: _Decoder
+    as_is: frozenset[type]  # values of these need no decoding
+    optional: bool
+    may_be_none: bool
+
+
+@functools.cache  # asked for late: the types of a class may lead back to it
+def _steps(kind: type, rules: _Rules) -> tuple[_Step, ...]:
+    return tuple(
+        _Step(f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
+        for f in _fields(kind)
+    )
+
+
+def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
+    names = tuple(field.name for field in _fields(kind))
+    read, some = _reader(names), _some_decoder(kind, rules)
+
+    def decode(plain: Any) -> Any:
+        if type(plain) is not dict or len(plain) != len(names):
+            return some(plain)
+        try:
+            given = read(plain)  # one who sends all fields sends no others
+        except KeyError:
+            return some(plain)
+        items: list[object] = []
+        try:
+            for item, (_, decode_item, as_is, _, _) in zip(given, _steps(kind, rules), strict=True):
+                items.append(item if type(item) in as_is else decode_item(item))
+        except _Wrong as wrong:
+            raise wrong.inside(f".{names[len(items)]}") from None
+        return kind(**dict(zip(names, items, strict=True)))
+
+    return decode
+
+
+def _some_decoder(kind: type, rules: _Rules) -> _Decoder:
+    """The same for maps in which fields may be missing, and from which there may be more."""
+    missing, names = object(), frozenset(field.name for field in _fields(kind))
 
     def decode(plain: Any) -> Any:
         if not isinstance(plain, Mapping):
             raise _Wrong(f" is {shown(plain)} instead of a map")
-        names, each = fields()
         if not (rules.unknown_ignored or names.issuperset(plain)):
             raise _Wrong(f" has the unknown key {shown(next(key for key in plain if key not in names))}")
         values: dict[str, object] = {}
         name = ""
         try:
-            for name, decoder, as_is, optional, may_be_none in each:
+            for name, decoder, as_is, optional, may_be_none in _steps(kind, rules):
                 item = plain.get(name, missing)
                 if type(item) in as_is:
                     values[name] = item
@@ -287,6 +336,13 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
         raise _Wrong(f" lacks the key {name!r}")
 
     return decode
+
+
+def _reader(names: tuple[str, ...]) -> Callable[[Any], Any]:
+    """What reads these keys of a map, in order; of one, `itemgetter` gives no tuple."""
+    if len(names) > 1:
+        return operator.itemgetter(*names)
+    return lambda plain: tuple(plain[name] for name in names)
 
 
 def _as_is(field: _Field) -> frozenset[type]:

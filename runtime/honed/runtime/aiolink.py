@@ -36,6 +36,7 @@ class AsyncLink:
         self._progress: dict[int, Progress] = {}
         self.broken: HonedError | None = None
         self._loop = asyncio.get_running_loop()
+        self._to_be_written = False  # when the socket takes more
         self._loop.add_reader(connected, self._readable)
 
     @classmethod
@@ -126,10 +127,12 @@ class AsyncLink:
         except OSError:
             self.fail(self._lost())
             return
-        if self._peer.to_send() is not None:
+        unsent = bool(self._peer.unsent_bytes)
+        if unsent and not self._to_be_written:
             self._loop.add_writer(self._socket, self._write)
-        else:
+        elif self._to_be_written and not unsent:
             self._loop.remove_writer(self._socket)
+        self._to_be_written = unsent
 
     def _readable(self) -> None:
         try:

@@ -5,6 +5,7 @@ Both clients (`client`, `aio`) stand on these functions; docs/protocol.md is the
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,9 +82,7 @@ def infer_call(
         array = _portable(value)
         place = _place(array, known)
         described.append(
-            InputTensor(
-                name=name, datatype=dtype(array.dtype.name).datatype, shape=array.shape, parameters=place
-            )
+            InputTensor(name=name, datatype=_datatype(array.dtype), shape=array.shape, parameters=place)
         )
         if place is None:
             contents.append(array.reshape(-1).view(np.uint8).data)
@@ -160,6 +159,11 @@ def _portable(value: ArrayLike) -> NDArray[Any]:
     """Dense, row-major, little-endian."""
     array = np.asarray(value, order="C")
     return array.astype(array.dtype.newbyteorder("<"), copy=False)
+
+
+@functools.cache  # NumPy makes a type's name anew each time
+def _datatype(kind: np.dtype[Any]) -> str:
+    return dtype(kind.name).datatype
 
 
 def _place(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None:

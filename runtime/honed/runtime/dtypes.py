@@ -6,6 +6,7 @@ names in kernels. A bool is one byte, 0 or 1, everywhere.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,9 +28,7 @@ class DType:
     @property
     def numpy(self) -> np.dtype[np.generic]:
         """The NumPy dtype."""
-        import numpy as np
-
-        return np.dtype(self.name)
+        return _numpy(self.name)
 
     @property
     def floating(self) -> bool:
@@ -53,6 +52,13 @@ DTYPES: tuple[DType, ...] = (
 )
 _BY_NAME = {d.name: d for d in DTYPES}
 _BY_DATATYPE = {d.datatype: d for d in DTYPES}
+
+
+@functools.cache
+def _numpy(name: str) -> np.dtype[np.generic]:
+    import numpy as np
+
+    return np.dtype(name)
 
 
 def dtype(name: str) -> DType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import contextlib
 import socket
 
@@ -9,6 +10,9 @@ from honed.protocol.arrivals import close_all
 from honed.protocol.peer import MAX_PENDING_DESCRIPTORS, Peer
 
 _CHUNK = 128 << 10  # bytes read at once
+_ANCILLARY = socket.CMSG_LEN(MAX_PENDING_DESCRIPTORS * array.array("i").itemsize)
+# As plain numbers: an operation on the enumerations of `socket` takes as long as a read.
+_CLOEXEC, _TRUNCATED = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 
 
 def receive(connected: socket.socket, peer: Peer) -> bool:
@@ -16,18 +20,14 @@ def receive(connected: socket.socket, peer: Peer) -> bool:
 
     Raises PeerFault, and OSError: BlockingIOError where a socket that does not block has nothing.
     """
-    data, descriptors, flags, _ = socket.recv_fds(
-        connected, _CHUNK, MAX_PENDING_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-    )
-    peer.receive(data, descriptors, truncated=bool(flags & socket.MSG_CTRUNC))
+    data, descriptors, flags = _received(connected)
+    peer.receive(data, descriptors, truncated=bool(flags & _TRUNCATED))
     return bool(data)
 
 
 def drop(connected: socket.socket) -> bool:
     """Read once and keep nothing; False at the end of the stream. Raises OSError as `receive`."""
-    data, descriptors, _, _ = socket.recv_fds(
-        connected, _CHUNK, MAX_PENDING_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
-    )
+    data, descriptors, _ = _received(connected)
     close_all(descriptors)
     return bool(data)
 
@@ -46,3 +46,13 @@ def send(connected: socket.socket, peer: Peer) -> bool:
             )
             progress = True
     return progress
+
+
+def _received(connected: socket.socket) -> tuple[bytes, list[int], int]:
+    """Bytes, descriptors and flags of one read, as `socket.recv_fds`, which is slower where none came."""
+    data, ancillary, flags, _ = connected.recvmsg(_CHUNK, _ANCILLARY, _CLOEXEC)
+    descriptors = array.array("i")
+    for level, kind, packed in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(packed[: len(packed) - len(packed) % descriptors.itemsize])
+    return data, list(descriptors), flags

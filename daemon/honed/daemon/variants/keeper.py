@@ -57,7 +57,7 @@ class VariantKeeper:
         One that rests and would be the faster engine is loaded for the next.
         """
         name = _asked(entry, {tensor.name: tensor.shape for tensor in params.inputs})
-        variant = self.registry.variant(name)
+        variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
         self._used[variant.name] = time.monotonic()
@@ -257,11 +257,9 @@ class VariantKeeper:
 
 def _asked(entry: ServedModel, shapes: Shapes) -> str:
     """The name of the variant for these shapes; "" where they are the model's own, or it has no others."""
-    if entry.compiled is not None:
-        own = {tensor.name: tensor.shape for tensor in entry.compiled.inputs}
-        if all(own.get(name, shape) == shape for name, shape in shapes.items()):
-            return ""
-    interface = entry.manifest.interface
+    compiled, interface = entry.compiled, entry.manifest.interface
+    if compiled is not None and all(shapes.get(t.name, t.shape) == t.shape for t in compiled.inputs):
+        return ""
     if interface is not None and not any(tensor.is_open for tensor in interface.inputs):
         return ""
     if any(size < 1 for shape in shapes.values() for size in shape):
