@@ -178,7 +178,7 @@ def test_rollback_and_pin_by_hand(client: Client, tmp_path: Path) -> None:
     assert client.rollback("m") == {"version": 1}
     assert "by hand" in client.history("m")["versions"][1]["quarantine"]
     assert not publish(client, model(tmp_path, "fast", FAST))["published"]
-    assert client.pin("m") == {"version": 1, "pinned": True}
+    assert client.pin("m") == {"version": 1, "pinned": True, "engine": ""}
     told = publish(client, model(tmp_path, "faster", FAST // 2))
     assert "pinned" in str(told["sentence"])
     client.pin("m", 0)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from honed.daemon import statepairs
 from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.sequences import Sequence, SequenceKey, Sequences, SequenceSettings, StateTensor
+from honed.daemon.sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
 from honed.runtime.errors import InvalidArgument, ResourceExhausted, SequenceLost
 
 Shape = tuple[int, ...] | None
@@ -98,7 +98,7 @@ class Life(RuleBasedStateMachine):
         settings = SequenceSettings(idle_seconds=IDLE, max_per_model=MOST, max_mib=MIB)
         self.sequences = Sequences(settings)
         self.model: dict[SequenceKey, tuple[bytes, float]] = {}
-        self.under_way: dict[SequenceKey, tuple[Sequence, bool]] = {}
+        self.under_way: dict[SequenceKey, tuple[HeldSequence, bool]] = {}
         self.source = {"a": "a1", "b": "b1"}
         self.now = 0.0
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.ledger import Ledger, UsageSettings
-from honed.daemon.variants.asked import MOST, Asked
-from honed.daemon.variants.choice import Kept, Wish, next_wish, room_for, surplus
+from honed.daemon.variants.asked import MOST, ShapeRequests
+from honed.daemon.variants.choice import KeptVariant, Wish, next_wish, room_for, surplus
 from honed.daemon.variants.names import STORED, is_variant, model_of, variant_name
 from honed.daemon.variants.settings import VariantSettings
 
@@ -61,7 +61,7 @@ def test_other_shapes_have_other_names(sizes: list[tuple[int, ...]], known: bool
 
 
 def test_counts_are_bounded_and_the_least_asked_for_go() -> None:
-    asked = Asked()
+    asked = ShapeRequests()
     for n in range(3 * MOST):
         asked.ask("often", {"a": (1,)}, float(n), 1e6)
         asked.ask(f"once {n}", {"a": (n,)}, float(n), 1e6)
@@ -90,8 +90,8 @@ def wish(name: str, requests: float, failed: str = "") -> Wish:
     return Wish(name=name, model=model_of(name), shapes={}, requests=requests, failed=failed)
 
 
-def kept(name: str, requests: float, **more: float) -> Kept:
-    return Kept(
+def kept(name: str, requests: float, **more: float) -> KeptVariant:
+    return KeptVariant(
         name=name,
         model=model_of(name),
         requests=requests,
@@ -105,7 +105,7 @@ def kept(name: str, requests: float, **more: float) -> Kept:
 SETTINGS = VariantSettings(requests=10.0, per_model=2, disk_mib=8, memory_mib=4)
 
 
-def chosen(wishes: list[Wish], there: list[Kept], nbytes: float = 1.0) -> str | None:
+def chosen(wishes: list[Wish], there: list[KeptVariant], nbytes: float = 1.0) -> str | None:
     found = next_wish(wishes, there, SETTINGS, dict.fromkeys(("m", "o"), round(nbytes * MIB)))
     return found.name if found is not None else None
 
@@ -150,7 +150,7 @@ SOME = st.lists(KEPT, max_size=8, unique_by=lambda each: each.name)
 
 
 @given(SOME)
-def test_the_bounds_on_number_and_disk_hold_but_for_what_was_added_by_hand(there: list[Kept]) -> None:
+def test_the_bounds_on_number_and_disk_hold_but_for_what_was_added_by_hand(there: list[KeptVariant]) -> None:
     going = set(surplus(there, SETTINGS))
     left = [each for each in there if each.name not in going]
     assert not any(each.by_hand for each in there if each.name in going)
@@ -162,7 +162,7 @@ def test_the_bounds_on_number_and_disk_hold_but_for_what_was_added_by_hand(there
 
 @given(SOME, st.floats(0, 1200), st.integers(0, 5))
 def test_the_bound_on_memory_holds_and_what_is_asked_for_stays(
-    serving: list[Kept], now: float, loaded: int
+    serving: list[KeptVariant], now: float, loaded: int
 ) -> None:
     resting = room_for(loaded * MIB, serving, SETTINGS, now)
     least = min((each.used for each in serving if each.name not in (resting or ())), default=float("inf"))

@@ -16,7 +16,7 @@ from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError, ModelFileError
 from honed.runtime.executor import Executor
 from honed.runtime.model import CompiledModel, Launch
-from honed.runtime.within import Written, check_declared, share_bytes
+from honed.runtime.within import WrittenBytes, check_declared, share_bytes
 
 from .builder import ADD, INCREMENT, Builder
 
@@ -139,7 +139,7 @@ def test_a_family_lives_as_long_as_any_of_it() -> None:
 @settings(max_examples=200)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=20), st.data())
 def test_written_bytes_agree_with_a_set(spans: list[tuple[int, int]], data: st.DataObject) -> None:
-    found, known = Written(), set[int]()
+    found, known = WrittenBytes(), set[int]()
     for start, length in spans:
         found.add(range(start, start + length))
         known.update(range(start, start + length))

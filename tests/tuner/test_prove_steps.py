@@ -77,7 +77,7 @@ def changed(**changes: Callable[[np.ndarray], np.ndarray]) -> steps.Run:
     return run
 
 
-def judged(model: onnx.ModelProto, run: steps.Run) -> steps.Judged:
+def judged(model: onnx.ModelProto, run: steps.Run) -> steps.ProofByParts:
     usual = [1e-3] * len(model.graph.output)
     found = steps.judge(model, generate(model, 2), run, precision="fp32", tolerance=usual)
     assert found is not None

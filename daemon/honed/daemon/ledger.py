@@ -24,7 +24,7 @@ from honed.runtime.files import put_aside, read_regular, replacing
 from .blocking import in_thread
 from .decayedusage import DecayedUsage, away, decay, shares
 from .settings import setting
-from .variants.asked import Asked, AskedShapes
+from .variants.asked import AskedShapes, ShapeRequests
 from .variants.choice import Wish
 from .variants.names import Shapes
 
@@ -84,7 +84,7 @@ class _Model:
     usage: DecayedUsage = field(default_factory=DecayedUsage)
     shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
     profiled: str = ""  # the SHA-256 of the compiled file that had that profile
-    asked: Asked = field(default_factory=Asked)
+    asked: ShapeRequests = field(default_factory=ShapeRequests)
 
 
 class Ledger:
@@ -247,7 +247,7 @@ class Ledger:
         now = self._clock()
         for name, model in saved.models.items():
             usage = DecayedUsage(model.seconds * left, now)
-            asked = Asked(
+            asked = ShapeRequests(
                 {
                     variant: AskedShapes(
                         shapes=each.shapes,

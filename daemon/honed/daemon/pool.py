@@ -268,7 +268,7 @@ class Pool:
             self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
-            self.handle(events.Timed(model=ran.number, engine=work.engine, ms=ms))
+            self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         kind = "cpu" if work.engine == CPU_ENGINE else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)

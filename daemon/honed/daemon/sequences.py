@@ -56,7 +56,7 @@ class StateTensor:
 
 
 @dataclass(slots=True, kw_only=True)
-class Sequence:
+class HeldSequence:
     """One sequence. `source` is the model it was begun with, which may be replaced under its name.
 
     `tensors` are by input; `busy` while a request is under way.
@@ -80,7 +80,7 @@ class Sequences:
 
     def __init__(self, settings: SequenceSettings) -> None:
         self.settings = settings
-        self._all: dict[SequenceKey, Sequence] = {}
+        self._all: dict[SequenceKey, HeldSequence] = {}
         self._gone: dict[SequenceKey, str] = {}  # why
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Sequences:
         """Of all state."""
         return sum(sequence.nbytes for sequence in self._all.values())
 
-    def begin(self, key: SequenceKey, source: str, pairs: tuple[StatePair, ...], now: float) -> Sequence:
+    def begin(self, key: SequenceKey, source: str, pairs: tuple[StatePair, ...], now: float) -> HeldSequence:
         """A new sequence, in the place of one of that name.
 
         Raises ResourceExhausted where its user has as many of the model.
@@ -105,10 +105,10 @@ class Sequences:
                 "max_per_model of [sequences] in the configuration"
             )
         self._gone.pop(key, None)
-        sequence = self._all[key] = Sequence(key=key, source=source, pairs=pairs, used=now)
+        sequence = self._all[key] = HeldSequence(key=key, source=source, pairs=pairs, used=now)
         return sequence
 
-    def resume(self, key: SequenceKey, source: str, now: float) -> Sequence:
+    def resume(self, key: SequenceKey, source: str, now: float) -> HeldSequence:
         """The sequence for its next request; raises SequenceLost where there is none."""
         sequence = self._all.get(key)
         if sequence is not None and (sequence.source != source or self._idle(sequence, now)):
@@ -120,7 +120,7 @@ class Sequences:
         sequence.busy, sequence.used = True, now
         return sequence
 
-    def keep(self, sequence: Sequence, tensors: Mapping[str, StateTensor], now: float) -> None:
+    def keep(self, sequence: HeldSequence, tensors: Mapping[str, StateTensor], now: float) -> None:
         """A request was computed: the next one starts from `tensors`.
 
         Raises ResourceExhausted where that is more than the user's share; they are then as before.
@@ -136,7 +136,7 @@ class Sequences:
             )
         sequence.tensors, sequence.used, sequence.busy = dict(tensors), now, False
 
-    def failed(self, sequence: Sequence, *, first: bool) -> None:
+    def failed(self, sequence: HeldSequence, *, first: bool) -> None:
         """A request was not answered: the next starts from where it did; there is none after the first."""
         sequence.busy = False
         if first and self._all.get(sequence.key) is sequence:
@@ -154,7 +154,7 @@ class Sequences:
         for key in [key for key, sequence in self._all.items() if self._idle(sequence, now)]:
             self.drop(key, self._why_idle)
 
-    def _idle(self, sequence: Sequence, now: float) -> bool:
+    def _idle(self, sequence: HeldSequence, now: float) -> bool:
         return not sequence.busy and now - sequence.used >= self.settings.idle_seconds
 
     @property

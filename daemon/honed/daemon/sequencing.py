@@ -21,7 +21,7 @@ from honed.runtime.dtypes import dtype
 from . import statepairs
 from .inference import nbytes, timeout_us
 from .interface import Interface, OpenTensor
-from .sequences import Sequence, SequenceKey, Sequences, SequenceSettings, StateTensor
+from .sequences import HeldSequence, SequenceKey, Sequences, SequenceSettings, StateTensor
 from .serving.states import ServedModel
 from .statepairs import StatePair
 
@@ -50,7 +50,7 @@ class WovenRequest:
     `guessed` are the shapes of state that was made up for inputs whose sizes are open.
     """
 
-    sequence: Sequence
+    sequence: HeldSequence
     params: InferParams
     asked: frozenset[str]
     first: bool
@@ -194,7 +194,7 @@ def _source(entry: ServedModel) -> str:
 
 
 def _weave(
-    sequence: Sequence, interface: Interface, params: InferParams, *, first: bool, last: bool
+    sequence: HeldSequence, interface: Interface, params: InferParams, *, first: bool, last: bool
 ) -> WovenRequest:
     brought = {tensor.name for tensor in params.inputs}
     guessed: dict[str, tuple[int, ...]] = {}

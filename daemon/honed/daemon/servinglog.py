@@ -26,7 +26,7 @@ def write(action: actions.Action) -> None:
             _log.error(told, engine, why, other, ", ".join(models))
         case actions.Switched(model, engine, other, why):
             _log.error("model %s is served by %s from now on, and not by %s: %s", model, other, engine, why)
-        case actions.Chosen(model, engine, why):
+        case actions.EngineChanged(model, engine, why):
             _log.info("model %s is to be served by %s from now on: %s", model, engine, why)
         case actions.Back(model, engine):
             _log.info("model %s is served by %s again", model, engine)

@@ -267,7 +267,7 @@ def _exact_decoder(members: list[Any], rules: _Rules) -> _Decoder:
     return decode
 
 
-class _Step(typing.NamedTuple):
+class _Decoding(typing.NamedTuple):
     """How the value of a field is decoded."""
 
     name: str
@@ -278,9 +278,9 @@ class _Step(typing.NamedTuple):
 
 
 @functools.cache  # asked for late: the types of a class may lead back to it
-def _steps(kind: type, rules: _Rules) -> tuple[_Step, ...]:
+def _steps(kind: type, rules: _Rules) -> tuple[_Decoding, ...]:
     return tuple(
-        _Step(f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
+        _Decoding(f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
         for f in _fields(kind)
     )
 

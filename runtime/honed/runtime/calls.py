@@ -36,7 +36,7 @@ class InferCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class InferenceAnswer:
     """What came of a request: the outputs by name, and what the service tells of it.
 
     `engine` is "gpu", a compiled form on a device, or "cpu", the CPU engine; times are in microseconds.
@@ -122,12 +122,12 @@ def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
     return {name: _delivered(call, name, array) for name, array in arrays.items()}
 
 
-def answer(call: InferCall, result: Map) -> Answer:
+def answer(call: InferCall, result: Map) -> InferenceAnswer:
     """The result of a ModelInfer with its times; raises as `infer_result`."""
     outputs = infer_result(call, result)
     try:
         told = result["parameters"]
-        return Answer(outputs, str(told["engine"]), int(told["queue_us"]), int(told["compute_us"]))
+        return InferenceAnswer(outputs, str(told["engine"]), int(told["queue_us"]), int(told["compute_us"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Internal(f"the service's answer makes no sense ({error!r}); compare versions") from error
 

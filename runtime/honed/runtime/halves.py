@@ -37,7 +37,7 @@ __kernel void narrowed(__global const float *from, __global half *to, const ulon
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ConvertedPorts:
     """Ports whose buffers hold what the host sees, and the launches between those and the model's own."""
 
     ports: tuple[Port, ...]
@@ -51,13 +51,13 @@ class Converted:
 
 def converted(
     ports: tuple[Port, ...], inwards: bool, memory: DeviceMemory, device: Device, cache_dir: Path | None
-) -> Converted:
+) -> ConvertedPorts:
     """Ports of inputs (`inwards`) or outputs, those of halves with buffers of their own where needed.
 
     Raises pyopencl's errors, and DeviceError where the device cannot build the conversion.
     """
     if not any(_is_half(port) for port in ports):
-        return Converted(ports)
+        return ConvertedPorts(ports)
     program = programs.build(device, _SOURCE, cache_dir)
     found: list[Port] = []
     launches: list[Command] = []
@@ -73,7 +73,7 @@ def converted(
         buffers = [memory.buffers[index], memory.buffers[port.buffer]]
         launches.append(_launch(program, buffers if inwards else buffers[::-1], inwards, elements))
         found.append(replace(port, buffer=index, held=port.seen))
-    return Converted(tuple(found), tuple(launches))
+    return ConvertedPorts(tuple(found), tuple(launches))
 
 
 def _is_half(port: Port) -> bool:

@@ -44,7 +44,7 @@ from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
 from . import calls, endpoint
-from .calls import Answer, InferCall, InSequence, Outputs
+from .calls import InferCall, InferenceAnswer, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
@@ -180,7 +180,7 @@ class Operations:
         priority: int = 2,
         finite: bool = False,
         sequence: InSequence | None = None,
-    ) -> Steps[Answer]:
+    ) -> Steps[InferenceAnswer]:
         """As `infer`, with what the service tells of it: the engine that answered, and times."""
         call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
         return calls.answer(call, (yield ask).result)

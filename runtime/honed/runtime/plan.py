@@ -19,7 +19,7 @@ from honed.protocol.errors import InvalidArgument, ModelFileError
 
 from . import hostrules, parts
 from .model import CPU_PART, Buffer, CompiledModel, Copy, HostCall, Kernel, Launch, Place, Step
-from .within import Written, bytes_of, check_writers, families, family_of, overlap
+from .within import WrittenBytes, bytes_of, check_writers, families, family_of, overlap
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ def _check_order(model: CompiledModel) -> None:
     """
     buffers = model.buffers
     written = {i for i, b in enumerate(buffers) if b.place in ("constant", "input") or b.nbytes == 0}
-    parts = {root: Written() for root in families(buffers) if buffers[root].place != "input"}
+    parts = {root: WrittenBytes() for root in families(buffers) if buffers[root].place != "input"}
     writers: set[int] = set()
 
     def has_contents(index: int) -> bool:

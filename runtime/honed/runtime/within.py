@@ -100,7 +100,7 @@ def overlap(buffers: Sequence[Buffer], touched: Iterable[tuple[int, bool]]) -> t
 
 
 @dataclass
-class Written:
+class WrittenBytes:
     """Which bytes were written: `ends[n]` is where the run of bytes ends that begins at `starts[n]`."""
 
     starts: list[int] = field(default_factory=list)

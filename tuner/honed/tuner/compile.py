@@ -180,7 +180,7 @@ class _Attempt:
     model: CompiledModel
     constants: Mapping[int, np.ndarray]
     results: tuple[proof.Difference, ...] = ()
-    apart: steps.Judged | None = None
+    apart: steps.ProofByParts | None = None
 
     @property
     def wrong(self) -> tuple[proof.Difference, ...]:
@@ -355,7 +355,7 @@ def _by_parts(
     bound: onnx.ModelProto,
     expected: Expected,
     first: First,
-) -> steps.Judged | None:
+) -> steps.ProofByParts | None:
     """What a model whose probes are wrong is proven to instead; None where it has no steps."""
     return steps.judge(
         bound,

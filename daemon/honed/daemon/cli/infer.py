@@ -16,7 +16,7 @@ from .parser import Parser, add_command, named_file, seconds, unique
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.runtime.calls import Answer
+    from honed.runtime.calls import InferenceAnswer
     from honed.runtime.client import Client
 
     from .arrays import Array, ArraySummary
@@ -99,7 +99,7 @@ def _infer(arguments: argparse.Namespace, output: Output) -> int:
 
 
 def _print(
-    console: Console, answer: Answer, outputs: Mapping[str, ArraySummary], files: Mapping[str, Path]
+    console: Console, answer: InferenceAnswer, outputs: Mapping[str, ArraySummary], files: Mapping[str, Path]
 ) -> None:
     rows = [
         (name, shape_text(each.dtype, each.shape), _number(each.min), _number(each.max))

@@ -183,7 +183,7 @@ class Compare:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class EngineChanged:
     """Told: a model belongs to another engine from now on."""
 
     model: str
@@ -221,6 +221,6 @@ Action = (
     | StaysAway
     | Switched
     | Compare
-    | Chosen
+    | EngineChanged
     | Failed
 )

@@ -10,15 +10,15 @@ import dataclasses
 from typing import Any
 
 from . import failover, trials
-from .actions import Chosen, Compare, Persist
+from .actions import Compare, EngineChanged, Persist
 from .core import Core
 from .drift import DRIFT_SECONDS
-from .events import EngineChosen, NotCompared, Timed, WorkerReady
+from .events import EngineChosen, InferenceTimed, NotCompared, WorkerReady
 from .scheduling import dismiss, load_next, wake
 from .states import CPU_ENGINE, Phase, ServedModel, State
 
 
-def timed(core: Core, event: Timed) -> None:
+def timed(core: Core, event: InferenceTimed) -> None:
     """Compare again where requests take longer now than the engine took when it was chosen."""
     model = core.models.numbered(event.model)
     if model is None or model.manifest.times is None or event.engine != model.engine:
@@ -102,7 +102,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
     trials.end_trial(core, model)
     model.failed.discard(target.name)
     left, model.home = core.engines[model.home], target.name
-    core.act(Chosen(model.name, target.shown, event.why))
+    core.act(EngineChanged(model.name, target.shown, event.why))
     if left.name != model.engine and left.name in model.deployments:
         core.leave(model, left)
     dismiss(core, left)

@@ -227,7 +227,7 @@ class NotCompared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
+class InferenceTimed:
     """A request for `model`, in the shapes it was compiled for, took `engine` so long."""
 
     model: int
@@ -354,7 +354,7 @@ Event = (
     | Explained
     | EngineChosen
     | NotCompared
-    | Timed
+    | InferenceTimed
     | Passed
     | Kept
     | LetGo

@@ -85,7 +85,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     events.Explained: changes.explained,
     events.EngineChosen: choices.chosen,
     events.NotCompared: choices.not_compared,
-    events.Timed: choices.timed,
+    events.InferenceTimed: choices.timed,
     events.Passed: failover.passed,
     events.SuccessorReady: trials.successor_ready,
     events.VersionChosen: trials.version_chosen,

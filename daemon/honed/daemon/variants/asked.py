@@ -25,7 +25,7 @@ class AskedShapes:
     under: str = ""
 
 
-class Asked:
+class ShapeRequests:
     """What one model is asked for, by the name of the variant that it would be."""
 
     def __init__(self, known: Mapping[str, AskedShapes] | None = None) -> None:

@@ -27,7 +27,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class KeptVariant:
     """A variant of the store. `requests` for it decay; `nbytes` are of its files, `loaded` of its device.
 
     `used` is when it was asked for last, in monotonic seconds.
@@ -43,7 +43,7 @@ class Kept:
 
 
 def next_wish(
-    wishes: Iterable[Wish], kept: Sequence[Kept], settings: VariantSettings, nbytes: dict[str, int]
+    wishes: Iterable[Wish], kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: dict[str, int]
 ) -> Wish | None:
     """The shapes to be compiled next: those asked for most often, of those that would be kept.
 
@@ -64,7 +64,7 @@ def next_wish(
     return next((wish for wish in often if _has_room(wish, kept, settings, nbytes[wish.model])), None)
 
 
-def surplus(kept: Sequence[Kept], settings: VariantSettings) -> list[str]:
+def surplus(kept: Sequence[KeptVariant], settings: VariantSettings) -> list[str]:
     """What is dropped to keep the bounds on number and disk, those least asked for first; none by hand."""
     dropped: list[str] = []
     left = sorted(kept, key=lambda each: (each.requests, each.name))
@@ -78,7 +78,9 @@ def surplus(kept: Sequence[Kept], settings: VariantSettings) -> list[str]:
     return dropped
 
 
-def room_for(loaded: int, serving: Sequence[Kept], settings: VariantSettings, now: float) -> list[str] | None:
+def room_for(
+    loaded: int, serving: Sequence[KeptVariant], settings: VariantSettings, now: float
+) -> list[str] | None:
     """What is to rest so that another, of `loaded` bytes, is loaded within the bound on memory.
 
     Those that were asked for the longest ago first; None where there is no room without what is asked for.
@@ -102,8 +104,8 @@ def _hopeless(wishes: Sequence[Wish], with_variants: set[str]) -> set[str]:
     return {model for model, count in failures.items() if count >= _HOPELESS} - with_variants
 
 
-def _has_room(wish: Wish, kept: Sequence[Kept], settings: VariantSettings, nbytes: int) -> bool:
-    new = Kept(
+def _has_room(wish: Wish, kept: Sequence[KeptVariant], settings: VariantSettings, nbytes: int) -> bool:
+    new = KeptVariant(
         name=wish.name,
         model=wish.model,
         requests=wish.requests,

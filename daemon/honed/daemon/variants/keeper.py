@@ -24,7 +24,7 @@ from honed.protocol.params import InferParams
 from honed.protocol.results import ShownVariant
 from honed.runtime.version import own_version
 
-from .choice import Kept, Wish, next_wish, room_for, surplus
+from .choice import KeptVariant, Wish, next_wish, room_for, surplus
 from .making import VariantMaker
 from .names import Shapes, model_of, variant_name
 from .settings import VariantSettings
@@ -227,18 +227,18 @@ class VariantKeeper:
         if name not in self.maker.jobs.active:  # its versions may be changing
             self.maker.pool.handle(Rested(name))
 
-    def _loaded(self) -> list[Kept]:
+    def _loaded(self) -> list[KeptVariant]:
         """Those that are in service, whatever was asked for."""
         serving = (variant for variant in self.registry.variants() if not self.registry.rests(variant))
         return [self._known(variant, 0.0) for variant in serving]
 
-    def _kept(self) -> list[Kept]:
+    def _kept(self) -> list[KeptVariant]:
         asked = (wish for model in self.registry.models() for wish in self.ledger.wishes(model.name, ""))
         requests = {wish.name: wish.requests for wish in asked}
         return [self._known(each, requests.get(each.name, 0.0)) for each in self.registry.variants()]
 
-    def _known(self, variant: ServedModel, requests: float) -> Kept:
-        return Kept(
+    def _known(self, variant: ServedModel, requests: float) -> KeptVariant:
+        return KeptVariant(
             name=variant.name,
             model=model_of(variant.name),
             requests=requests,

@@ -13,7 +13,7 @@ from honed.runtime.parts import MAX_PARTS, MAX_REASONS
 from honed.tuner.bind import bind_shapes
 from honed.tuner.frontend.partnodes import Parts
 from honed.tuner.frontend.signature import TensorSpec
-from honed.tuner.frontend.survey import BEHIND, Survey, SurveyedNode, survey
+from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import Refuse, numpy_dtype
 
 from . import valuetypes
@@ -122,7 +122,7 @@ def _needed(nodes: Sequence[SurveyedNode], outputs: Sequence[str]) -> list[Surve
     return kept[::-1]
 
 
-def _unit(one: SurveyedNode, found: Survey) -> Unit:
+def _unit(one: SurveyedNode, found: NodeSurvey) -> Unit:
     return Unit(
         reads=one.reads,
         makes=tuple(name for name in one.node.output if name),
@@ -133,7 +133,7 @@ def _unit(one: SurveyedNode, found: Survey) -> Unit:
 
 def _cut(
     model: onnx.ModelProto,
-    found: Survey,
+    found: NodeSurvey,
     nodes: Sequence[SurveyedNode],
     divided: Partition,
     outputs: Sequence[str],
@@ -182,7 +182,7 @@ def _cut(
 
 def _part(
     model: onnx.ModelProto,
-    found: Survey,
+    found: NodeSurvey,
     extractor: Extractor,
     stages: Mapping[int, Sequence[SurveyedNode]],
     stage: int,
@@ -210,7 +210,7 @@ def _part(
     )
 
 
-def _output(model: onnx.ModelProto, found: Survey, name: str) -> TensorSpec:
+def _output(model: onnx.ModelProto, found: NodeSurvey, name: str) -> TensorSpec:
     """The type of a value; what the file says of an output where inference does not know."""
     known = found.types.get(name)
     if known is None:

@@ -9,14 +9,14 @@ from onnx import helper, numpy_helper
 
 from honed.tuner.frontend.partnodes import PART_DOMAIN
 from honed.tuner.frontend.signature import TensorSpec
-from honed.tuner.frontend.survey import Survey, SurveyedNode
+from honed.tuner.frontend.survey import NodeSurvey, SurveyedNode
 from honed.tuner.frontend.values import elem_type
 
 
 class Extractor:
     """Makes models of some nodes of one model, which keep its opsets and functions."""
 
-    def __init__(self, model: onnx.ModelProto, found: Survey) -> None:
+    def __init__(self, model: onnx.ModelProto, found: NodeSurvey) -> None:
         self._model = model
         self._survey = found
         self._initial = {tensor.name: tensor for tensor in model.graph.initializer}

@@ -63,7 +63,7 @@ def divide(
 
     Where no unit is left to compile, all are behind.
     """
-    graph = _Graph.of(units, frozenset(tied), frozenset(outputs))
+    graph = _NodeGraph.of(units, frozenset(tied), frozenset(outputs))
     able = [unit.able for unit in units]
     while True:
         graph.close(able)
@@ -142,7 +142,7 @@ def _give_up_least(
 
 
 @dataclass
-class _Graph:
+class _NodeGraph:
     units: Sequence[Unit]
     tied: frozenset[str]
     outputs: frozenset[str]
@@ -152,7 +152,7 @@ class _Graph:
     group: list[int] = field(default_factory=list)  # of each unit another that must be in its part, or itself
 
     @classmethod
-    def of(cls, units: Sequence[Unit], tied: frozenset[str], outputs: frozenset[str]) -> _Graph:
+    def of(cls, units: Sequence[Unit], tied: frozenset[str], outputs: frozenset[str]) -> _NodeGraph:
         maker = {name: n for n, unit in enumerate(units) for name in unit.makes}
         before = [sorted({maker[name] for name in unit.reads if name in maker}) for unit in units]
         after: list[list[int]] = [[] for _ in units]

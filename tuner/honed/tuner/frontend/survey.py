@@ -37,7 +37,7 @@ class SurveyedNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Survey:
+class NodeSurvey:
     """A model with static inputs. `types` are of values of known type; -1 is a size that depends on data."""
 
     inputs: tuple[TensorSpec, ...]
@@ -51,7 +51,7 @@ def survey(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
     learnt: Mapping[str, TensorSpec] = MappingProxyType({}),
-) -> Survey | None:
+) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
     `learnt` are types of values that ONNX does not know.
@@ -78,7 +78,7 @@ def survey(
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.graph(model.graph, scope, opsets)
     constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
-    return Survey(
+    return NodeSurvey(
         inputs=specs,
         nodes=tuple(surveyor.found),
         types=_types(scope, surveyor.open),

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from .program import Block, Call, FunctionCall, HostFunctionCall, Program, ValueView, Within
+from .program import Call, FunctionCall, HostFunctionCall, PlacedBlock, Program, ValueView, Within
 
 _Places = Mapping[int, int]  # of values: bytes from the start of their block
 
@@ -67,11 +67,11 @@ class _Blocks:
         self.block_of.update(dict.fromkeys(places, places))
         return True
 
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[PlacedBlock, ...]:
         """All blocks."""
         distinct = {id(places): places for places in self.block_of.values()}
         return tuple(
-            Block(whole=self._whole(places), places=tuple(sorted(places.items())))
+            PlacedBlock(whole=self._whole(places), places=tuple(sorted(places.items())))
             for places in distinct.values()
         )
 

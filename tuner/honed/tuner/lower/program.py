@@ -105,7 +105,7 @@ Call = FunctionCall | HostFunctionCall
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class PlacedBlock:
     """Values in one piece of memory, which the value `whole` fills; each with its offset there (bytes)."""
 
     whole: int
@@ -125,4 +125,4 @@ class Program:
     output_shapes: tuple[tuple[int, ...], ...]
     calls: tuple[Call, ...]
     views: tuple[ValueView, ...] = ()
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[PlacedBlock, ...] = ()

@@ -54,7 +54,7 @@ _MOST_BYTES = 1 << 30  # of values at the steps, for one probe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class OpenedModel:
     """A model whose steps stand apart: `model` reads what `feeds` gives, besides its own inputs.
 
     `before` are the values that steps read and other nodes make, `after` those that steps make; both as the
@@ -80,7 +80,7 @@ class Opened:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class ProofByParts:
     """What the proof part by part found.
 
     `wrong` is a sentence that says which part is wrong, None where all are right; `tolerance` is then how far
@@ -92,7 +92,7 @@ class Judged:
     note: str = ""
 
 
-def opened(model: onnx.ModelProto) -> Opened | None:
+def opened(model: onnx.ModelProto) -> OpenedModel | None:
     """A model with static shapes, opened at its steps; None where it has none that can be opened."""
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -132,7 +132,7 @@ def opened(model: onnx.ModelProto) -> Opened | None:
         list(model.graph.initializer),
     )
     graph.sparse_initializer.extend(model.graph.sparse_initializer)
-    return Opened(
+    return OpenedModel(
         model=helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import)),
         before=before,
         after=after,
@@ -154,7 +154,7 @@ def judge(
     precision: str,
     tolerance: Sequence[float],
     limits: EvaluationLimits = DEFAULT_LIMITS,
-) -> Judged | None:
+) -> ProofByParts | None:
     """Prove a model with static shapes part by part; None where it has no steps, or they cannot be looked at.
 
     `inputs` are its probes'. `run(variant, sets of inputs)` compiles a model and gives its outputs for each,
@@ -185,7 +185,7 @@ def judge(
         where = first_difference(
             apart.model, feeds[probe], lambda m, i: run(m, [i])[0], precision=precision, limits=limits
         )
-        return Judged(wrong=f"{wrong[0][1]}, given the reference's own values at each step; {where}")
+        return ProofByParts(wrong=f"{wrong[0][1]}, given the reference's own values at each step; {where}")
     errors = {d.output: d.error for d in sorted(differences, key=lambda d: d.error)}
     moved = _spread(model, apart, inputs, reference, errors, limits)
     names = graphs.outputs(model)
@@ -198,13 +198,13 @@ def judge(
         f"off by {widest:.2g} of its range, as the reference changes by up to {max(moved.values()):.2g} when "
         "it rounds otherwise"
     )
-    return Judged(wrong=None, tolerance=allowed, note=note)
+    return ProofByParts(wrong=None, tolerance=allowed, note=note)
 
 
 class _Parts:
     """Compares what an opened model gave with the reference's values."""
 
-    def __init__(self, apart: Opened, precision: str) -> None:
+    def __init__(self, apart: OpenedModel, precision: str) -> None:
         self._original = {made: name for name, made in apart.made.items()}
         self._apart = apart
         self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in _BOUNDED}
@@ -239,7 +239,7 @@ class _Parts:
 
 def _spread(
     model: onnx.ModelProto,
-    apart: Opened,
+    apart: OpenedModel,
     inputs: Sequence[Arrays],
     reference: Reference,
     errors: Mapping[str, float],
@@ -276,7 +276,7 @@ class _Adding:
     names: Mapping[str, str]
 
 
-def _adding(model: onnx.ModelProto, apart: Opened, moving: Sequence[str]) -> _Adding:
+def _adding(model: onnx.ModelProto, apart: OpenedModel, moving: Sequence[str]) -> _Adding:
     """The model with something added to what its steps read."""
     if model.functions:
         model = inliner.inline_local_functions(model)
@@ -358,7 +358,7 @@ def _inner(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
             yield from graphs.nodes(graph)
 
 
-def _exposing(model: onnx.ModelProto, apart: Opened) -> onnx.ModelProto:
+def _exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
     """The model with the values at its steps among its outputs."""
     exposed = onnx.ModelProto()
     exposed.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
@@ -368,7 +368,7 @@ def _exposing(model: onnx.ModelProto, apart: Opened) -> onnx.ModelProto:
     return exposed
 
 
-def _bytes(apart: Opened) -> int:
+def _bytes(apart: OpenedModel) -> int:
     sizes = (graphs.of_info(value) for value in apart.model.graph.input)
     return sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in sizes if s)
 

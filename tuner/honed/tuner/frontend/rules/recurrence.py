@@ -84,14 +84,14 @@ class Direction:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RecurrentState:
     """What a step gives to the next: [batch, hidden] each, None where it is 0."""
 
     h: Value | None
     c: Value | None = None
 
 
-Step = Callable[[Builder, Call, Direction, Value, State], State]
+Step = Callable[[Builder, Call, Direction, Value, RecurrentState], RecurrentState]
 
 
 def _plus(b: Builder, x: Value, other: Value | None) -> Value:
@@ -108,7 +108,7 @@ def _recurrent(b: Builder, d: Direction, h: Value | None) -> Value | None:
     return None if h is None else matmul(b, h, d.r)
 
 
-def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> State:
+def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives to the gates i, o, f, c, biases within."""
     f, g, h = d.activations
     gate_i, gate_o, gate_f, gate_c = _gates(b, _plus(b, x, _recurrent(b, d, state.h)), 4)
@@ -125,10 +125,10 @@ def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> S
         else:
             kept = f(b, seen(gate_f, peep_f, state.c))
         cell = b("Add", b("Mul", kept, state.c), cell)
-    return State(b("Mul", f(b, seen(gate_o, peep_o, cell)), h(b, cell)), cell)
+    return RecurrentState(b("Mul", f(b, seen(gate_o, peep_o, cell)), h(b, cell)), cell)
 
 
-def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> State:
+def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives to the gates z, r, h, its biases within."""
     f, g = d.activations
     x_z, x_r, x_h = _gates(b, x, 3)
@@ -148,12 +148,12 @@ def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> St
         if state.h is not None:
             x_h = b("Add", x_h, matmul(b, b("Mul", f(b, _plus(b, x_r, r_r)), state.h), r[2]))
     made = b("Mul", b("Sub", b.like(1, z), z), g(b, x_h))
-    return State(made if state.h is None else b("Add", made, b("Mul", z, state.h)))
+    return RecurrentState(made if state.h is None else b("Add", made, b("Mul", z, state.h)))
 
 
-def rnn_step(b: Builder, call: Call, d: Direction, x: Value, state: State) -> State:
+def rnn_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
     """`x` is what the input gives, biases within."""
-    return State(d.activations[0](b, _plus(b, x, _recurrent(b, d, state.h))))
+    return RecurrentState(d.activations[0](b, _plus(b, x, _recurrent(b, d, state.h))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ def recurrence(b: Builder, c: Call) -> list[Value]:
     directions = _directions(b, c, layer, batchwise)
     active = _active(b, c, steps, batch)
     sequences: list[Value] = []
-    finals: list[State] = []
+    finals: list[RecurrentState] = []
     for direction in directions:
         sequence, final = _run(b, c, layer, direction, x, active)
         sequences.append(sequence)
@@ -198,7 +198,7 @@ def recurrence(b: Builder, c: Call) -> list[Value]:
     return [whole, *last]
 
 
-def _sides(finals: Sequence[State]) -> list[list[Value]]:
+def _sides(finals: Sequence[RecurrentState]) -> list[list[Value]]:
     """Final hidden states of each direction, and final cells where there are any."""
     sides = [[f.h for f in finals], [f.c for f in finals]]
     return [[v for v in side if v is not None] for side in sides if side[0] is not None]
@@ -210,19 +210,19 @@ def _lifted(b: Builder, v: Value) -> Value:
 
 def _run(
     b: Builder, c: Call, layer: Layer, d: Direction, x: Value, active: Sequence[Value | None]
-) -> tuple[Value, State]:
+) -> tuple[Value, RecurrentState]:
     """The hidden states as [steps, 1, batch, hidden], and the last state."""
     steps, batch, width = x.shape
     # One product for all steps: [steps * batch, gates * hidden].
     given = _plus(b, matmul(b, reshape(b, x, [steps * batch, width]), d.w), d.wb)
-    state = State(d.h, d.c)
+    state = RecurrentState(d.h, d.c)
     shown: dict[int, Value] = {}
     for t in reversed(range(steps)) if d.reverse else range(steps):
         after = layer.step(b, c, d, cut(b, given, 0, t * batch, (t + 1) * batch), state)
         now, mask = after.h, active[t]
         assert now is not None
         if mask is not None:
-            after = State(_chosen(b, mask, now, state.h), _chosen(b, mask, after.c, state.c))
+            after = RecurrentState(_chosen(b, mask, now, state.h), _chosen(b, mask, after.c, state.c))
             now = b("Where", mask, now, b.like(0, now))
         shown[t] = reshape(b, now, [1, 1, *now.shape])
         state = after
