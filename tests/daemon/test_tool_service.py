@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from honed.daemon.tool import main
-from tests.runtime.builder import Builder, add_prepared
+from honed.runtime.devices import Device
+from tests.runtime.builder import Builder, add_constant, add_prepared
 
 from .conftest import SIZE
 from .running import Service
@@ -88,6 +89,30 @@ def test_infer_from_a_file(hone: Hone, saved: Path, tmp_path: Path) -> None:
     assert output["file"] == str(folder / "y.npy")
     assert (output["min"], output["max"]) == (Y.min(), Y.max())
     assert [p.name for p in folder.iterdir()] == ["y.npy"]
+
+
+def test_several_files_are_added_one_by_one(hone: Hone, device: Device, tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    for name in ("one", "two"):
+        add_constant().write(folder / f"{name}.honed", device.profile)
+    (folder / "broken.honed").write_bytes(b"no model")
+    (folder / "notes.txt").write_text("no model either")
+    status, out, error = hone("add", str(folder), "--json")
+    assert status == 1
+    assert f"hone: {folder}/broken.honed: " in error
+    told = json.loads(out)["files"]
+    assert [Path(each["file"]).stem for each in told] == ["broken", "one", "two"]
+    assert [each["error"] is None for each in told] == [False, True, True]
+    assert [each["added"] and each["added"]["model_name"] for each in told] == [None, "one", "two"]
+    status, out, _ = hone("add", str(folder / "one.honed"), str(folder / "two.honed"), "--replace")
+    assert status == 0
+    assert "one is served" in out
+    assert "two is served" in out
+    for name in ("one", "two"):
+        hone("remove", name)
+    assert hone("add", str(folder), "--name", "x")[0] == 2
+    assert hone("add", str(tmp_path / "models" / ".."))[0] == 2
 
 
 def test_infer_with_made_up_inputs_is_repeatable(hone: Hone) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from honed.protocol.errors import HonedError
 
 from .cli import (
+    adding,
     bench,
     compiling,
     config,
@@ -83,7 +84,7 @@ def parser() -> Parser:
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
     tuned = (tuning, tasks, history, versions, records, faults)
-    for group in (models, infer, bench, profiling, *tuned, compiling, top, metrics, config, doctor):
+    for group in (models, adding, infer, bench, profiling, *tuned, compiling, top, metrics, config, doctor):
         group.register(commands)
     return made
 

@@ -1,4 +1,4 @@
-"""Commands on the service's models: status, list, add, show, remove."""
+"""Commands on the service's models: status, list, show, remove."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from honed.protocol.methods import (
     MODEL_SHOW,
     MODEL_STATISTICS,
     REPOSITORY_INDEX,
-    REPOSITORY_MODEL_LOAD,
     SERVER_STATUS,
 )
 from honed.runtime.bounds import BUSY
@@ -24,7 +23,7 @@ from honed.runtime.bounds import BUSY
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
-from .parser import UsageError, add_command, add_compile_options, check_calibration, shape_sets, unique
+from .parser import UsageError, add_command
 from .parts import in_parts
 from .variants import variants_table
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from honed.protocol.device import DevicePeaks
-    from honed.protocol.results import ComparedOutput, ModelAdded, ModelShown, ServedRequests, ShownKernel
+    from honed.protocol.results import ComparedOutput, ModelShown, ServedRequests, ShownKernel
     from honed.protocol.service import Status
 
 
@@ -51,62 +50,6 @@ def register(commands: Any) -> None:
         _list,
         about="list the models of the service",
         examples="hone list\nhone list --json",
-    )
-    add = add_command(
-        commands,
-        "add",
-        _add,
-        about="add a model: serve it, compile it, prove it right",
-        details="Takes an ONNX file, with its external data beside it, or a compiled .honed file.",
-        examples="""\
-            hone add lightglue.onnx
-            hone add yolox.onnx --name detector --shape images=1,3,416,416
-            hone add yolox.onnx --shape images=1,3,416,416 --shape images=1,3,640,640
-            hone add squeezenet.onnx --precision fp32 --replace
-            hone add yolox.onnx --calibration pictures/
-            hone add lightglue.onnx --device mali
-            hone add lightglue.onnx --device fastest
-            hone add silero_vad.onnx --no-wait
-            hone add yolox.onnx --engine gpu""",
-    )
-    add.add_argument("file", metavar="FILE", type=Path, help="an ONNX or .honed file")
-    add.add_argument("--name", metavar="N", help="the name to serve it by (default: the file's name)")
-    add_compile_options(add, several=True)
-    add.add_argument(
-        "--replace",
-        action="store_true",
-        help="take the place of a model of that name once the new one is ready",
-    )
-    add.add_argument(
-        "--device",
-        metavar="SPEC",
-        help="which device of the service is to serve it: part of its name, or 'fastest' to have all "
-        "compared (default: what the configuration says)",
-    )
-    add.add_argument(
-        "--engine",
-        choices=("fastest", "gpu", "cpu"),
-        help="what is to serve it: the faster engine, its compiled form, or ONNX Runtime on the processor "
-        "(default: what the configuration says)",
-    )
-    add.add_argument(
-        "--state",
-        action="append",
-        type=_state,
-        default=[],
-        metavar="OUT=IN",
-        help="in a sequence, give output OUT to input IN of the next request; give one for each "
-        "(default: what the file's metadata says, or names and shapes tell)",
-    )
-    waiting = add.add_mutually_exclusive_group()
-    waiting.add_argument(
-        "--wait",
-        action="store_true",
-        default=True,
-        help="end when it is compiled, or known why not (default); the CPU engine serves it meanwhile",
-    )
-    waiting.add_argument(
-        "--no-wait", dest="wait", action="store_false", help="end as soon as it is served; compiling goes on"
     )
     show = add_command(
         commands,
@@ -136,13 +79,6 @@ def register(commands: Any) -> None:
         examples="hone remove lightglue",
     )
     remove.add_argument("model", metavar="M", help="name of the model")
-
-
-def _state(text: str) -> tuple[str, str]:
-    output, equals, given = text.partition("=")
-    if not (output and equals and given):
-        raise argparse.ArgumentTypeError(f"{text!r} is not OUT=IN")
-    return output, given
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
@@ -284,47 +220,6 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
 def _why_cpu(model: ListedModel) -> str:
     """In short; 'hone show' has all of it."""
     return model.engine_why.partition(";")[0] if model.engine == "cpu" else ""
-
-
-def _add(arguments: argparse.Namespace, output: Output) -> int:
-    from honed.runtime.client import Client
-
-    from .progress import Reporter
-
-    check_calibration(arguments)
-    shapes, *variants = shape_sets(arguments.shape)
-    title = f"add {arguments.name or arguments.file.name}"
-    with Reporter(title) as reporter, Client(arguments.socket) as client:
-        told = client.add(
-            arguments.file,
-            name=arguments.name,
-            shapes=shapes,
-            variants=variants,
-            precision=arguments.precision,
-            replace=arguments.replace,
-            device=arguments.device,
-            calibration=arguments.calibration,
-            engine=arguments.engine,
-            wait=arguments.wait,
-            state=unique("--state", arguments.state),
-            progress=lambda news: reporter.update(news["stage"], news["fraction"], news["text"]),
-        )
-    added = REPOSITORY_MODEL_LOAD.result_of(told)
-    output.emit(added, lambda console: _print_added(console, added))
-    return 0
-
-
-_BY = {"cpu": " by the CPU engine", "gpu+cpu": " in parts"}
-
-
-def _print_added(console: Console, added: ModelAdded) -> None:
-    compiled = f"{added.kernels} kernels, {added.launches} launches an inference, " if added.kernels else ""
-    by = _BY.get(added.engine, "")
-    line(console, f"{added.model_name} is served{by}: {compiled}added in {added.seconds:.1f} s.")
-    if added.engine_why:
-        line(console, f"engine: {added.engine_why}")
-    for note in added.notes:
-        line(console, f"note: {note}")
 
 
 def _remove(arguments: argparse.Namespace, output: Output) -> int:
