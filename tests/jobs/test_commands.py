@@ -13,6 +13,7 @@ from honed.jobs.commands import (
     Compile,
     Demo,
     Export,
+    Fit,
     Import,
     Job,
     ListFaults,
@@ -32,6 +33,7 @@ EXAMPLES: list[Job[Any]] = [
         calibration=Path("sets"), device="-d", profile=Path("p"), records=RECORDS, memory_mib=512,
     ),
     Check(file=FILE, shapes={"x": (1,)}),
+    Fit(file=FILE, shapes={"x": (1,)}, profile=FILE),
     Tasks(file=FILE, records=RECORDS, cache_dir=Path("c"), current=OUT),
     Tune(
         file=FILE, records=RECORDS, cache_dir=Path("c"), bench="mali-g610", bench_root=Path("r"), output=OUT,

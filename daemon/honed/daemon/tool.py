@@ -21,6 +21,7 @@ from .cli import (
     config,
     doctor,
     faults,
+    fit,
     history,
     infer,
     metrics,
@@ -84,7 +85,20 @@ def parser() -> Parser:
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
     tuned = (tuning, tasks, history, versions, records, faults)
-    for group in (models, adding, infer, bench, profiling, *tuned, compiling, top, metrics, config, doctor):
+    for group in (
+        models,
+        adding,
+        fit,
+        infer,
+        bench,
+        profiling,
+        *tuned,
+        compiling,
+        top,
+        metrics,
+        config,
+        doctor,
+    ):
         group.register(commands)
     return made
 

@@ -16,7 +16,7 @@ from honed.machine.children import python
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 
-from .events import Compiled, Done, Exported, Faults, History, Imported, R, Tuned, Written
+from .events import Compiled, Done, Exported, Faults, Fitted, History, Imported, R, Tuned, Written
 
 J = TypeVar("J", bound="Job[Any]")
 PRECISIONS = ("auto", "fp32", "fp16")
@@ -81,6 +81,14 @@ class Check(OnFile[Done]):
     """Finds out whether a file can be compiled; `profile` as `Compile` has it."""
 
     command = ("check",)
+    profile: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit(OnFile[Fitted]):
+    """Finds out what of a file would be compiled, and what the CPU engine would run; `profile` likewise."""
+
+    command = ("fit",)
     profile: Path | None = None
 
 
@@ -187,7 +195,7 @@ class Demo(Job[Written]):
 
 
 JOBS: tuple[type[Job[Any]], ...] = (
-    Compile, Check, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Demo,
+    Compile, Check, Fit, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Demo,
 )  # fmt: skip
 
 

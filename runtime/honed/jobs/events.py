@@ -171,6 +171,36 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FittedPart:
+    """So many nodes of a file, and an estimate of their operations, that `engine` ("gpu", "cpu") would run.
+
+    `why` the CPU engine would, each reason once.
+    """
+
+    engine: str
+    nodes: int
+    flops: int
+    why: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """What of a file would run where; `parts` in their order, `reasons` why nothing of it is compiled.
+
+    `inputs` and `outputs` are described as the file has them. `cpu_engine`: it is installed, so that what
+    cannot be compiled is served, too.
+    """
+
+    parts: tuple[FittedPart, ...]
+    reasons: tuple[str, ...]
+    notes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    nbytes: int  # of the model, its data included
+    cpu_engine: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProofReport:
     """How the answers of a compiled model were judged; errors and tolerances by output.
 
@@ -298,7 +328,7 @@ class Faults:
 
 
 News = Stage | Note | TasksFound | Round | Trial | Totals | Filtered | Broke | Condemned
-Result = Done | Compiled | Tuned | Written | Exported | Imported | History | Faults
+Result = Done | Fitted | Compiled | Tuned | Written | Exported | Imported | History | Faults
 R = TypeVar("R", bound=Result)
 _NEWS: dict[str, type[News]] = {
     "stage": Stage,

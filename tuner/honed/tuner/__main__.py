@@ -70,6 +70,13 @@ def _check(job: commands.Check, emit: Emit) -> events.Done:
     return events.Done()
 
 
+def _fit(job: commands.Fit, emit: Emit) -> events.Fitted:
+    request = _request(job.derived(commands.Compile, output=job.file), emit)
+    from .fit import fit_file
+
+    return fit_file(request)
+
+
 def _compile(job: commands.Compile, emit: Emit) -> events.Compiled:
     request = _request(job, emit)
     from .compile import compile_file
@@ -144,6 +151,7 @@ def _demo(job: commands.Demo, emit: Emit) -> events.Written:
 
 _WORK: dict[type, Any] = {
     commands.Check: _check,
+    commands.Fit: _fit,
     commands.Compile: _compile,
     commands.Tasks: tuning.list_tasks,
     commands.Tune: tuning.tune_model,
