@@ -24,7 +24,7 @@ from . import spin
 from .running import NO_TUNER, Service, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
-WIDTH, STEPS = 64, 1000
+WIDTH, STEPS = 64, 300
 
 
 @pytest.fixture(autouse=True)
