@@ -92,7 +92,7 @@ def packed(elements: Array, bits: int) -> Array:
 def unpacked(whole: Array, bits: int, size: int, *, signed: bool) -> Array:
     """So many elements of what `packed` gives, a byte each; signed ones are extended."""
     shifts = np.arange(8 // bits, dtype=np.uint8) * np.uint8(bits)
-    elements = ((whole[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:size].astype(np.uint8)
+    elements: Array = ((whole[:, None] >> shifts) & ((1 << bits) - 1)).reshape(-1)[:size].astype(np.uint8)
     if signed:
         sign = np.uint8(1 << (bits - 1))
         elements = (elements ^ sign) - sign
