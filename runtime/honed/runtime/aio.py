@@ -66,7 +66,7 @@ class AsyncClient(Operations, performing=_performing):
 
     def sequence(self, model: str) -> AsyncSequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return AsyncSequence(self, model)
+        return AsyncSequence(self.infer, model)
 
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""

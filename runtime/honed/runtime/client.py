@@ -79,7 +79,7 @@ class Client(Operations, performing=_performing):
 
     def sequence(self, model: str) -> Sequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return Sequence(self, model)
+        return Sequence(self.infer, model)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""

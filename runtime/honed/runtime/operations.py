@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
@@ -48,10 +49,6 @@ from .calls import InferCall, InferenceAnswer, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
-
-if TYPE_CHECKING:
-    from .aio import AsyncClient
-    from .client import Client
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,11 +107,13 @@ class operation(Generic[P, R]):  # noqa: N801 - a decorator
     if TYPE_CHECKING:
 
         @overload
-        def __get__(self, client: Client, owner: Any = ...) -> Callable[P, R]: ...
+        def __get__(self, client: AbstractContextManager[Any, Any], owner: Any = ...) -> Callable[P, R]: ...
         @overload
-        def __get__(self, client: AsyncClient, owner: Any = ...) -> Callable[P, Coroutine[Any, Any, R]]: ...
+        def __get__(
+            self, client: AbstractAsyncContextManager[Any, Any], owner: Any = ...
+        ) -> Callable[P, Coroutine[Any, Any, R]]: ...
         def __get__(self, client: Any, owner: Any = None) -> Any:
-            """What a type checker sees: a method that returns, or one to be awaited."""
+            """What a type checker sees: of what takes `with` a method that returns, else one to await."""
 
 
 class Operations:

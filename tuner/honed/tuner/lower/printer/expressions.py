@@ -7,7 +7,7 @@ that of int. Parts of an integer expression that change in no loop around it are
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import ir, tirx
 
@@ -36,9 +36,6 @@ from .terms import (
 )
 from .types import Type, Unprintable
 
-if TYPE_CHECKING:
-    from .memory import Memory
-
 _ARITHMETIC: dict[type, tuple[str, int]] = {
     tirx.Add: ("+", ADD), tirx.Sub: ("-", ADD), tirx.Mul: ("*", MUL), tirx.Div: ("/", MUL),
     tirx.Mod: ("%", MUL),
@@ -59,7 +56,7 @@ class Expressions:
         """`contract` leaves it to the compiler to fuse products with sums, instead of calling `mad`."""
         self.blocks = blocks
         self.contract = contract
-        self.memory: Memory  # set by the kernel: the two need each other
+        self.load: Callable[[ir.TensorLoad], Term]  # both set by the kernel: what they print has expressions
         self.call: Callable[[ir.Call], Term]
         self.variables: dict[Any, Term] = {}
         self.sums: dict[Any, Linear] = {}  # of integer variables: what they stand for, as a sum
@@ -79,7 +76,7 @@ class Expressions:
             tirx.Broadcast: self._broadcast,
             tirx.Shuffle: self._shuffle,
             tirx.Let: self._let,
-            ir.TensorLoad: lambda e: self.memory.load(e),
+            ir.TensorLoad: lambda e: self.load(e),
             ir.Call: lambda e: self.call(e),
             **dict.fromkeys(_ARITHMETIC, self._arithmetic),
             **dict.fromkeys(_COMPARISONS, self._comparison),
