@@ -21,9 +21,10 @@ from honed.protocol.errors import Unavailable
 from honed.protocol.peer import ResponseReceived
 
 from .link import Link
-from .operations import Ask, Operations, Reply, Steps, T, register, unregister
+from .operations import Operations, register, unregister
 from .regions import Region
 from .sequences import Sequence
+from .steps import Ask, Reply, Steps, T
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:

@@ -21,8 +21,7 @@ class Model:
     Sources: `products` and `codes`, kbase's `mali_kbase_gpu_id.h` (GPU_ID_PRODUCT_*), (9, 3) Mesa's
     `pan_model.c`. `warp`, and `fma_fp32` and `fma_fp16` up to the G78: *Arm Mali GPU Datasheet* of 2021 (half
     of its operations per clock). Later `fma_fp32`: Mesa's `pan_model.c` (G310, G610) and AnandTech of
-    25 May 2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610. `full_registers`:
-    Arm's guides, and facts measured offline with Mesa's compiler for the G610.
+    25 May 2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610.
     """
 
     name: str
@@ -33,7 +32,6 @@ class Model:
     warp: int  # work-items that run in step
     fma_fp32: int  # multiply-adds a core does in one clock
     fma_fp16: int
-    full_registers: int = 32  # of 32 bits a thread may use while the core holds all its threads
 
     def most_gflops(self, cores: int, *, half: bool) -> float:
         """GFLOP/s that no chip with so many cores of this model reaches, at half or single precision."""

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Final
 
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol import methods, strict
-from honed.protocol.arrivals import close_all
-from honed.protocol.errors import InvalidArgument, MissingFiles
+from honed.protocol import methods
 from honed.protocol.methods import Method
 from honed.protocol.params import (
     ExportParams,
     HistoryParams,
-    LoadOptions,
-    LoadParams,
     MetricsParams,
     ModelParams,
     Nothing,
@@ -40,80 +34,17 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.peer import ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
-from . import calls, endpoint
+from . import additions, calls, endpoint
 from .calls import InferCall, InferenceAnswer, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
+from .steps import USUAL, Ask, Steps, T, operation
 
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
-_USUAL: Final = -1.0  # the client's own timeout
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
-
-    result: Map
-    descriptors: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's."""
-
-    method: Method[Any, Any]
-    params: Any
-    timeout: float | None = _USUAL
-    descriptors: Sequence[int] = ()
-    progress: Progress | None = None
-
-    def limit(self, usual: float) -> float | None:
-        """Seconds until it is given up; `usual` are the client's."""
-        return usual if self.timeout == _USUAL else self.timeout
-
-    def plain(self) -> Map:
-        """The parameters as they travel."""
-        plain: Map = strict.to_plain(self.params, omit_defaults=True)
-        return plain
-
-    def taken(self, answered: ResponseReceived) -> Reply:
-        """The answer; raises InvalidArgument where it is none, and closes descriptors not asked for."""
-        descriptors = answered.descriptors
-        if not self.method.gives or not isinstance(answered.result, dict):
-            close_all(descriptors)
-            descriptors = []
-        if not isinstance(answered.result, dict):
-            raise InvalidArgument("the service answered something that is no map; compare versions")
-        return Reply(answered.result, descriptors)
-
-
-Steps = Generator[Ask, Reply, T]
-
-
-class operation(Generic[P, R]):  # noqa: N801 - a decorator
-    """A method of both clients, made of its steps when their classes are."""
-
-    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[R]]) -> None:
-        self.steps = steps
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __get__(self, client: AbstractContextManager[Any, Any], owner: Any = ...) -> Callable[P, R]: ...
-        @overload
-        def __get__(
-            self, client: AbstractAsyncContextManager[Any, Any], owner: Any = ...
-        ) -> Callable[P, Coroutine[Any, Any, R]]: ...
-        def __get__(self, client: Any, owner: Any = None) -> Any:
-            """What a type checker sees: of what takes `with` a method that returns, else one to await."""
 
 
 class Operations:
@@ -138,7 +69,7 @@ class Operations:
                     setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
     @operation
-    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = _USUAL) -> Steps[T]:
+    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = USUAL) -> Steps[T]:
         """The result of any method, typed; None: the parameters that it has by default.
 
         `timeout` in seconds, None: none. Raises Internal for nonsense.
@@ -317,38 +248,8 @@ class Operations:
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
-        file = Path(path)
-        model = name if name is not None else calls.model_name_for(file)
-        opened: dict[str, int] = {}
-        sets: dict[str, int] = {}
-
-        def load() -> Ask:
-            options = LoadOptions(
-                shapes=_shapes(shapes or {}),
-                precision=precision,
-                replace=replace,
-                device=device,
-                calibration=len(sets) or None,
-                engine=engine,
-                wait=None if wait else False,
-                variants=tuple(_shapes(each) for each in variants) or None,
-                state=dict(state) if state else None,
-            )
-            params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
-            sent = [*opened.values(), *sets.values()]
-            return Ask(methods.REPOSITORY_MODEL_LOAD, params, None, sent, progress)
-
-        try:
-            opened[file.name] = calls.open_model(file)
-            sets |= calls.open_calibration(calibration)
-            try:
-                return (yield load()).result
-            except MissingFiles as missing:
-                opened |= calls.open_beside(file, missing)
-                return (yield load()).result
-        finally:
-            for descriptor in (*opened.values(), *sets.values()):
-                os.close(descriptor)
+        how = additions.options(shapes, variants, precision, replace, device, engine, wait, state)
+        return (yield from additions.steps(Path(path), name, how, calibration, progress))
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
@@ -359,7 +260,7 @@ class Operations:
         version came meanwhile, ModelRefused where it is not this model.
         """
         params = PublishParams(name=model, expected=expected, why=why)
-        descriptor = calls.open_model(Path(path))
+        descriptor = additions.open_model(Path(path))
         try:
             return (yield Ask(methods.MODEL_PUBLISH, params, None, [descriptor])).result
         finally:
@@ -431,7 +332,3 @@ def register(region: Region) -> Ask:
 def unregister(region: Region) -> Ask:
     """The call that has the service forget a region."""
     return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
-
-
-def _shapes(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in given.items()}

@@ -61,9 +61,7 @@ def _fault(message: str, found: MatchedRow) -> Fault:
     return Fault(
         driver=driver,
         device=groups.get("device") or found.device,
-        severity=(pattern.by_code or {}).get(code, pattern.severity)
-        if code is not None
-        else pattern.severity,
+        severity=pattern.severity if code is None else by_code.get(code, pattern.severity),
         kind=pattern.kind,
         code=code,
         name=name,
