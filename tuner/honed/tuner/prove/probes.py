@@ -76,12 +76,8 @@ def choose(
                 break
             return found
         evaluator, note = found.evaluator, found.note
-        trials += [
-            _Trial(*calm, _noise(calm[1], other))
-            for calm, other in zip(
-                zip(drawn, found.outputs[:count], strict=True), found.outputs[count:], strict=True
-            )
-        ]
+        evaluated = zip(drawn, found.outputs[:count], found.outputs[count:], strict=True)
+        trials += [_Trial(given, calm, _noise(calm, other)) for given, calm, other in evaluated]
         if sum(_share(trial.noise, allowed) <= _CALM for trial in trials) >= count:
             break
     best = sorted(trials, key=lambda trial: max(_share(trial.noise, allowed), _CALM))[:count]
