@@ -73,8 +73,7 @@ def judge(
     apart = opened(model)
     if apart is None or nbytes(apart) > _MOST_BYTES:
         return None
-    exposed = exposing(model, apart)
-    reference = evaluate(exposed, list(inputs), limits)
+    reference = evaluate(exposing(model, apart), list(inputs), limits)
     if isinstance(reference, ReferenceFailure):
         return None
     feeds = [apart.feeds(i, values) for i, values in zip(inputs, reference.outputs, strict=True)]
@@ -92,9 +91,8 @@ def judge(
             precision=precision,
             limits=limits,
         )
-        return ProofByParts(
-            wrong=f"{differences[wrong]}, given the reference's own values at each step; {where}"
-        )
+        why = f"{differences[wrong]}, given the reference's own values at each step; {where}"
+        return ProofByParts(wrong=why)
     errors = {d.output: d.error for d in sorted(differences, key=lambda d: d.error)}
     return _as_whole(apart, tolerance, _spread(model, apart, inputs, reference, errors, limits))
 
@@ -107,8 +105,8 @@ def _as_whole(apart: OpenedModel, tolerance: Sequence[float], moved: Mapping[str
     most = max(moved.values())
     note = (
         f"proven part by part between its {apart.steps} steps (rounding and choosing); as a whole it may be "
-        f"off by {max(allowed):.2g} of its range, as the reference changes by up to {most:.2g} when it rounds "
-        "otherwise"
+        f"off by {max(allowed):.2g} of its range, as the reference changes by up to {most:.2g} when it "
+        "rounds otherwise"
     )
     return ProofByParts(wrong=None, tolerance=allowed, note=note)
 
