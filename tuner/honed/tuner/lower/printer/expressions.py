@@ -11,11 +11,10 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from . import literals, types
+from . import types
 from .blocks import Blocks
 from .lanes import lane
 from .linear import Linear
-from .ranges import bounds, decided
 from .terms import (
     ADD,
     AND,
@@ -32,6 +31,9 @@ from .terms import (
     UNARY,
     Term,
     bounded,
+    bounds,
+    decided,
+    floating,
     number,
 )
 from .types import Type, Unprintable
@@ -133,7 +135,7 @@ class Expressions:
         return (TRUE if value else FALSE) if of.kind == "bool" else number(value, of)
 
     def _float(self, expr: tirx.FloatImm) -> Term:
-        return literals.floating(float(expr.value), types.parsed(str(expr.ty.dtype)))
+        return floating(float(expr.value), types.parsed(str(expr.ty.dtype)))
 
     def _variable(self, expr: ir.Var) -> Term:
         found = self.variables.get(expr)
