@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from honed.protocol import methods, results, service, strict, versions
+from honed.protocol.config import ConfigReloaded, ConfigShown
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, check_version, parse
 from honed.protocol.params import (
@@ -189,11 +190,11 @@ class Api:
         return await self.metrics.answer(params.format)
 
     @_answers(methods.CONFIG_SHOW)
-    async def _config_show(self, call: ApiCall, params: Nothing) -> service.ConfigShown:
+    async def _config_show(self, call: ApiCall, params: Nothing) -> ConfigShown:
         return await self.reloader.show()
 
     @_answers(methods.CONFIG_RELOAD)
-    async def _config_reload(self, call: ApiCall, params: Nothing) -> service.ConfigReloaded:
+    async def _config_reload(self, call: ApiCall, params: Nothing) -> ConfigReloaded:
         return await self.reloader.reload()
 
     @_answers(methods.MODEL_READY)

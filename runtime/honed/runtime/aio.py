@@ -13,9 +13,10 @@ from honed.protocol.errors import DeadlineExceeded, Unavailable
 
 from . import endpoint
 from .aiolink import AsyncLink
-from .operations import Ask, Operations, Reply, Steps, T, register, unregister
+from .operations import Operations, register, unregister
 from .regions import Region
 from .sequences import AsyncSequence
+from .steps import Ask, Reply, Steps, T
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
@@ -66,7 +67,7 @@ class AsyncClient(Operations, performing=_performing):
 
     def sequence(self, model: str) -> AsyncSequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return AsyncSequence(self, model)
+        return AsyncSequence(self.infer, model)
 
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""

@@ -6,20 +6,17 @@ Both clients (`client`, `aio`) stand on these functions; docs/protocol.md is the
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
+from honed.protocol.errors import Internal, InvalidArgument
 from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
 from honed.protocol.strict import Map
 
-from . import calibration
 from .dtypes import dtype, from_datatype
 from .regions import Region
 
@@ -120,20 +117,27 @@ def infer_call(
         inputs=tuple(described),
         outputs=wanted,
         raw_input_contents=tuple(contents),
-        parameters=InferOptions(
-            timeout=max(1, round(timeout * 1e6)),
-            priority=priority,
-            finite=finite,
-            sequence_id=sequence.id if sequence is not None else None,
-            sequence_start=(sequence is not None and sequence.start) or None,
-            sequence_end=(sequence is not None and sequence.end) or None,
-            shared_memory_region=lent.region.name if lent is not None and lent.room else None,
-            shared_memory_offset=lent.region.room(lent.room) if lent is not None and lent.room else None,
-            shared_memory_byte_size=lent.room if lent is not None and lent.room else None,
-        ),
+        parameters=_options(timeout, priority, finite, sequence, lent),
     )
     shared = frozenset(name for name, place in places.items() if place)
     return InferCall(params, into, shared, lent.region if lent is not None else None)
+
+
+def _options(
+    timeout: float, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
+) -> InferOptions:
+    room = lent.room if lent is not None else 0
+    return InferOptions(
+        timeout=max(1, round(timeout * 1e6)),
+        priority=priority,
+        finite=finite,
+        sequence_id=sequence.id if sequence is not None else None,
+        sequence_start=(sequence is not None and sequence.start) or None,
+        sequence_end=(sequence is not None and sequence.end) or None,
+        shared_memory_region=lent.region.name if lent is not None and room else None,
+        shared_memory_offset=lent.region.room(room) if lent is not None and room else None,
+        shared_memory_byte_size=room or None,
+    )
 
 
 def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
@@ -207,62 +211,3 @@ def _place(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None
                 shared_memory_byte_size=array.nbytes,
             )
     return None
-
-
-def model_name_for(path: Path) -> str:
-    """The name a model gets from its file: the stem with what names may not hold replaced by '-'."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in path.stem)
-    return kept.lstrip("._-")[:64] or "model"
-
-
-def open_model(path: Path) -> int:
-    """A descriptor of the model file; raises NotFound or InvalidArgument."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise NotFound(f"{path} does not exist; check the path") from error
-    except OSError as error:
-        raise InvalidArgument(f"{path} cannot be read ({error.strerror}); check who may read it") from error
-
-
-def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
-    """Descriptors of the sets of inputs in a folder, by name; raises NotFound or InvalidArgument."""
-    opened: dict[str, int] = {}
-    try:
-        for path in calibration.files_in(Path(folder)) if folder is not None else ():
-            opened[path.name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        _close_all(opened)
-        raise InvalidArgument(
-            f"{error.filename} cannot be read ({error.strerror}); check who may read it"
-        ) from error
-    return opened
-
-
-def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
-    """Descriptors of the external data files of the model at `path`, by name; the caller closes them.
-
-    Raises `missing` itself where one is not there or lies outside the model's folder.
-    """
-    folders = (path.parent.resolve(), path.resolve().parent)
-    opened: dict[str, int] = {}
-    try:
-        for name in missing.files:
-            found = (path.parent / name).resolve()
-            pure = PurePosixPath(name)
-            inside = any(found.is_relative_to(folder) for folder in folders)
-            if pure.is_absolute() or ".." in pure.parts or not inside:
-                raise missing
-            opened[name] = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        _close_all(opened)
-        raise missing from error
-    except MissingFiles:
-        _close_all(opened)
-        raise
-    return opened
-
-
-def _close_all(opened: Mapping[str, int]) -> None:
-    for descriptor in opened.values():
-        os.close(descriptor)

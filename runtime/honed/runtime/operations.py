@@ -9,28 +9,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Final
 
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol import methods, strict
-from honed.protocol.arrivals import close_all
-from honed.protocol.errors import (
-    AlreadyExists,
-    HonedError,
-    InvalidArgument,
-    MissingFiles,
-    ResourceExhausted,
-)
+from honed.protocol import methods
+from honed.protocol.errors import AlreadyExists, HonedError, ResourceExhausted
 from honed.protocol.methods import Method
 from honed.protocol.params import (
     ExportParams,
     HistoryParams,
-    LoadOptions,
-    LoadParams,
     MetricsParams,
     ModelParams,
     Nothing,
@@ -46,84 +36,19 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.peer import ResponseReceived
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
-from . import calls, endpoint, scratch
+from . import additions, calls, endpoint, scratch
 from .calls import InferenceAnswer, InSequence, Lent, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
 from .scratch import Scratch
+from .steps import USUAL, Ask, Steps, T, operation
 
-if TYPE_CHECKING:
-    from .aio import AsyncClient
-    from .client import Client
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
-_USUAL: Final = -1.0  # the client's own timeout
 _NOT_LENT: Final = contextlib.nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
-
-    result: Map
-    descriptors: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's."""
-
-    method: Method[Any, Any]
-    params: Any
-    timeout: float | None = _USUAL
-    descriptors: Sequence[int] = ()
-    progress: Progress | None = None
-
-    def limit(self, usual: float) -> float | None:
-        """Seconds until it is given up; `usual` are the client's."""
-        return usual if self.timeout == _USUAL else self.timeout
-
-    def plain(self) -> Map:
-        """The parameters as they travel."""
-        plain: Map = strict.to_plain(self.params, omit_defaults=True)
-        return plain
-
-    def taken(self, answered: ResponseReceived) -> Reply:
-        """The answer; raises InvalidArgument where it is none, and closes descriptors not asked for."""
-        descriptors = answered.descriptors
-        if not self.method.gives or not isinstance(answered.result, dict):
-            close_all(descriptors)
-            descriptors = []
-        if not isinstance(answered.result, dict):
-            raise InvalidArgument("the service answered something that is no map; compare versions")
-        return Reply(answered.result, descriptors)
-
-
-Steps = Generator[Ask, Reply, T]
-
-
-class operation(Generic[P, R]):  # noqa: N801 - a decorator
-    """A method of both clients, made of its steps when their classes are."""
-
-    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[R]]) -> None:
-        self.steps = steps
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __get__(self, client: Client, owner: Any = ...) -> Callable[P, R]: ...
-        @overload
-        def __get__(self, client: AsyncClient, owner: Any = ...) -> Callable[P, Coroutine[Any, Any, R]]: ...
-        def __get__(self, client: Any, owner: Any = None) -> Any:
-            """What a type checker sees: a method that returns, or one to be awaited."""
 
 
 class Operations:
@@ -149,7 +74,7 @@ class Operations:
                     setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
     @operation
-    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = _USUAL) -> Steps[T]:
+    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = USUAL) -> Steps[T]:
         """The result of any method, typed; None: the parameters that it has by default.
 
         `timeout` in seconds, None: none. Raises Internal for nonsense.
@@ -234,9 +159,9 @@ class Operations:
         Those that are not used any more are forgotten first.
         """
         for region in self._scratch.dropped():
-            if self._regions.pop(region.name, None) is not None:
-                with contextlib.suppress(HonedError):  # one that the service does not know is forgotten, too
-                    yield unregister(region)
+            self._discard(region)
+            with contextlib.suppress(HonedError):  # one that the service does not know is forgotten, too
+                yield unregister(region)
         ready = self._scratch.take(given + room)
         if ready is not None:
             return Lent(ready, room)
@@ -250,8 +175,7 @@ class Operations:
         except AlreadyExists:
             pass
         except BaseException as error:
-            del self._regions[region.name]
-            region.close()
+            self._discard(region)
             if isinstance(error, ResourceExhausted):
                 return None
             raise
@@ -261,7 +185,12 @@ class Operations:
         """Give memory back; the service forgets regions with their connection."""
         self._scratch.close()
         for region in self._scratch.dropped():
-            self._regions.pop(region.name, None)
+            self._discard(region)
+
+    def _discard(self, region: Region) -> None:
+        """Not to be registered again, so that its descriptor can be closed."""
+        self._regions.pop(region.name, None)
+        region.close()
 
     @operation
     def models(self) -> Steps[list[Map]]:
@@ -373,38 +302,8 @@ class Operations:
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
-        file = Path(path)
-        model = name if name is not None else calls.model_name_for(file)
-        opened: dict[str, int] = {}
-        sets: dict[str, int] = {}
-
-        def load() -> Ask:
-            options = LoadOptions(
-                shapes=_shapes(shapes or {}),
-                precision=precision,
-                replace=replace,
-                device=device,
-                calibration=len(sets) or None,
-                engine=engine,
-                wait=None if wait else False,
-                variants=tuple(_shapes(each) for each in variants) or None,
-                state=dict(state) if state else None,
-            )
-            params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
-            sent = [*opened.values(), *sets.values()]
-            return Ask(methods.REPOSITORY_MODEL_LOAD, params, None, sent, progress)
-
-        try:
-            opened[file.name] = calls.open_model(file)
-            sets |= calls.open_calibration(calibration)
-            try:
-                return (yield load()).result
-            except MissingFiles as missing:
-                opened |= calls.open_beside(file, missing)
-                return (yield load()).result
-        finally:
-            for descriptor in (*opened.values(), *sets.values()):
-                os.close(descriptor)
+        how = additions.options(shapes, variants, precision, replace, device, engine, wait, state)
+        return (yield from additions.steps(Path(path), name, how, calibration, progress))
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
@@ -415,7 +314,7 @@ class Operations:
         version came meanwhile, ModelRefused where it is not this model.
         """
         params = PublishParams(name=model, expected=expected, why=why)
-        descriptor = calls.open_model(Path(path))
+        descriptor = additions.open_model(Path(path))
         try:
             return (yield Ask(methods.MODEL_PUBLISH, params, None, [descriptor])).result
         finally:
@@ -487,7 +386,3 @@ def register(region: Region) -> Ask:
 def unregister(region: Region) -> Ask:
     """The call that has the service forget a region."""
     return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
-
-
-def _shapes(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in given.items()}

@@ -58,7 +58,6 @@ class Scratch:
 
     def drop(self, region: Region) -> None:
         """The service may still be using the region, or it is not needed; it shall be forgotten."""
-        region.close()
         self._dropped.append(region)
 
     @contextmanager
@@ -72,7 +71,7 @@ class Scratch:
         self.give_back(region)
 
     def dropped(self) -> Iterator[Region]:
-        """Regions that the service is still to be told of."""
+        """Regions that are to be closed, and that the service is still to be told of."""
         while self._dropped:
             yield self._dropped.pop()
 

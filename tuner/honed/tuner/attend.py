@@ -22,9 +22,9 @@ from .lower.cost import function_bytes, function_flops
 from .lower.joining import Joins
 from .lower.schedule import narrow_indices
 from .search import rules, traces
-from .search.attention import Attention, attention_of
 from .search.budget import launches_of
 from .search.decisions import read
+from .search.sketches.attention import Attention, attention_of
 from .search.starts import starts
 
 _LOCAL = 0.75  # of the local memory is for scores: the rest holds what is made of whole rows

@@ -20,22 +20,19 @@ from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.attend import joins
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.in_place import moved_in_place
-from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.long_sums import most_additions, reductions
-from honed.tuner.lower.module import task_key
-from honed.tuner.lower.operands import constant_parameters, mark_constants, marked
+from honed.tuner.lower.module import legal_model, task_key
+from honed.tuner.lower.operands import marked
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
-from honed.tuner.lower.target import alignment_of
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 from honed.tuner.prepare import prepare
 
 from .task import TuningTask
 
+_ON_HOST = "its loops depend on the data, it runs on the host"
 SETS = 3  # of inputs, each of another distribution
 SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
@@ -67,34 +64,27 @@ def extract(
     if precision == "auto":
         choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=like)
         normalised = choose.applied(choice, normalised)
-    legal = legalize(frontend.import_relax(normalised), profile, joins(profile))
-    program = moved_in_place(read_program(legal), alignment_of(profile))
-    weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))
-    outputs = {call.function: len(call.outputs) for call in program.calls if isinstance(call, FunctionCall)}
-    constants = constant_parameters(program)
+    legal = legal_model(frontend.import_relax(normalised), profile, joins(profile))
+    calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
+    weights = Counter(call.function for call in calls)
+    outputs = {call.function: len(call.outputs) for call in calls}
     found: dict[str, Extracted] = {}
-    for name, weight in weights.items():
-        func = mark_constants(legal[name], constants[name], profile)
-        key = task_key(func)
+    for name, func in legal.functions.items():
+        key, weight = task_key(func), weights[name]
         if key in found:
             weight += found[key].task.weight
         found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
-    hosts = Counter(call.function for call in program.calls if isinstance(call, HostFunctionCall))
-    opaque = [
-        TuningTask(
-            key=f"host:{name}",
-            name=name,
-            weight=weight,
-            flops=0,
-            bytes=0,
-            dtype="",
-            opaque="opaque: a part of the model that the CPU engine runs"
-            if name == CPU_PART
-            else "opaque: its loops depend on the data, it runs on the host",
-        )
-        for name, weight in hosts.items()
-    ]
-    return list(found.values()), opaque
+    hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
+    return list(found.values()), [_opaque(name, weight) for name, weight in hosts.items()]
+
+
+def _opaque(name: str, weight: int) -> TuningTask:
+    """A host call as a task that cannot be tuned."""
+    part = name == CPU_PART
+    why = "a part of the model that the CPU engine runs" if part else _ON_HOST
+    return TuningTask(
+        key=f"host:{name}", name=name, weight=weight, flops=0, bytes=0, dtype="", opaque=f"opaque: {why}"
+    )
 
 
 def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, Keep, reads_along
-from .packing import channels_last, pack
-from .parts import (
+from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along
+from honed.tuner.search.packing import channels_last, pack
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     below,
@@ -30,6 +30,7 @@ from .parts import (
     launch_others,
     sample_tile,
     set_private,
+    sketch,
 )
 
 _BYTES = 4  # of an element; processors compute halves in singles
@@ -62,6 +63,7 @@ class _Loops:
     lanes: LoopRV
 
 
+@sketch(60)
 def channels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution with its channels along the lanes. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from honed.tuner.search.blocks import CHOICES, BlockInfo, blocks, calls, info
+from honed.tuner.search.parts import Part, SketchLimits, accumulate, below, fuse, sample_tile, set_private
+
 from .blocked import MOST_BESIDE, MOST_VECTORS, depthwise_of
-from .blocks import CHOICES, BlockInfo, blocks, calls, info
-from .parts import Part, SketchLimits, accumulate, below, fuse, sample_tile, set_private
 
 _PIXEL_AXES = 3  # of a result: rows, columns, the channels of a block
 # Of the second: those of its result, blocks of channels, a window, the channels of a block.

@@ -16,9 +16,9 @@ from tvm import ir
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, Keep, reads_along, step_along
-from .packing import channels_last, launch_packing, pack
-from .parts import (
+from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along, step_along
+from honed.tuner.search.packing import channels_last, launch_packing, pack
+from honed.tuner.search.parts import (
     COPIED,
     Part,
     SketchLimits,
@@ -31,6 +31,7 @@ from .parts import (
     lanes_of,
     launch_others,
     sample_tile,
+    sketch,
     vectorise,
 )
 
@@ -67,6 +68,7 @@ class _Loops:
     lanes: LoopRV
 
 
+@sketch(20)
 def packed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution, its operands laid out before. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None

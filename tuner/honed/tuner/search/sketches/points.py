@@ -10,8 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.lower.winograd import IMAGE, POINTS, STEP
-
-from .parts import SketchLimits, bind, by_single_items, parts
+from honed.tuner.search.parts import SketchLimits, bind, by_single_items, parts
 
 
 def points(schedule: Schedule, limits: SketchLimits) -> bool:

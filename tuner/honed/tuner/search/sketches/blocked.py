@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV
 
-from .blocks import SPATIAL, Keep, reads_along
-from .parts import (
+from honed.tuner.search.blocks import SPATIAL, Keep, reads_along
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     accumulate,
@@ -24,6 +24,7 @@ from .parts import (
     launch_others,
     sample_tile,
     set_private,
+    sketch,
 )
 
 _AXES = 5  # of the result: images, blocks of channels, rows, columns, the channels of a block
@@ -43,6 +44,7 @@ class _Loops:
     lanes: LoopRV
 
 
+@sketch(50)
 def blocked(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution of blocked tensors. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if limits.groups_of_one else None

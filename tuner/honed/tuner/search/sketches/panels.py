@@ -16,10 +16,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
 from honed.tuner.lower.operands import marked
-
-from .blocks import REDUCE, SPATIAL, Keep, reads_along
-from .packing import pack
-from .parts import (
+from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, reads_along
+from honed.tuner.search.packing import pack
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     alone,
@@ -28,6 +27,7 @@ from .parts import (
     is_elementwise,
     sample_tile,
     set_private,
+    sketch,
     vectorise,
 )
 
@@ -54,6 +54,7 @@ class _Product:
         return max(self.multiples) > 1
 
 
+@sketch(70)
 def panels(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a product by panels. False where the function is none, or `tile` has nothing to lay out."""
     found = contraction(schedule, Keep.DEAR) if limits.groups_of_one else None

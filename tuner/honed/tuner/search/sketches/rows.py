@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axes
-from .parts import (
+from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axes
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     below,
@@ -24,6 +24,7 @@ from .parts import (
     lanes_of,
     parts,
     set_private,
+    sketch,
     vectorise,
 )
 
@@ -38,21 +39,25 @@ class _Work:
     kept: tuple[int, ...]
 
 
+@sketch(110)
 def rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """One work-item computes whole rows. False where the function does not fit."""
     return _rows(schedule, limits, most, Keep.DEAR)
 
 
+@sketch(120)
 def rows_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """The same, computing exp and the like again where they are used instead of keeping them."""
     return _rows(schedule, limits, most, Keep.NOTHING)
 
 
+@sketch(130)
 def columns(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """One work-item computes as many whole columns as it has lanes. False where the function does not fit."""
     return _columns(schedule, limits, most, Keep.DEAR)
 
 
+@sketch(140)
 def columns_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """The same, computing exp and the like again where they are used instead of keeping them."""
     return _columns(schedule, limits, most, Keep.NOTHING)

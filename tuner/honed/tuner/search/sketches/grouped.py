@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, is_dear
-from .parts import (
+from honed.tuner.search.blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, is_dear
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     accumulate,

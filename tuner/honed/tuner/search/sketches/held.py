@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, BlockInfo, Keep, last_axis
-from .flat import flatten
-from .parts import (
+from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, last_axis
+from honed.tuner.search.flat import flatten
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     accumulate,
@@ -28,6 +28,7 @@ from .parts import (
     lanes_of,
     launch_others,
     sample_tile,
+    sketch,
     vectorise,
 )
 
@@ -54,6 +55,7 @@ class _Loops:
     tiles: dict[int, _Tile]
 
 
+@sketch(10)
 def held(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a contraction over work-items that hold its operands. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None

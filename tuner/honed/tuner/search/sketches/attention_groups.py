@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
+from honed.tuner.search.parts import SketchLimits, below, fuse, lanes_of, sample_tile, set_private
+
 from .attention import Attention, read, write_out, written_axes
 from .grouped import GroupTile
-from .parts import SketchLimits, below, fuse, lanes_of, sample_tile, set_private
 
 _ACROSS = (32, 16, 8, 4)  # work-items along x, to choose from
 

@@ -14,8 +14,8 @@ from tvm import tirx
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from .blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_along
-from .parts import (
+from honed.tuner.search.blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_along
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     alone,
@@ -27,6 +27,7 @@ from .parts import (
     lanes_of,
     parts,
     set_private,
+    sketch,
     vectorise,
 )
 
@@ -37,6 +38,7 @@ class _Axis:
     extent: int
 
 
+@sketch(80)
 def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Lanes along the last axis, everything elementwise inlined. False where the function does not fit."""
     found = parts(schedule)
@@ -46,6 +48,7 @@ def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
+@sketch(100)
 def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Lanes along the last axis of an input that was padded before, in a launch of its own."""
     found = parts(schedule, Keep.PADDING)
@@ -60,6 +63,7 @@ def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     return True
 
 
+@sketch(90)
 def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Lanes along an axis before the last, where the last has none: the lanes' operand is gathered.
 

@@ -14,11 +14,10 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from honed.tuner.lower.operands import ALIGNED_PIXELS
-
-from .blocks import Keep, reads_along
-from .flat import PIXELS, flatten
-from .packing import channels_last, launch_packing, pack
-from .parts import (
+from honed.tuner.search.blocks import Keep, reads_along
+from honed.tuner.search.flat import PIXELS, flatten
+from honed.tuner.search.packing import channels_last, launch_packing, pack
+from honed.tuner.search.parts import (
     SketchLimits,
     accumulate,
     below,
@@ -27,6 +26,7 @@ from .parts import (
     fuse,
     lanes_of,
     sample_tile,
+    sketch,
 )
 
 _CHANNELS = 1  # the axis of output channels
@@ -46,6 +46,7 @@ class _Loops:
     lanes: LoopRV
 
 
+@sketch(30)
 def pointwise(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile a convolution over flat pixels. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None

@@ -16,10 +16,10 @@ from tvm.s_tir import Schedule, ScheduleError
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ffi import structural_walk
 
-from .blocks import REDUCE, SPATIAL, BlockInfo, info, is_dear
-from .blocks import blocks as blocks_of
-from .parts import Part, SketchLimits, below, fuse, lanes_of, sample_tile, set_private
-from .traces import as_module, unscheduled
+from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, info, is_dear
+from honed.tuner.search.blocks import blocks as blocks_of
+from honed.tuner.search.parts import Part, SketchLimits, below, fuse, lanes_of, sample_tile, set_private
+from honed.tuner.search.traces import as_module, unscheduled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,70 +9,44 @@ so that the search can change them. Four shapes of work cover what models are ma
   normalisation, reductions);
 - stream: one work-item moves a few vectors (elementwise chains, transposes, concatenation);
 - whole: a reduction to a single element, in parts and then all of them.
+
+Each is a function that `@sketch` (`search/parts.py`) stands over, in whatever file of this folder. Those that
+are called by name here are for functions of one form alone.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
+import pkgutil
 from collections.abc import Callable, Iterable
 from functools import partial
 
 from tvm import s_tir, tirx
 from tvm.s_tir import Schedule
 
+from honed.tuner.search.blocks import Keep, inline_elementwise
+from honed.tuner.search.parts import SKETCHES, SketchLimits, lane_choices
+from honed.tuner.search.traces import as_module, steps, unscheduled
+
 from .attention import attention
 from .attention_groups import attention_groups
-from .blocked import blocked
-from .blocks import SPATIAL, Keep, inline_elementwise
-from .channels import channels
 from .grouped import GroupTile, grouped
-from .held import held
-from .packed import packed
-from .panels import panels
-from .parts import SketchLimits, alone, bind_alone, fuse, lane_choices, lanes_of, parts
 from .points import points
-from .pointwise import pointwise
-from .rows import columns, columns_again, rows, rows_again
 from .separable import separable
 from .sliced import SLICES, sliced
-from .tile import tile, tile_across, tile_padded
-from .traces import as_module, steps, unscheduled
-from .windowed import windowed
 
-_MOST_STEPS = 32  # vectors that one work-item moves
-_MOST_PARTS = 256  # of a reduction to a single element
+for _found in pkgutil.iter_modules(__path__, f"{__name__}."):
+    importlib.import_module(_found.name)
+
 _ATTEMPTS = 2  # with other numbers: TVM simplifies some indices so that a later step does not know the block
-
-Sketch = Callable[[Schedule, SketchLimits, int], bool]
-
-
-def _all() -> tuple[Sketch, ...]:
-    return (
-        held,
-        packed,
-        pointwise,
-        windowed,
-        blocked,
-        channels,
-        panels,
-        tile,
-        tile_across,
-        tile_padded,
-        rows,
-        rows_again,
-        columns,
-        columns_again,
-        lines,
-        stream,
-        whole,
-    )
 
 
 def sketches(func: tirx.PrimFunc, limits: SketchLimits) -> list[Schedule]:
     """Every sketch that fits a function; none where it has blocks that the sketches do not understand."""
     tries = [
         lambda schedule, make=make, lanes=lanes: make(schedule, limits, lanes)
-        for make in _all()
+        for _, make in sorted(SKETCHES.items())
         for lanes in lane_choices(func, limits)
     ]
     return _fitting(func, tries)
@@ -143,49 +117,3 @@ def _different(begun: Schedule, tries: Iterable[Callable[[Schedule], bool]]) -> 
             except ValueError:
                 break  # it does not have the form
     return list(found.values())
-
-
-def stream(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """One work-item moves a few vectors. False where anything is reduced."""
-    found = parts(schedule)
-    if any(p.info.is_reduction for p in found):
-        return False
-    for part in found:
-        loops = schedule.get_loops(part.block)
-        if not loops:
-            loops = [schedule.add_unit_loop(part.block)]
-        lanes = lanes_of(part.info.extents[-1] if part.info.extents else 1, most)
-        rest, vector = schedule.split(fuse(schedule, loops), [None, lanes])
-        factors = schedule.sample_perfect_tile(rest, n=2, max_innermost_factor=_MOST_STEPS)
-        outer, steps = schedule.split(rest, factors)
-        bind_alone(schedule, outer, limits)
-        schedule.vectorize(vector)
-        schedule.annotate(steps, "pragma_auto_unroll_max_step", 16)
-    return True
-
-
-def lines(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """A work-group of a processor moves lines of blocks of channels. False where there are none."""
-    found = parts(schedule)
-    if not limits.groups_of_one or any(p.info.is_reduction or p.info.extents[-1:] != (most,) for p in found):
-        return False
-    for part in found:
-        alone(schedule, part, limits, most)
-    return True
-
-
-def whole(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
-    """Reduce everything to one element: work-items make parts of it, and one adds them up."""
-    found = parts(schedule)
-    if len(found) != 1 or SPATIAL in found[0].info.kinds:
-        return False
-    block = found[0].block
-    loop = fuse(schedule, schedule.get_loops(block))
-    factors = schedule.sample_perfect_tile(loop, n=2, max_innermost_factor=_MOST_PARTS)
-    _, inner = schedule.split(loop, factors)
-    made = schedule.rfactor(inner, factor_axis=0)
-    bind_alone(schedule, schedule.get_loops(made)[0], limits)
-    schedule.decompose_reduction(made, schedule.get_loops(made)[-1])
-    one = schedule.add_unit_loop(schedule.get_loops(block)[0])
-    schedule.bind(one, "threadIdx.x" if limits.threads != (1,) else "blockIdx.x")
-    return True

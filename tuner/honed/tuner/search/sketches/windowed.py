@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from tvm.s_tir import Schedule
 
-from .blocks import REDUCE, SPATIAL, Keep, last_axis, reads_along, step_along
-from .parts import (
+from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, last_axis, reads_along, step_along
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     accumulate,
@@ -21,6 +21,7 @@ from .parts import (
     lanes_of,
     launch_others,
     sample_tile,
+    sketch,
     vectorise,
 )
 
@@ -30,6 +31,7 @@ _PIXELS = 16  # of a work-item; fewer where the window moves by several, over a 
 ROWS = 4  # of them at most
 
 
+@sketch(40)
 def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
     """Tile the image of a convolution without a sum over channels. False where the function is none."""
     found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ExprRV, LoopRV, SBlockRV
 
-from .blocks import REDUCE, SPATIAL, Keep
-from .grouped import GroupTile, copy_operands, prepare
-from .parts import (
+from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep
+from honed.tuner.search.parts import (
     Part,
     SketchLimits,
     accumulate,
@@ -26,6 +25,8 @@ from .parts import (
     sample_tile,
     vectorise,
 )
+
+from .grouped import GroupTile, copy_operands, prepare
 
 SLICES = (4, 8)  # of a group, to choose from
 _LEAST_STEPS = 8  # of the reduction, for each slice
