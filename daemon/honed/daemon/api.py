@@ -13,6 +13,7 @@ from honed.protocol import methods, results, service, strict, versions
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, check_version, parse
 from honed.protocol.params import (
+    BringParams,
     ExportParams,
     HistoryParams,
     InferParams,
@@ -396,6 +397,10 @@ class Api:
         waits = options.wait is not False
         told = await self.variants.make_by_hand(params.model_name, options.variants, notify, wait=waits)
         return dataclasses.replace(added, notes=(*added.notes, *told))
+
+    @_answers(methods.MODEL_BRING)
+    async def _model_bring(self, call: ApiCall, params: BringParams) -> results.ModelBrought:
+        raise Unavailable("this service takes no models of apps yet; have an administrator add it")
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:

@@ -30,7 +30,7 @@ class Credentials:
     gids: frozenset[int]
 
 
-_ALL, _INFER = frozenset(Right), frozenset({Right.ANYONE, Right.INFER})
+_ALL, _INFER = frozenset(Right), frozenset({Right.ANYONE, Right.INFER, Right.OWN})
 _ANYONE = frozenset({Right.ANYONE})
 
 

@@ -20,6 +20,7 @@ from honed.protocol.arrivals import close_all
 from honed.protocol.errors import InvalidArgument, MissingFiles
 from honed.protocol.methods import Method
 from honed.protocol.params import (
+    BringOptions,
     ExportParams,
     HistoryParams,
     LoadOptions,
@@ -40,10 +41,12 @@ from honed.protocol.params import (
     UnloadParams,
 )
 from honed.protocol.peer import ResponseReceived
+from honed.protocol.results import ModelBrought
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
 from . import calls, endpoint
+from .bringing import Given, brought
 from .calls import InferCall, InferenceAnswer, InSequence, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
@@ -350,6 +353,47 @@ class Operations:
         finally:
             for descriptor in (*opened.values(), *sets.values()):
                 os.close(descriptor)
+
+    @operation
+    def bring(
+        self,
+        model: Given,
+        *,
+        external: Mapping[str, Given] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        precision: str = "auto",
+        engine: str | None = None,
+        progress: Progress | None = None,
+    ) -> Steps[ModelBrought]:
+        """Have the service serve an ONNX file of the app's own; returns when it does, or is known why not.
+
+        `model` is a path or the file's bytes, `external` the files of external data that go with it, by the
+        names it has for them; those of a path that are not given are taken from beside it. The rest is as
+        for `add`. Nobody but this user, and root, sees the model, whose name is in the result; bringing the
+        same again returns at once. Raises ModelRefused with every reason where it cannot be served,
+        MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
+        PermissionDenied where the service takes no models of apps.
+        """
+        options = BringOptions(
+            shapes=_shapes(shapes) if shapes else None,
+            precision=None if precision == "auto" else precision,
+            engine=engine,
+        )
+        files = brought(model, external or {}, options)
+        try:
+            for last in (False, True):
+                sent = list(files.descriptors.values())
+                try:
+                    answer = yield Ask(methods.MODEL_BRING, files.params, None, sent, progress)
+                except MissingFiles as missing:
+                    if last:
+                        raise
+                    files.add_missing(missing)
+                else:
+                    return methods.MODEL_BRING.result_of(answer.result)
+            raise AssertionError("the loop above returns or raises")
+        finally:
+            files.close()
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
