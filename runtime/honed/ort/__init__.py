@@ -9,7 +9,7 @@ docs/onnxruntime.md says what is there and what is not.
 
 from __future__ import annotations
 
-from honed.runtime.version import VERSION as _VERSION
+from honed.runtime.version import own_version as _own_version
 
 from .modelproto import ModelMetadata, NodeArg
 from .options import (
@@ -72,7 +72,7 @@ def get_version_string() -> str:
 
 def get_build_info() -> str:
     """Who it is."""
-    return f"honed {_VERSION}"
+    return f"honed {_own_version()}"
 
 
 def set_default_logger_severity(severity: int) -> None:

@@ -8,19 +8,19 @@ from __future__ import annotations
 from honed.protocol import errors
 
 
-class Fail(Exception):  # noqa: N818 - the names are ONNX Runtime's
+class Fail(Exception):
     """Something that no other of them says."""
 
 
-class InvalidArgument(Exception):  # noqa: N818
+class InvalidArgument(Exception):
     """An input is not what the model takes."""
 
 
-class NoSuchFile(Exception):  # noqa: N818
+class NoSuchFile(Exception):
     """There is no model file at that path."""
 
 
-class NoModel(Exception):  # noqa: N818
+class NoModel(Exception):
     """No model is loaded."""
 
 
@@ -28,27 +28,27 @@ class EngineError(Exception):
     """An engine failed."""
 
 
-class RuntimeException(Exception):  # noqa: N818
+class RuntimeException(Exception):
     """A run failed."""
 
 
-class InvalidProtobuf(Exception):  # noqa: N818
+class InvalidProtobuf(Exception):
     """The file is no ONNX file."""
 
 
-class ModelLoaded(Exception):  # noqa: N818
+class ModelLoaded(Exception):
     """A model is loaded already."""
 
 
-class NotImplemented(Exception):  # noqa: N818, A001
+class NotImplemented(Exception):  # noqa: A001
     """What honed does not do."""
 
 
-class InvalidGraph(Exception):  # noqa: N818
+class InvalidGraph(Exception):
     """The model breaks ONNX's rules."""
 
 
-class EPFail(Exception):  # noqa: N818
+class EPFail(Exception):
     """An execution provider failed."""
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import os
 
-from .errors import Fail, NotImplemented, said
+from . import errors
+from .errors import Fail, said
 
 FALLBACK = "honed.fallback"  # entry of a session's configuration: "1" lets ONNX Runtime take its place
 _FALLBACK_VARIABLE = "HONED_ORT_FALLBACK"
@@ -131,4 +132,4 @@ class RunOptions(_Configured):
 
 
 def _not_done(what: str) -> Exception:
-    return said(NotImplemented, f"honed {what}")
+    return said(errors.NotImplemented, f"honed {what}")

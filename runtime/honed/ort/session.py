@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol.errors import HonedError, NotFound, Unavailable
-from honed.protocol.errors import MissingFiles as Missing
 from honed.runtime.client import Client
 
 from . import genuine
-from .errors import Fail, InvalidArgument, NoSuchFile, NotImplemented, RuntimeException, said, translated
+from .errors import Fail, InvalidArgument, NoSuchFile, said, translated
 from .modelproto import Described, ModelMetadata, NodeArg, describe
 from .options import RunOptions, SessionOptions
 from .values import IOBinding, OrtValue, numpy_type, type_of
@@ -110,7 +109,9 @@ class InferenceSession:
 
     def end_profiling(self) -> str:
         """Raises NotImplemented: the service profiles models itself."""
-        raise said(NotImplemented, "honed writes no profile of a session; `hone profile` shows a model's kernels")
+        raise said(
+            NotImplemented, "honed writes no profile of a session; `hone profile` shows a model's kernels"
+        )
 
     def io_binding(self) -> IOBinding:
         """An empty binding."""
@@ -153,7 +154,10 @@ class InferenceSession:
         _pool().submit(work)
 
     def run_with_ort_values(
-        self, output_names: Sequence[str] | None, input_dict_ort_values: Mapping[str, OrtValue], run_options: Any = None
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: Any = None,
     ) -> list[OrtValue]:
         """As `run`, of values and to values."""
         given = {name: value.numpy() for name, value in input_dict_ort_values.items()}
@@ -255,18 +259,12 @@ def _described(given: str | os.PathLike[str] | bytes) -> Described:
     if not path.exists():
         raise said(NoSuchFile, f"Load model from {path} failed:Load model {path} failed. File doesn't exist")
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            return describe(bytes(mapped)) if len(mapped) < 1 << 20 else _from_map(mapped)
-    except (OSError, ValueError) as error:
+        with path.open("rb") as file:
+            # Unmapped with the last view of it.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:  # ValueError: it is empty
         raise said(Fail, f"Load model from {path} failed: {error}") from error
-
-
-def _from_map(mapped: mmap.mmap) -> Described:
-    view = memoryview(mapped)
-    try:
-        return describe(view)
-    finally:
-        view.release()
+    return describe(mapped)
 
 
 def _check_shape(wanted: NodeArg, array: Array) -> None:

@@ -39,7 +39,9 @@ def numpy_type(type_name: str) -> np.dtype[Any]:
     """NumPy's type for one as in "tensor(float)"; raises NotImplemented for what honed does not carry."""
     name = _NUMPY.get(type_name.removeprefix("tensor(").removesuffix(")"))
     if name is None:
-        raise said(NotImplemented, f"honed does not carry {type_name}; use a model of dense tensors of numbers")
+        raise said(
+            NotImplemented, f"honed does not carry {type_name}; use a model of dense tensors of numbers"
+        )
     return dtypes.dtype(name).numpy
 
 
@@ -50,7 +52,9 @@ class OrtValue:
         self._array = array
 
     @classmethod
-    def ortvalue_from_numpy(cls, numpy_obj: ArrayLike, device_type: str = "cpu", device_id: int = 0) -> OrtValue:
+    def ortvalue_from_numpy(
+        cls, numpy_obj: ArrayLike, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
         """A copy of an array; raises NotImplemented for another device than "cpu"."""
         _on_host(device_type)
         return cls(np.array(numpy_obj, order="C"))
@@ -137,7 +141,13 @@ class IOBinding:
         self.inputs[name] = np.asarray(arr_on_cpu)
 
     def bind_input(
-        self, name: str, device_type: str, device_id: int, element_type: Any, shape: Sequence[int], buffer_ptr: int
+        self,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
     ) -> None:
         """Give memory at an address."""
         _on_host(device_type)
@@ -207,7 +217,10 @@ class IOBinding:
 
 def _on_host(device_type: str) -> None:
     if device_type.lower() not in ("cpu", "honed"):
-        raise said(NotImplemented, f"an app's tensors are on the host in honed; give 'cpu' in place of {device_type!r}")
+        raise said(
+            NotImplemented,
+            f"an app's tensors are on the host in honed; give 'cpu' in place of {device_type!r}",
+        )
 
 
 def _element(element_type: Any) -> np.dtype[Any]:
