@@ -1,4 +1,4 @@
-"""Runs an app with honed in the place of onnxruntime: `python -m honed.ort [OPTIONS] APP.py|-m MODULE ...`."""
+"""Runs an app with honed in the place of onnxruntime: `python -m honed.ort APP.py|-m MODULE ...`."""
 
 from __future__ import annotations
 

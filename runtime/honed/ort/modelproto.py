@@ -65,7 +65,7 @@ class ModelMetadata:
     domain: str = ""
     description: str = ""
     graph_description: str = ""
-    version: int = 0
+    version: int = (1 << 63) - 1  # as ONNX Runtime has it where the file says nothing
     custom_metadata_map: dict[str, str] = field(default_factory=dict)
 
 
@@ -158,7 +158,7 @@ def _type(proto: memoryview) -> tuple[str, list[Dimension]]:
 def _dimension(proto: memoryview) -> Dimension:
     for number, value in _fields(proto):
         if number == 1 and isinstance(value, int):
-            return value
+            return value if value >= 0 else None
         if number == 2:
             return _text(value) or None
     return None

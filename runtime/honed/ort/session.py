@@ -61,7 +61,7 @@ class InferenceSession:
             self._options.check()
             self._name = self._brought()
             self._complete()
-        except (HonedError, Fail, NotImplemented) as error:
+        except (HonedError, Fail, errors.NotImplemented) as error:
             self._stand_in(error, kwargs)
         self._inputs_meta, self._outputs_meta = self.get_inputs(), self.get_outputs()
 
@@ -109,9 +109,7 @@ class InferenceSession:
 
     def end_profiling(self) -> str:
         """Raises NotImplemented: the service profiles models itself."""
-        raise said(
-            NotImplemented, "honed writes no profile of a session; `hone profile` shows a model's kernels"
-        )
+        raise said(errors.NotImplemented, "honed writes no profile here; `hone profile` shows kernels")
 
     def io_binding(self) -> IOBinding:
         """An empty binding."""
@@ -141,7 +139,7 @@ class InferenceSession:
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
-        """Run in another thread, which then calls `callback` with the outputs, the data, and an error or ""."""
+        """Run in another thread, which calls `callback` with the outputs, the data, and an error or ""."""
 
         def work() -> None:
             try:
@@ -157,7 +155,7 @@ class InferenceSession:
         self,
         output_names: Sequence[str] | None,
         input_dict_ort_values: Mapping[str, OrtValue],
-        run_options: Any = None,
+        run_options: RunOptions | None = None,
     ) -> list[OrtValue]:
         """As `run`, of values and to values."""
         given = {name: value.numpy() for name, value in input_dict_ort_values.items()}
@@ -209,10 +207,8 @@ class InferenceSession:
             expected = numpy_type(wanted[name].type)
             array = value if isinstance(value, np.ndarray) else np.asarray(value, expected)
             if array.dtype.newbyteorder("=") != expected:
-                raise said(
-                    InvalidArgument,
-                    f"Unexpected input data type. Actual: ({type_of(array)}) , expected: ({wanted[name].type})",
-                )
+                found = f"Actual: ({type_of(array)}) , expected: ({wanted[name].type})"
+                raise said(InvalidArgument, f"Unexpected input data type. {found}")
             _check_shape(wanted[name], array)
             inputs[name] = array
         return inputs
@@ -236,7 +232,7 @@ class InferenceSession:
         for each in providers or ():
             name = each if isinstance(each, str) else each[0]
             if name not in PROVIDERS:
-                text = f"Specified provider '{name}' is not in available provider names: '{', '.join(PROVIDERS)}'"
+                text = f"Specified provider '{name}' is not in available provider names: {PROVIDERS}"
                 warnings.warn(text, UserWarning, stacklevel=3)
 
     def _stand_in(self, error: Exception, kwargs: Mapping[str, Any]) -> None:
@@ -285,8 +281,8 @@ def _check_shape(wanted: NodeArg, array: Array) -> None:
         told = "".join(f"\n index: {index} Got: {got} Expected: {size}" for index, got, size in wrong)
         raise said(
             InvalidArgument,
-            f"Got invalid dimensions for input: {wanted.name} for the following indices{told}\n Please fix either "
-            "the inputs/outputs or the model.",
+            f"Got invalid dimensions for input: {wanted.name} for the following indices{told}\n Please fix "
+            "either the inputs/outputs or the model.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Tensors as apps hand them over: OrtValue, and the binding of inputs and outputs. All of them are on the host."""
+"""Tensors as apps hand them over, all of them on the host: OrtValue, and what is bound to a session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from honed.runtime import dtypes
 
-from .errors import InvalidArgument, NotImplemented, said
+from . import errors
+from .errors import InvalidArgument, said
 from .modelproto import TYPES
 
 Array = NDArray[Any]
@@ -39,9 +40,8 @@ def numpy_type(type_name: str) -> np.dtype[Any]:
     """NumPy's type for one as in "tensor(float)"; raises NotImplemented for what honed does not carry."""
     name = _NUMPY.get(type_name.removeprefix("tensor(").removesuffix(")"))
     if name is None:
-        raise said(
-            NotImplemented, f"honed does not carry {type_name}; use a model of dense tensors of numbers"
-        )
+        text = f"honed does not carry {type_name}; use a model of dense tensors of numbers"
+        raise said(errors.NotImplemented, text)
     return dtypes.dtype(name).numpy
 
 
@@ -226,11 +226,13 @@ def _on_host(device_type: str) -> None:
 def _element(element_type: Any) -> np.dtype[Any]:
     if isinstance(element_type, int):
         return numpy_type(TYPES.get(element_type, "undefined"))
-    return np.dtype(element_type)
+    kind: np.dtype[Any] = np.dtype(element_type)
+    return kind
 
 
 def _at(address: int, element_type: Any, shape: Sequence[int]) -> Array:
     kind = _element(element_type)
     nbytes = kind.itemsize * math.prod(shape)
-    memory = (ctypes.c_ubyte * nbytes).from_address(address)
-    return np.frombuffer(memory, kind).reshape(tuple(shape))
+    memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+    array: Array = np.frombuffer(memory, kind).reshape(tuple(shape))
+    return array
