@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from honed.protocol.errors import HonedError, NotFound, Unavailable
 from honed.runtime.client import Client
 
-from . import genuine
+from . import errors, genuine
 from .errors import Fail, InvalidArgument, NoSuchFile, said, translated
 from .modelproto import Described, ModelMetadata, NodeArg, describe
 from .options import RunOptions, SessionOptions
