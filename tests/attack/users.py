@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 def with_groups(folder: Path) -> tuple[str, ...]:
-    """What runs a daemon in a mount namespace whose /etc/group has the groups of honed; () where it cannot."""
+    """What runs a daemon in a mount namespace whose /etc/group has honed's groups; () where it cannot."""
     group = folder / "group"
     group.write_text(GROUP_FILE)
     script = f'mount --bind {group} /etc/group && exec "$@"'

@@ -13,6 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from honed.runtime import Client
 from tests.attack import users
 
 from .running import NO_TUNER, Service, start
@@ -24,7 +25,7 @@ X = np.arange(4, dtype=np.float32)
 def adding(number: float, *, nbytes: int = 0) -> bytes:
     """y = x + number, of four elements, in a file of at least `nbytes` bytes."""
     node = helper.make_node("Add", ["x", "number"], ["y"])
-    known = [numpy_helper.from_array(np.float32([number]), "number")]
+    known = [numpy_helper.from_array(np.array([number], np.float32), "number")]
     if nbytes:
         known.append(numpy_helper.from_array(np.zeros(nbytes, np.uint8), "ballast"))
     graph = helper.make_graph([node], "g", [_tensor("x")], [_tensor("y")], initializer=known)
@@ -51,7 +52,7 @@ def _tensor(name: str) -> onnx.ValueInfoProto:
 
 @contextmanager
 def for_users(folders: pytest.TempPathFactory, cache: Path, config: str = "") -> Iterator[Service]:
-    """A service whose members of the group honed are all of `users.acting`; a test without it is of no use."""
+    """A service in whose group honed all of `users.acting` are."""
     folder = Path(tempfile.mkdtemp(prefix="honed-groups-"))
     prefix = users.with_groups(folder)
     assert prefix, "only root, who may mount, can be several users"
@@ -70,7 +71,7 @@ def client(service: Service, user: int) -> users.UserClient:
     return users.UserClient(service.socket, user)
 
 
-def answers(client: users.UserClient, name: str, number: float) -> bool:
+def answers(client: Client, name: str, number: float) -> bool:
     """Whether the model of that name adds the number."""
     found: Any = client.infer(name, {"x": X})["y"]
     return bool(np.array_equal(found, X + np.float32(number)))

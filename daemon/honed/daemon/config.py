@@ -2,8 +2,8 @@
 
 `honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
 which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
-that is kept between requests, [limits] what is accepted, [apps] models that apps bring, [variants] compiled
-forms for other shapes, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
+that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes, [apps]
+models that apps bring, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
 whether the service starts a tuner. Files in `honed.toml.d/` beside it that
 end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
 setting keeps its origin.
@@ -104,8 +104,8 @@ TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "cpu": CpuSettings,
         "sequences": SequenceSettings,
         "limits": Limits,
-        "apps": AppsSettings,
         "variants": VariantSettings,
+        "apps": AppsSettings,
         "usage": UsageSettings,
         "idle": IdleSettings,
         "tuner": TunerSettings,
@@ -126,8 +126,8 @@ class Config:
     cpu: CpuSettings
     sequences: SequenceSettings
     limits: Limits
-    apps: AppsSettings
     variants: VariantSettings
+    apps: AppsSettings
     usage: UsageSettings
     idle: IdleSettings
     tuner: TunerSettings

@@ -142,7 +142,7 @@ class ModelAdded:
     engine_why: str = ""
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelBrought:
     """The result of ModelBring: what the user calls the model, and whether an engine serves it now.
 

@@ -35,6 +35,11 @@ class AppsSettings:
         return self.disk_mib * _MIB
 
     @property
+    def all_mib(self) -> int:
+        """Memory of all users' processes, MiB: for each an engine, and one that tries models out."""
+        return 2 * self.max_users * self.memory_mib
+
+    @property
     def memory_bytes(self) -> int:
         """memory_mib in bytes."""
         return self.memory_mib * _MIB
