@@ -7,7 +7,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from . import standin
+from honed import standin
 
 _USAGE = """usage: python -m honed.ort [--socket PATH] [--fallback] APP.py [ARGUMENT ...]
        python -m honed.ort [--socket PATH] [--fallback] -m MODULE [ARGUMENT ...]

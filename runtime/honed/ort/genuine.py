@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from . import standin
+from honed import standin
 
 _NAME = "onnxruntime"
 _kept: list[ModuleType | None] = []

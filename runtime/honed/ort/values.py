@@ -218,7 +218,7 @@ class IOBinding:
 def _on_host(device_type: str) -> None:
     if device_type.lower() not in ("cpu", "honed"):
         raise said(
-            NotImplemented,
+            errors.NotImplemented,
             f"an app's tensors are on the host in honed; give 'cpu' in place of {device_type!r}",
         )
 

@@ -1,4 +1,7 @@
-"""Has `import onnxruntime` give an app honed's modules in its place."""
+"""Has `import onnxruntime` give an app honed's modules in its place.
+
+Python loads this when it starts where HONED_ORT is set (honed-ort.pth): it imports nothing that is large.
+"""
 
 from __future__ import annotations
 
