@@ -18,6 +18,7 @@ import pytest
 
 import honed.runtime
 from tests.daemon.conftest import SIZE, service, small_model, start_service
+from tests.daemon.own_models import adding
 from tests.daemon.running import DEADLINE, Service, start
 
 __all__ = ["service", "small_model", "start_service"]  # fixtures
@@ -135,6 +136,13 @@ def test_c_survives_whatever_is_answered(program: Path, tmp_path: Path) -> None:
             assert done.returncode == 1, (answer, done.stderr)
             assert done.stderr.splitlines()[-1].startswith(b"infer: "), (answer, done.stderr)
         thread.join(DEADLINE)
+
+
+def test_python_brings_a_model(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(adding(1))
+    running = start_service(config='[serve]\nengine = "fastest"\n')
+    assert python("bring.py", str(path), path=running.socket) == ["y (4,)"]
 
 
 def test_python_infers(service: Service, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ class Right(enum.Enum):
 
     ANYONE = enum.auto()
     INFER = enum.auto()
+    OWN = enum.auto()  # INFER for what the caller has brought, CHANGE for what administrators have added
     CHANGE = enum.auto()
 
 
@@ -114,8 +115,9 @@ REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _method(
     "RepositoryModelLoad", Right.CHANGE
 )
 REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _method(
-    "RepositoryModelUnload", Right.CHANGE
+    "RepositoryModelUnload", Right.OWN
 )
+MODEL_BRING: Method[params.BringParams, results.ModelBrought] = _method("ModelBring", Right.INFER)
 
 
 @functools.cache

@@ -133,6 +133,24 @@ class LoadParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BringOptions:
+    """How a brought file is to be served; None: as LoadOptions has it by default."""
+
+    shapes: dict[str, tuple[int, ...]] | None = None
+    precision: str | None = None
+    engine: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BringParams:
+    """Parameters of ModelBring: the ONNX file, then its external data, and the SHA-256 of each as hex."""
+
+    files: tuple[str, ...]
+    sha256: tuple[str, ...]
+    parameters: BringOptions | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportParams:
     """Parameters of ModelExport."""
 

@@ -31,13 +31,13 @@ def options(
 ) -> LoadOptions:
     """How the model is to be added, as `Operations.add` was asked."""
     return LoadOptions(
-        shapes=_shapes(shapes or {}),
+        shapes=shapes_of(shapes or {}),
         precision=precision,
         replace=replacing,
         device=device,
         engine=engine,
         wait=None if wait else False,
-        variants=tuple(_shapes(each) for each in variants) or None,
+        variants=tuple(shapes_of(each) for each in variants) or None,
         state=dict(state) if state else None,
     )
 
@@ -134,5 +134,6 @@ def _close(opened: Mapping[str, int]) -> None:
         os.close(descriptor)
 
 
-def _shapes(given: Shapes) -> dict[str, tuple[int, ...]]:
+def shapes_of(given: Shapes) -> dict[str, tuple[int, ...]]:
+    """As they travel."""
     return {name: tuple(shape) for name, shape in given.items()}

@@ -36,10 +36,12 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
+from honed.protocol.results import ModelBrought
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
-from . import additions, calls, endpoint, scratch
+from . import additions, bringing, calls, endpoint, scratch
+from .bringing import Given
 from .calls import InferenceAnswer, InSequence, Lent, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
@@ -304,6 +306,28 @@ class Operations:
         """
         how = additions.options(shapes, variants, precision, replace, device, engine, wait, state)
         return (yield from additions.steps(Path(path), name, how, calibration, progress))
+
+    @operation
+    def bring(
+        self,
+        model: Given,
+        *,
+        external: Mapping[str, Given] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        precision: str = "auto",
+        engine: str | None = None,
+        progress: Progress | None = None,
+    ) -> Steps[ModelBrought]:
+        """Have the service serve an ONNX file of the app's own; returns when it does, or is known why not.
+
+        `model` is a path or the file's bytes, `external` the files of external data that go with it, by the
+        names it has for them; those of a path that are not given are taken from beside it. The rest is as
+        for `add`. Nobody but this user, and root, sees the model, whose name is in the result; bringing the
+        same again returns at once. Raises ModelRefused with every reason where it cannot be served,
+        MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
+        PermissionDenied where the service takes no models of apps.
+        """
+        return (yield from bringing.steps(model, external or {}, shapes, precision, engine, progress))
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
