@@ -28,6 +28,7 @@ from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
 from .placement import Placement
+from .places import users_cache
 from .profiles import merged
 from .regions import HeldRegion
 from .requests import ClientId, Ticket
@@ -94,9 +95,9 @@ class Pool:
             program = Program(
                 module="honed.cpu.worker", argument=str(self._cpu.threads), memory_mib=memory_mib
             )
-            if engine.rests:
+            if engine.owner is not None:
                 # What others' files were proven to do is not known here: that would tell of them.
-                cache_dir = cache_dir / "users" / str(engine.owner)
+                cache_dir = users_cache(cache_dir, engine.owner)
         else:
             parts = PartLimits(threads=self._cpu.threads, memory_mib=self._cpu.memory_mib)
             program = device_program(engine.name, self._limits.worker_memory_mib, parts)

@@ -225,7 +225,14 @@ async def _run(
         settings=lambda: reloader.config.variants,
     )
     remover = Remover(
-        registry=registry, jobs=jobs, variants=variants, ledger=ledger, sequencer=sequencer, leasing=leasing
+        registry=registry,
+        jobs=jobs,
+        variants=variants,
+        ledger=ledger,
+        sequencer=sequencer,
+        leasing=leasing,
+        shares=apps.shares,
+        cache_dir=places.cache_dir,
     )
     bringer = Bringer(
         settings=lambda: reloader.config.apps,
@@ -345,6 +352,12 @@ async def _fill(
             continue
         await in_thread(store.set_aside, manifest)
         reason = f"its compiled file is damaged ({answer})"
+        if manifest.owner is not None and manifest.interface is not None and pool.cpu is not None:
+            # It is compiled again when it is its user's turn.
+            _log.error("damaged: %s: %s", manifest.name, reason)
+            bare = dataclasses.replace(manifest, compiled=None, why="", chosen="", times=None)
+            pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
+            continue
         if manifest.interface is not None and pool.cpu is not None:
             bare = dataclasses.replace(manifest, compiled=None, why=reason)
             pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))

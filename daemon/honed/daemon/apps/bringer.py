@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import re
@@ -66,6 +65,7 @@ class Bringer:
     policy: str  # serve.engine
     _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
     _turns: dict[int, asyncio.Lock] = field(init=False, default_factory=dict)  # by user
+    _failed: set[str] = field(init=False, default_factory=set)  # to be compiled, not before the next start
 
     async def bring(
         self,
@@ -160,8 +160,6 @@ class Bringer:
         return _told(self.registry.get(name), params.sha256[0])
 
     async def _remove(self, name: str, why: str) -> None:
-        with contextlib.suppress(KeyError):
-            del self.shares.used[name]
         try:
             await self.remover.remove(name)
         except HonedError as error:
@@ -208,7 +206,9 @@ class Bringer:
         waiting: dict[int, ServedModel] = {}
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest
-            if manifest.owner is not None and entry.on_cpu and unfinished(manifest, self.policy):
+            if manifest.owner is None or entry.name in self._failed:
+                continue
+            if entry.on_cpu and unfinished(manifest, self.policy):
                 waiting.setdefault(manifest.owner, entry)
         since = {user: entry.manifest.added for user, entry in waiting.items()}
         user = next_user(since, self.shares, self.settings(), time.time())
@@ -218,7 +218,7 @@ class Bringer:
         """Until it is done, or an administrator wants to: then it is begun anew later."""
         owner = entry.manifest.owner
         assert owner is not None
-        begun = time.monotonic()
+        begun, stopped = time.monotonic(), False
         seconds = self.settings().compile_seconds
         work = asyncio.ensure_future(self.jobs.resume(entry.manifest, seconds))
         try:
@@ -226,7 +226,12 @@ class Bringer:
                 await asyncio.wait([work], timeout=LOOK_SECONDS)
                 if self.jobs.adding and not work.done():
                     _log.info("model %s is compiled later: an administrator's comes first", entry.name)
+                    stopped = True
                     await self.jobs.stop_compiling(entry.name)
+            now = self.registry.find(entry.name)
+            if not stopped and now is not None and unfinished(now.manifest, self.policy):
+                _log.warning("model %s is not compiled before the next start", entry.name)
+                self._failed.add(entry.name)
         finally:
             self.shares.compiled(owner, time.monotonic() - begun, time.time())
             if not work.done():
