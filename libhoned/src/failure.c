@@ -98,7 +98,7 @@ honed_code fail_as_told(struct failure *failure, const struct message *message, 
             failure->code = codes[i].code;
     if (is_text(message, find(message, error, "type"), "SequenceLost"))
         failure->code = HONED_SEQUENCE_LOST;
-    if (text && text->kind == TEXT)
+    if (text && text->kind == TEXT && text->size)
         copy_sentence(failure->text, sizeof failure->text, message, text);
     else
         fail_nonsense(failure, "an error without a message");

@@ -75,14 +75,21 @@ def _argument(value: Any) -> Any:
     return value
 
 
+def lacking() -> list[str]:
+    """What this machine lacks to build it."""
+    missing = [name for name in ("gcc", "make") if shutil.which(name) is None]
+    parser = Path("/usr/include/msgpack/unpack_template.h")
+    return missing if parser.exists() else [*missing, "libmsgpack-dev"]
+
+
 def compiled(source: Path, made: Path, *flags: str, compiler: str = "gcc") -> Path:
     """A program with the library's own sources in it, so that sanitizers see both; warnings are errors."""
     assert shutil.which(compiler)
     warnings = ["-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
     sources = [str(source), *map(str, sorted((ROOT / "libhoned" / "src").glob("*.c")))]
-    options = ["-std=c99", "-O1", "-g", "-D_GNU_SOURCE", '-DHONED_LIBRARY_VERSION="test"', *warnings, *flags]
+    options = ["-std=c99", "-O1", "-g", "-D_GNU_SOURCE", '-DHONED_LIBRARY_VERSION="test"', *warnings]
     include = [f"-I{HEADER.parent}"]
-    subprocess.run([compiler, *options, *include, "-o", str(made), *sources], check=True)
+    subprocess.run([compiler, *options, *include, "-o", str(made), *sources, *flags], check=True)
     return made
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from .binding import SANITIZED, Library, build, compiled
+from .binding import SANITIZED, Library, build, compiled, lacking
 
 HERE = Path(__file__).parent
 Made = Callable[[str, Callable[[Path], object]], Path]
@@ -16,12 +15,10 @@ Made = Callable[[str, Callable[[Path], object]], Path]
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where the library cannot be built there is nothing to test."""
-    lacking = [name for name in ("gcc", "make") if shutil.which(name) is None]
-    if not Path("/usr/include/msgpack/unpack_template.h").exists():
-        lacking.append("libmsgpack-dev")
+    missing = lacking()
     for item in items:
-        if lacking and HERE in item.path.parents:
-            item.add_marker(pytest.mark.skip(reason=f"there is no {', '.join(lacking)}"))
+        if missing and HERE in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason=f"there is no {', '.join(missing)}"))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon.running import DEADLINE, wait_for
 
-from .binding import CODES, FP32, Library
+from .binding import CODES, FP32, ROOT, Library
 from .calls import Request, opened
 from .fake import Connection, Fake, Message, right
 
@@ -31,6 +31,7 @@ def made(library: Library, service: int) -> Request:
 def buffer_of(library: Library, service: int) -> ctypes.c_void_p:
     buffer = ctypes.c_void_p()
     assert library.buffer_new(service, 4096, ctypes.byref(buffer)) == CODES["OK"]
+    assert library.buffer_bytes(buffer) == 4096
     return buffer
 
 
@@ -51,6 +52,26 @@ def test_nobody_there(library: Library, tmp_path: Path) -> None:
             assert request.infer() == CODES["OK"]
     with opened(library, "/" + "x" * 200) as service:
         assert library.service_connect(service, -1) == CODES["INVALID_ARGUMENT"]
+
+
+def test_names_and_sizes(library: Library) -> None:
+    names = {
+        name: number
+        for name, number in CODES.items()
+        if not name.startswith("SEQUENCE_") or name.endswith("LOST")
+    }
+    types = ["UNKNOWN", "BOOL", "UINT8", "INT8", "UINT16", "INT16", "UINT32", "INT32", "UINT64", "INT64"]
+    types += ["FP16", "FP32", "FP64"]
+    for name, number in names.items():
+        if name in types:
+            assert library.type_name(number) == ("" if name == "UNKNOWN" else name)
+        else:
+            assert library.code_name(number) == name
+    assert [library.type_bytes(CODES[name]) for name in types] == [0, 1, 1, 1, 2, 2, 4, 4, 8, 8, 2, 4, 8]
+    assert (library.type_bytes(99), library.type_name(99), library.code_name(99)) == (0, "", "INTERNAL")
+    assert f'version = "{library.version()}"' in (ROOT / "pyproject.toml").read_text()
+    passing = {name for name, number in names.items() if name not in types and library.code_passes(number)}
+    assert passing == {"UNAVAILABLE", "DISCONNECTED", "RESOURCE_EXHAUSTED"}
 
 
 def test_the_socket_is_where_the_protocol_says(
