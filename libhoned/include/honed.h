@@ -215,8 +215,8 @@ HONED_API void honed_request_sequence(honed_request *request, uint64_t id, unsig
 /* Makes the call and waits for its answer. Any code but those of honed_list. */
 HONED_API HONED_MUST_CHECK honed_code honed_infer(honed_request *request);
 /*
- * The same, and tries again for `patience` ms while the code is one that passes (honed_code_passes). A request in a sequence
- * is not repeated after HONED_DISCONNECTED, since it may have run.
+ * The same, and tries again for `patience` ms while the code is one that passes (honed_code_passes); an attempt that is under
+ * way then is not cut short. A request in a sequence is not repeated after HONED_DISCONNECTED, since it may have run.
  */
 HONED_API HONED_MUST_CHECK honed_code honed_infer_patiently(honed_request *request, int patience);
 

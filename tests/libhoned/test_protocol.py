@@ -18,6 +18,8 @@ from .binding import CODES, FP32, ROOT, Library
 from .calls import Request, opened
 from .fake import Connection, Fake, Message, right
 
+# A call of the library that hangs ends the run: no signal of Python's gets through to it.
+pytestmark = pytest.mark.timeout(150, method="thread")
 X = np.arange(8, dtype=np.float32)
 PATIENCE = int(DEADLINE * 1000)
 

@@ -1,6 +1,7 @@
 // The wrapper for C++, used as an app would; ends with a sentence on standard error where something is wrong.
 #include <honed.hpp>
 
+#include <cstdlib>
 #include <iostream>
 #include <utility>
 
