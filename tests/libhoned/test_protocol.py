@@ -384,6 +384,9 @@ def test_what_is_used_wrongly_is_said_before_anything_is_sent(library: Library, 
             ]
             assert wrong == [CODES["INVALID_ARGUMENT"]] * len(wrong)
             library.buffer_free(foreign), library.buffer_free(buffer)
+            given = library.request_input(request.c, "x", FP32, [2**30], 1, X.ctypes.data)
+            assert (given, request.infer()) == (CODES["OK"], CODES["RESOURCE_EXHAUSTED"])
+            assert "put them in a honed_buffer" in request.error
         assert fake.got == []
 
 

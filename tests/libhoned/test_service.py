@@ -153,6 +153,15 @@ def test_what_the_service_refuses_is_a_code_and_a_sentence(
     assert request_.error == ""
 
 
+def test_a_message_beyond_the_limit_is_refused_with_the_reason(request_: Request) -> None:
+    """The service ends the connection long before it has all of it; what it said is heard all the same."""
+    request_.input("x", np.zeros((80 << 20) // 4, np.float32))
+    assert request_.infer() == CODES["RESOURCE_EXHAUSTED"]
+    assert "shared memory" in request_.error
+    request_.input("x", X)
+    assert request_.infer() == CODES["OK"]
+
+
 def test_a_service_that_is_started_again_goes_on_with_the_same_requests(
     library: Library, start_service: Callable[..., Service], small_model: Path, cache_dir: Path
 ) -> None:
