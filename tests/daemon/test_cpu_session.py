@@ -100,3 +100,14 @@ def test_packing_keeps_elements(bits: int, signed: bool, data: st.DataObject) ->
     whole = packed(elements, bits)
     assert whole.size == -(-elements.size * bits // 8)
     np.testing.assert_array_equal(unpacked(whole, bits, elements.size, signed=signed), elements)
+
+
+def test_strings(tmp_path: Path) -> None:
+    ends = [helper.make_tensor_value_info(n, TensorProto.STRING, ["n"]) for n in ("x", "z", "y")]
+    graph = helper.make_graph([helper.make_node("StringConcat", ["x", "z"], ["y"])], "g", ends[:2], ends[2:])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    session = Session(path, 1)
+    session.try_out()
+    given = {"x": np.array(["a", "ü"], object), "z": np.array(["", "€"], object)}
+    assert session.run(given)["y"].tolist() == ["a", "ü€"]

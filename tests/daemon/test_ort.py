@@ -88,6 +88,18 @@ def test_answers_and_descriptions_are_onnxruntimes() -> None:
     np.testing.assert_array_equal(ours.run(["y"], {"x": np.asfortranarray(X)})[0], X + 1.5)
 
 
+def test_text_goes_in_and_out() -> None:
+    ends = [helper.make_tensor_value_info(n, TensorProto.STRING, ["n"]) for n in ("x", "y")]
+    node = helper.make_node("StringConcat", ["x", "x"], ["y"])
+    graph = helper.make_graph([node], "g", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 20)]
+    ours, theirs = both(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+    for given in (np.array(["ab", "é"]), np.array(["ab", "c" * 100_000], object)):
+        assert ours.run(None, {"x": given})[0].tolist() == theirs.run(None, {"x": given})[0].tolist()
+    with pytest.raises(errors.InvalidArgument, match="Unexpected input data type"):
+        ours.run(None, {"x": X[0]})
+
+
 @pytest.mark.parametrize(
     "feed",
     [

@@ -80,8 +80,8 @@ def test_scalars_empty_and_boolean_arrays() -> None:
 
 
 def test_types_that_are_not_carried_are_refused() -> None:
-    for value in (np.array(["text"]), np.array([1j]), np.array([object()])):
-        with pytest.raises(InvalidArgument, match="not supported"):
+    for value in (np.array([1j]), np.array([object()])):
+        with pytest.raises(InvalidArgument, match=r"not supported|text is wanted"):
             calls.infer_call("m", {"x": value}, None, [], timeout=1, priority=2, finite=False)
 
 

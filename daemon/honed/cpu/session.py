@@ -25,7 +25,7 @@ from honed.protocol.errors import (
     ModelRefused,
     ResourceExhausted,
 )
-from honed.runtime.dtypes import dtype
+from honed.runtime.dtypes import STRING, dtype
 
 from . import profiling
 from .narrow import NARROW, kind, run_narrow
@@ -45,6 +45,7 @@ _NAMES = {
     "float16": "float16",
     "float": "float32",
     "double": "float64",
+    "string": STRING.name,
     **{named: narrow.dtype for named, narrow in NARROW.items()},
 }
 _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
@@ -213,6 +214,8 @@ def _symbol(size: object) -> str:
 
 def _zeros(tensor: OpenTensor, asked: tuple[int, ...] | None = None) -> Array:
     sizes = asked if asked is not None else [_MADE_UP if size < 0 else size for size in tensor.shape or ()]
+    if tensor.dtype == STRING.name:
+        return np.full(sizes, "", object)
     return np.broadcast_to(np.zeros((), dtype(tensor.dtype).numpy), sizes)
 
 

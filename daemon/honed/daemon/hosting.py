@@ -31,8 +31,8 @@ from honed.protocol.params import Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
 from honed.protocol.wire import FrameLimits
-from honed.runtime import transport
-from honed.runtime.dtypes import dtype
+from honed.runtime import strings, transport
+from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.regions import map_descriptor
 
 from .workercalls import (
@@ -190,8 +190,12 @@ class Host(ABC):
         room = self._place(call.room) if call.room is not None else _NO_ROOM
         used = 0
         for output in call.outputs:
-            data = computed[output.name].reshape(-1).view(np.uint8)
             offset = -1
+            if strings.is_text(computed[output.name]):
+                inline.append(memoryview(strings.encode(computed[output.name])))
+                offsets.append(offset)
+                continue
+            data = computed[output.name].reshape(-1).view(np.uint8)
             if output.place is not None:
                 self._placed(output, output.place, computed[output.name].shape, data)
             elif data.size and used + data.size <= room.size:
@@ -219,6 +223,8 @@ class Host(ABC):
 
     def _tensor(self, given: GivenInput, contents: Iterator[Data]) -> Array:
         data = next(contents) if given.place is None else self._place(given.place)
+        if given.dtype == STRING.name:
+            return strings.decode(bytes(data), given.shape)
         array = np.frombuffer(data, dtype(given.dtype).numpy).reshape(given.shape)
         if given.dtype == "bool":
             values = array.view(np.uint8)

@@ -11,7 +11,7 @@ from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
 from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
-from honed.runtime.dtypes import dtype
+from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.model import PartTensor, Tensor
 
 from .interface import Interface, OpenTensor
@@ -19,6 +19,7 @@ from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
 from .workercalls import ROOM_ALIGN, GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
 
+_LEAST_TEXT = 4  # bytes of a string: its length
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 
 
@@ -259,6 +260,14 @@ def _check_input(entry: InputTensor, tensor: OpenTensor) -> None:
 def _check_content(tensor: OpenTensor, content: Data | None) -> None:
     if content is None:
         raise InvalidArgument(f"raw_input_contents has no data for input {tensor.name!r}; append it")
+    if _is_text(tensor):
+        # How long each is, only what reads them knows; `strings.decode` tells what is wrong with them.
+        if len(content) < _LEAST_TEXT * math.prod(tensor.shape or ()):
+            raise InvalidArgument(
+                f"the data of input {tensor.name!r} is too short for its shape; write the length of each "
+                "string as 4 bytes in front of it"
+            )
+        return
     if len(content) != nbytes(tensor):
         raise InvalidArgument(
             f"the data of input {tensor.name!r} has {len(content)} bytes and should have {nbytes(tensor)}; "
@@ -269,6 +278,10 @@ def _check_content(tensor: OpenTensor, content: Data | None) -> None:
 def nbytes(tensor: OpenTensor) -> int:
     """Bytes of a tensor, whose sizes are known, as it travels."""
     return nbytes_of(tensor, tensor.shape or ())
+
+
+def _is_text(tensor: OpenTensor) -> bool:
+    return tensor.dtype == STRING.name
 
 
 def nbytes_of(tensor: OpenTensor, shape: Sequence[int]) -> int:
@@ -293,6 +306,8 @@ def _room(options: InferOptions | None, regions: RegionTable) -> RegionRange | N
 def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: RegionTable) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
+    if _is_text(tensor):
+        raise InvalidArgument(f"{tensor.name!r} is BYTES, which does not go to shared memory; take it inline")
     region = regions.get(parameters.shared_memory_region)
     size = parameters.shared_memory_byte_size
     if size is None or (not tensor.is_open and size != nbytes(tensor)):

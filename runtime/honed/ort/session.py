@@ -206,7 +206,7 @@ class InferenceSession:
                 raise said(InvalidArgument, f"Invalid input name: {name}")
             expected = numpy_type(wanted[name].type)
             array = value if isinstance(value, np.ndarray) else np.asarray(value, expected)
-            if array.dtype.newbyteorder("=") != expected:
+            if type_of(array) != wanted[name].type:
                 found = f"Actual: ({type_of(array)}) , expected: ({wanted[name].type})"
                 raise said(InvalidArgument, f"Unexpected input data type. {found}")
             _check_shape(wanted[name], array)

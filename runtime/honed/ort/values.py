@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from honed.runtime import dtypes
+from honed.runtime import dtypes, strings
 
 from . import errors
 from .errors import InvalidArgument, said
@@ -27,12 +27,14 @@ _ODD = {
     "float8_e5m2fnuz": "float8e5m2fnuz",
     "float8_e8m0fnu": "float8e8m0",
 }
-_NUMPY = {_ODD.get(d.name, d.name): d.name for d in (*dtypes.DTYPES, *dtypes.NARROW)}
+_NUMPY = {_ODD.get(d.name, d.name): d.name for d in (*dtypes.DTYPES, *dtypes.NARROW, dtypes.STRING)}
 _NUMBERS = {name: number for number, name in TYPES.items()}
 
 
 def type_of(array: Array) -> str:
     """What ONNX Runtime calls an array, as in "tensor(float)"."""
+    if strings.is_text(array):
+        return "tensor(string)"
     return f"tensor({_ODD.get(array.dtype.name, array.dtype.name)})"
 
 

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol.errors import Internal, InvalidArgument
-from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
+from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
 from honed.protocol.strict import Map
 
-from .dtypes import dtype, from_datatype
+from . import strings
+from .dtypes import STRING, dtype, from_datatype
 from .regions import Region
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
@@ -73,7 +74,8 @@ def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
 
 def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
     """Bytes of each array that lies in none of the regions."""
-    return [a.nbytes for a in arrays.values() if not regions or _place(a, regions) is None]
+    left = (a for a in arrays.values() if not regions or _place(a, regions) is None)
+    return [0 if strings.is_text(a) else a.nbytes for a in left]
 
 
 def infer_call(
@@ -96,17 +98,17 @@ def infer_call(
     """
     known = list(regions)
     described: list[InputTensor] = []
-    contents: list[memoryview] = []
+    contents: list[Data] = []
     for name, array in inputs.items():
-        datatype = _datatype(array.dtype)
+        datatype = STRING.datatype if strings.is_text(array) else _datatype(array.dtype)
         place = _place(array, known)
-        if place is None and lent is not None and array.nbytes:
+        if place is None and lent is not None and array.nbytes and not strings.is_text(array):
             copy = lent.region.array(array.dtype.name, array.shape)
             copy[...] = array
             place = _place(copy, (lent.region,))
         described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
         if place is None:
-            contents.append(array.reshape(-1).view(np.uint8).data)
+            contents.append(_content(array))
     into = dict(outputs) if isinstance(outputs, Mapping) else {}
     places = {name: _place(array, known) for name, array in into.items()}
     wanted = None
@@ -172,6 +174,8 @@ def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[
     place = output["parameters"]
     if place and call.lent is not None:
         return call.lent.array(kind.name, output["shape"], int(place["shared_memory_offset"]))
+    if kind is STRING:
+        return strings.decode(next(contents), output["shape"])
     return np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
 
 
@@ -188,6 +192,12 @@ def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
     if name not in call.shared:
         target[...] = array
     return target
+
+
+def _content(array: NDArray[Any]) -> Data:
+    if strings.is_text(array):
+        return strings.encode(array)
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _portable(value: ArrayLike) -> NDArray[Any]:

@@ -23,7 +23,7 @@ class DType:
     name: str  # NumPy's
     datatype: str  # the Open Inference Protocol's
     opencl: str  # OpenCL C's; "" for those that are not compiled
-    itemsize: int  # bytes
+    itemsize: int  # bytes; 0: each element has its own
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
@@ -63,8 +63,10 @@ NARROW: tuple[DType, ...] = (
     DType("int2", "INT2", "", 1),
     DType("uint2", "UINT2", "", 1),
 )
-_BY_NAME = {d.name: d for d in (*DTYPES, *NARROW)}
-_BY_DATATYPE = {d.datatype: d for d in (*DTYPES, *NARROW)}
+# Text, as the Open Inference Protocol has it (`strings.py`): of no size that its shape tells.
+STRING = DType("string", "BYTES", "", 0)
+_BY_NAME = {d.name: d for d in (*DTYPES, *NARROW, STRING)}
+_BY_DATATYPE = {d.datatype: d for d in (*DTYPES, *NARROW, STRING)}
 _NARROW = frozenset(d.name for d in NARROW)
 
 
@@ -72,6 +74,8 @@ _NARROW = frozenset(d.name for d in NARROW)
 def _numpy(name: str) -> np.dtype[np.generic]:
     import numpy as np
 
+    if name == STRING.name:
+        return np.dtype(object)
     if name not in _NARROW:
         return np.dtype(name)
     try:
