@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import relax, tirx
@@ -215,15 +215,4 @@ def task_key(func: tirx.PrimFunc) -> str:
 def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:
     """Divide a function's operations among its launches by what each executes."""
     executed = sum(launch.flops for launch in lowered.launches)
-    return tuple(
-        KernelLaunch(
-            entry=one.entry,
-            args=one.args,
-            arg_types=one.arg_types,
-            grid=one.grid,
-            block=one.block,
-            flops=round(total * one.flops / executed),
-            bytes=one.bytes,
-        )
-        for one in lowered.launches
-    )
+    return tuple(replace(one, flops=round(total * one.flops / executed)) for one in lowered.launches)
