@@ -16,6 +16,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace honed {
@@ -82,10 +83,10 @@ private:
     std::size_t size_;
 };
 
-/* An input or output; it belongs to the model or request that gave it. */
+/* An input or output. One of a model keeps that; one of a request lives as long as that has its outputs. */
 class tensor {
 public:
-    explicit tensor(const honed_tensor *given) : c_(given) {}
+    explicit tensor(const honed_tensor *given, std::shared_ptr<honed_model> of = nullptr) : c_(given), of_(std::move(of)) {}
     std::string name() const { return honed_tensor_name(c_); }
     honed_type type() const noexcept { return honed_tensor_type(c_); }
     std::vector<std::int64_t> shape() const
@@ -107,12 +108,13 @@ public:
 
 private:
     const honed_tensor *c_;
+    std::shared_ptr<honed_model> of_;
 };
 
 /* What a model takes and gives. */
 class model {
 public:
-    explicit model(honed_model *given) : c_(given) {}
+    explicit model(honed_model *given) : c_(given, honed_model_free) {}
     std::string name() const { return honed_model_name(c_.get()); }
     std::vector<tensor> inputs() const { return all(honed_model_input_count, honed_model_input); }
     std::vector<tensor> outputs() const { return all(honed_model_output_count, honed_model_output); }
@@ -122,11 +124,11 @@ private:
     {
         std::vector<tensor> found;
         for (std::size_t i = 0; i < count(c_.get()); i++)
-            found.emplace_back(at(c_.get(), i));
+            found.emplace_back(at(c_.get(), i), c_);
         return found;
     }
 
-    detail::owned<honed_model, honed_model_free> c_;
+    std::shared_ptr<honed_model> c_;
 };
 
 /* One row of the list of models. */

@@ -14,7 +14,7 @@ import pytest
 from tests.daemon.conftest import SIZE, service, small_model
 from tests.daemon.running import DEADLINE, Service
 
-from .binding import HEADER, ROOT, build, functions
+from .binding import HEADER, ROOT, SANITIZED, build, functions
 
 __all__ = ["service", "small_model"]  # fixtures
 HERE = Path(__file__).parent
@@ -106,7 +106,8 @@ def test_programs_in_c_and_cpp_are_built_by_pkg_config(service: Service, tmp_pat
     ):
         made = tmp_path / f"program{number}"
         subprocess.run(
-            [compiler, f"-std={standard}", *WARNINGS, "-o", made, source, *flags(root)], check=True
+            [compiler, f"-std={standard}", *WARNINGS, *SANITIZED, "-o", made, source, *flags(root)],
+            check=True,
         )
     check_example([str(tmp_path / "program0")], root, service, tmp_path)
     assert run([str(tmp_path / "program1")], root, service).decode().splitlines()[-1] == "all is well"

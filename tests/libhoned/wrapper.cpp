@@ -31,6 +31,8 @@ static void describe(honed::service &service)
     honed::tensor x = model.inputs()[0];
     must(x.name() == "x" && x.type() == HONED_FP32 && x.shape() == std::vector<std::int64_t>{8} && x.bytes() == 32, "x");
     must(model.outputs()[0].name() == "y", "y");
+    for (const honed::tensor &output : service.describe("small").outputs()) // which outlive the model
+        must(output.name() == "y" && output.bytes() == 32, "an output of a model that is gone");
     must(service.ready("small") && service.models()[0].state == "READY", "it is not ready");
     must(thrown([&] { service.describe("nosuch"); }) == HONED_NOT_FOUND, "a model that is not there is described");
 }
