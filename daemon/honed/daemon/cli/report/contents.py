@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from honed.daemon.attribution import BlamedFault
-
-if TYPE_CHECKING:
-    from honed.jobs.events import History, Quarantined
-    from honed.protocol.results import IndexedModel, ModelShown
-    from honed.protocol.service import Metrics, ModelFigures, Status
-    from honed.protocol.versions import ModelHistory
+from honed.jobs.events import History, Quarantined
+from honed.protocol.results import IndexedModel, ModelShown
+from honed.protocol.service import Metrics, ModelFigures, Status
+from honed.protocol.versions import ModelHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

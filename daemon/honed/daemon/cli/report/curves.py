@@ -11,7 +11,7 @@ from honed.daemon.cli.tasks import milliseconds
 from honed.protocol.versions import LatencyPoint, ModelHistory
 
 from .chart import Chart, Dot, Rule
-from .scales import counts, heights, times
+from .scales import Logarithmic, Scale, counts, heights, times
 from .words import day
 
 if TYPE_CHECKING:
@@ -20,30 +20,32 @@ if TYPE_CHECKING:
 _GAP = 1 / 20  # of the time shown, without an inference, beyond which nothing is drawn
 
 
-def served(history: ModelHistory, now: float) -> Chart | None:
+def served(history: ModelHistory) -> Chart | None:
     """Medians of the inferences served over time, a line of each version; None where there were none."""
     points = [point for point in history.latency if point.us > 0]
     if not points:
         return None
     least, most = min(point.us for point in points), max(point.us for point in points)
     size, unit = microseconds(most)
-    begin, end = points[0].time, max(points[-1].time, min(now, points[-1].time + 60))
-    seen = {point.version: point for point in reversed(points)}
+    moments = [point.time for point in points]  # which fall where the clock was set back
+    begin, end = min(moments), max(moments)
     first, last = points[0].us, points[-1].us
+    scale = heights(least / size, most / size)
     return Chart(
-        title=f"{unit} an inference, medians of short spans of time",
+        title=f"{unit} an inference, medians of short spans of time{_kind(scale)}",
         description=(
             f"{history.name} took {milliseconds(first)} on {day(begin)} and {milliseconds(last)} on "
             f"{day(points[-1].time)}; between {milliseconds(least)} and {milliseconds(most)}."
         ),
         x=times(begin, end),
-        y=heights(least / size, most / size),
+        y=scale,
         lines=[
             [(point.time, point.us / size) for point in line] for line in _lines(points, _GAP * (end - begin))
         ],
         rules=[
-            Rule(x=point.time, label=f"v{version}" if version else "CPU")
-            for version, point in sorted(seen.items(), key=lambda each: each[1].time)
+            Rule(x=point.time, label=f"v{point.version}" if point.version else "CPU")
+            for before, point in pairwise((None, *points))
+            if point is not None and (before is None or before.version != point.version)
         ],
     )
 
@@ -59,6 +61,10 @@ def _lines(points: Sequence[LatencyPoint], gap: float) -> Iterator[list[LatencyP
     yield line
 
 
+def _kind(scale: Scale) -> str:
+    return ", logarithmic" if isinstance(scale, Logarithmic) else ""
+
+
 def tuned(model: str, told: History | None) -> Chart | None:
     """The estimated time of one inference over trials; None where nothing was tuned."""
     if told is None or not told.points:
@@ -69,14 +75,15 @@ def tuned(model: str, told: History | None) -> Chart | None:
     size, unit = microseconds(most)
     first, last = told.points[0], told.points[-1]
     points = [(float(point.trials), point.us / size) for point in told.points]
+    scale = heights(least / size, most / size)
     return Chart(
-        title=f"{unit} an inference over {number(last.trials)} trials",
+        title=f"{unit} an inference over {number(last.trials)} trials{_kind(scale)}",
         description=(
             f"The estimate for {model} fell from {milliseconds(first.us)} on {day(first.time)} to "
             f"{milliseconds(last.us)} on {day(last.time)}, after {last.trials} trials."
         ),
         x=counts(max(last.trials, *(version.trials for version in measured), 1)),
-        y=heights(least / size, most / size),
+        y=scale,
         lines=[points],
         steps=True,
         dots=[

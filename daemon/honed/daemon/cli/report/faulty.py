@@ -11,7 +11,7 @@ from honed.daemon.cli.faults import REACH
 
 from .contents import Report
 from .markup import Cell, badge, element, more, name_of, table
-from .words import day
+from .words import day, moment
 
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
@@ -46,25 +46,25 @@ def _nothing(text: str) -> Element:
 
 def _ends(report: Report) -> Element:
     rows: list[tuple[Cell, ...]] = [
-        (day(end.time), device.shown, badge(end.kind, "bad"), end.reason)
+        (moment(end.time), device.shown, badge(end.kind, "bad"), end.reason)
         for device in report.metrics.devices
         for end in device.worker.last_ends
     ]
     if not rows:
         return _nothing("None ended by itself since the service started.")
-    return table("The last ends that the service did not bring about", ("when", "device", "", "why"), rows)
+    return table("The last that the service did not end", ("when", "device", "how", "~why"), rows)
 
 
 def _versions(report: Report) -> Element:
     rows = [
-        (name_of(model.listed.name), str(version.number), day(version.made), version.quarantine)
+        (name_of(model.listed.name), str(version.number), moment(version.made), version.quarantine)
         for model in report.models
         for version in model.history.versions
         if version.quarantine
     ]
     if not rows:
         return _nothing("None: no version that tuning published did wrong.")
-    return table("Versions that are not served again", ("model", ">version", "made", "why"), rows)
+    return table("Versions that are not served again", ("model", ">version", "made", "~why"), rows)
 
 
 def _candidates(found: Sequence[Quarantined] | None) -> list[Element]:
@@ -81,11 +81,11 @@ def _candidates(found: Sequence[Quarantined] | None) -> list[Element]:
 def _candidate_table(found: Sequence[Quarantined]) -> Element:
     return table(
         "Candidates that are never run again on this device",
-        ("task", "when", "outcome", "what happened"),
+        ("task", "when", "outcome", "~what happened"),
         [
             (
                 name_of(each.name or each.task),
-                day(each.time),
+                moment(each.time),
                 badge(each.outcome or "no verdict", "warn"),
                 element("span", each.reason, _story(each)),
             )

@@ -48,7 +48,7 @@ def machine(report: Report) -> Element:
                 "" if status.idle.idle else f" {status.idle.why}"),
         table(
             "Signals: one that is busy keeps the device from tuners",
-            ("signal", ">value", "verdict", "what it is"),
+            ("signal", ">value", "verdict", "~what it is"),
             [
                 (each.signal, value_text(each.value, each.unit),
                  badge(each.verdict, _VERDICTS.get(each.verdict, "")), each.text)

@@ -14,6 +14,9 @@ from honed.daemon.cli.output import clean
 
 Child = Element | str | None
 Cell = Element | str
+_KINDS = {">": "figure", "~": "prose"}  # by how headings of columns begin
+# Browsers load nothing and run nothing, whatever else should get in here.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _BREAKABLE = "_./-:,@"  # after which a long name may go on in the next line
 
 
@@ -52,7 +55,7 @@ def document(title: str, style: str, *body: Child) -> str:
         element("meta", charset="utf-8"),
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
-        element("meta", name="referrer", content="no-referrer"),
+        element("meta", http_equiv="Content-Security-Policy", content=_POLICY),
         element("title", title),
     )
     SubElement(head, "style").text = style
@@ -72,32 +75,40 @@ def name_of(text: str) -> Element:
 
 
 def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]]) -> Element:
-    """A table that scrolls where it is too wide. Columns whose heading begins with ">" are figures."""
-    figures = [heading.startswith(">") for heading in headings]
-    top = element("tr", *(
-        element("th", heading.lstrip(">"), scope="col", class_="figure" if right else None)
-        for heading, right in zip(headings, figures, strict=True)
-    ))  # fmt: skip
-    body = element("tbody", *(_row(row, figures) for row in rows))
-    made = element("table", element("caption", caption), element("thead", top), body)
+    """A table that scrolls where it is too wide.
+
+    A column whose heading begins with ">" has figures, one with "~" sentences.
+    """
+    kinds = [_KINDS.get(heading[:1]) for heading in headings]
+    names = [heading.lstrip(">~") for heading in headings]
+    made = element(
+        "table",
+        element("caption", element("span", caption)),
+        element("thead", _row("th", names, kinds, "col")),
+        element("tbody", *(_row("td", row, kinds, "row") for row in rows)),
+    )
     return element("div", made, class_="scroll", role="region", aria_label=caption, tabindex=0)
 
 
-def _row(cells: Sequence[Cell], figures: Sequence[bool]) -> Element:
-    first, *others = zip(cells, figures, strict=True)
+def _row(tag: str, cells: Sequence[Cell], kinds: Sequence[str | None], scope: str) -> Element:
+    """One whose first cell, at least, is a heading."""
+    first, *others = zip(cells, kinds, strict=True)
     return element(
         "tr",
-        element("th", first[0], scope="row", class_="figure" if first[1] else None),
-        *(element("td", cell, class_="figure" if right else None) for cell, right in others),
+        element("th", first[0], scope=scope, class_=first[1]),
+        *(element(tag, cell, scope=scope if tag == "th" else None, class_=kind) for cell, kind in others),
     )
 
 
 def facts(pairs: Iterable[tuple[str, Cell | None]]) -> Element:
-    """Names and values; a value that is None or empty is left out."""
+    """Names and values; none that is None or empty. One without a name is another of the name before."""
     made = element("dl", class_="facts")
     for name, value in pairs:
-        if value is not None and value != "":
-            add(made, element("div", element("dt", name), element("dd", value)))
+        if value is None or value == "":
+            continue
+        if name or not len(made):
+            add(made, element("div", element("dt", name)))
+        add(made[-1], element("dd", value))
     return made
 
 

@@ -17,10 +17,13 @@ from .chart import drawn
 from .contents import ReportedModel, gain, served_median
 from .curves import served, tuned
 from .markup import Cell, Ids, badge, element, facts, more, name_of, table
-from .words import QUANTILES, day, gain_text, state_badge
+from .words import QUANTILES, day, gain_text, moment, state_badge
 
 if TYPE_CHECKING:
     from honed.protocol.service import ModelFigures, Spans
+    from honed.protocol.versions import ModelHistory, ModelVersion
+
+_LATENCIES = (">p50", ">p95", ">p99")
 
 
 def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element:
@@ -57,7 +60,7 @@ def overview(models: Sequence[ReportedModel], anchors: Sequence[str]) -> Element
     )
 
 
-def card(model: ReportedModel, anchor: str, now: float, ids: Ids) -> Element:
+def card(model: ReportedModel, anchor: str, ids: Ids) -> Element:
     """Everything about a model."""
     shown = model.shown
     return element(
@@ -66,7 +69,7 @@ def card(model: ReportedModel, anchor: str, now: float, ids: Ids) -> Element:
         element("p", state_badge(model.listed.state), badge(_engine(model)), " ", _why(model), class_="why"),
         element("p", model.listed.reason, class_="bad") if model.listed.reason else None,
         element("div", _facts(shown, model.figures), _latency(model.figures), class_="pair"),
-        element("div", *_charts(model, now, ids), class_="charts"),
+        element("div", *_charts(model, ids), class_="charts"),
         _versions(model),
         _variants(model),
         more("Inputs, outputs and proof", _tensors(shown), _proof(shown)),
@@ -139,9 +142,9 @@ def _quantiles(spans: Spans) -> tuple[float | None, ...]:
     return spans.p50, spans.p95, spans.p99, spans.max
 
 
-def _charts(model: ReportedModel, now: float, ids: Ids) -> Iterator[Element]:
+def _charts(model: ReportedModel, ids: Ids) -> Iterator[Element]:
     for caption, chart, empty in (
-        ("Latency served", served(model.history, now), "No inference was served yet."),
+        ("Latency served", served(model.history), "No inference was served yet."),
         (
             "Estimate while tuning",
             tuned(model.listed.name, model.tuned),
@@ -158,33 +161,34 @@ def _charts(model: ReportedModel, now: float, ids: Ids) -> Iterator[Element]:
 def _versions(model: ReportedModel) -> Element | None:
     history = model.history
     versions = {version.number: version for version in history.versions}
-    rows: list[tuple[Cell, ...]] = []
+    rows, told = list[tuple[Cell, ...]](), set[int]()
     for span in history.stints:
-        version = versions[span.number]
-        median_us = served_median(history, span.number)
-        compared = bool(version.old_us and version.new_us)
-        rows.append(
-            (
-                str(span.number),
-                day(span.since),
-                milliseconds(version.old_us or 0) if compared else "-",
-                milliseconds(version.new_us or 0) if compared else "-",
-                gain_text((version.old_us or 0) / (version.new_us or 1) if compared else None),
-                milliseconds(median_us) if median_us is not None else "-",
-                version.why,
-                span.end or version_state(history),
+        version, end = versions[span.number], span.end or version_state(history)
+        if span.number in told:  # it was compared when it first came
+            rows.append((str(span.number), moment(span.since), *"----", "gone back to", end))
+        else:
+            rows.append(
+                (str(span.number), moment(span.since), *_compared(version, history), version.why, end)
             )
-        )
-    never = [
-        version for version in history.versions if version.number not in {s.number for s in history.stints}
-    ]
-    rows += [(str(each.number), "never", "-", "-", "-", "-", each.why, each.quarantine) for each in never]
+        told.add(span.number)
+    never = [version for version in history.versions if version.number not in told]
+    rows += [(str(each.number), "never", *"----", each.why, each.quarantine) for each in never]
     if not rows:
         return None
-    headings = ("version", "since", ">before", ">with it", ">won", ">served", "why it came", "why it went")
+    headings = ("version", "since", ">before", ">with it", ">won", ">served", "~why it came", "~why it went")
     return table(
         "Versions. Before and with it: side by side when it came; served: median in service", headings, rows
     )
+
+
+def _compared(version: ModelVersion, history: ModelHistory) -> tuple[str, str, str, str]:
+    """The version before beside this one, what it won, and what it took in service."""
+    median_us = served_median(history, version.number)
+    taken = milliseconds(median_us) if median_us is not None else "-"
+    if not version.old_us or not version.new_us:
+        return "-", "-", "-", taken
+    won = gain_text(version.old_us / version.new_us)
+    return milliseconds(version.old_us), milliseconds(version.new_us), won, taken
 
 
 def _variants(model: ReportedModel) -> Element | None:
@@ -200,7 +204,7 @@ def _variants(model: ReportedModel) -> Element | None:
         ">version",
         ">size",
         "state",
-        "why",
+        "~why",
     )
     return table(
         "Compiled forms for other shapes, the most asked for first",

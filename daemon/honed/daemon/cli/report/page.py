@@ -29,9 +29,7 @@ def page(report: Report) -> str:
     """An HTML document that needs nothing from elsewhere and runs nothing."""
     ids = Ids()
     anchors = [f"model-{number}" for number in range(1, len(report.models) + 1)]
-    cards = [
-        card(model, anchor, report.made, ids) for model, anchor in zip(report.models, anchors, strict=True)
-    ]
+    cards = [card(model, anchor, ids) for model, anchor in zip(report.models, anchors, strict=True)]
     contents = {
         "models": [overview(report.models, anchors), *cards],
         "time": [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from xml.etree.ElementTree import Element
 
-from .markup import badge
+from .markup import badge, element
 
 QUANTILES = ("p50", "p95", "p99", "longest")
 _TIMES = "\N{MULTIPLICATION SIGN}"
@@ -15,6 +15,12 @@ _STATES = {"READY": "good", "UNAVAILABLE": "bad", "FAILED": "bad", "ready": "goo
 def day(seconds: float) -> str:
     """A moment of local time."""
     return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def moment(seconds: float) -> Element:
+    """The same, for a table."""
+    iso = datetime.fromtimestamp(seconds).astimezone().isoformat("T", "seconds")
+    return element("time", day(seconds), datetime=iso)
 
 
 def gain_text(gain: float | None) -> str:

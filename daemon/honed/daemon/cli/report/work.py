@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from honed.daemon.cli.output import seconds_text
-from honed.daemon.cli.tasks import origin
+from honed.daemon.cli.tasks import milliseconds, origin
 
 from .contents import Report, ReportedModel, TaskShare, task_shares
 from .markup import Ids, element, facts, more, name_of, table
@@ -28,9 +28,8 @@ def spent(models: Sequence[ReportedModel], ids: Ids) -> Element:
     names = list(dict.fromkeys(share.model for share in found))
     names.sort(key=lambda name: -_of(found, name))
     hues = {name: min(number, _HUES) for number, name in enumerate(names)}
-    unknown = [
-        share.model for share in found if share.name is None and share.seconds == _seconds(found, share)
-    ]
+    profiled = {share.model for share in found if share.name is not None}
+    unknown = [name for name in names if name not in profiled]
     return element(
         "div",
         _bar(found, names, hues, ids),
@@ -38,19 +37,17 @@ def spent(models: Sequence[ReportedModel], ids: Ids) -> Element:
         more(f"{len(found) - _SHOWN} more", _table("The other tasks", found[_SHOWN:], hues))
         if len(found) > _SHOWN
         else None,
-        element(
-            "p",
-            "Of ",
-            ", ".join(unknown),
-            " no tasks are known: 'hone profile M' finds out where its time goes.",
-        )
-        if unknown
-        else None,
+        _unknown(unknown),
     )
 
 
-def _seconds(found: Sequence[TaskShare], share: TaskShare) -> float:
-    return sum(each.seconds for each in found if each.model == share.model)
+def _unknown(models: Sequence[str]) -> Element | None:
+    if not models:
+        return None
+    names = [part for name in models for part in (", ", name_of(name))][1:]
+    return element(
+        "p", "Of these no tasks are known, until 'hone profile M' or a tuner finds them: ", *names, "."
+    )
 
 
 def _of(found: Sequence[TaskShare], model: str) -> float:
@@ -93,18 +90,19 @@ def _swatch(hue: int) -> Element:
 
 
 def _table(caption: str, rows: Sequence[TaskShare], hues: dict[str, int]) -> Element:
+    longest = max(row.share for row in rows)
     return table(
         caption,
-        ("task", "model", ">launches", "schedule from", ">time", ">share", ""),
+        ("task", ">share", "of the longest", ">time", "model", ">launches", "schedule from"),
         [
             (
                 name_of(row.name) if row.name is not None else element("em", "outside of tasks"),
+                f"{row.share:.1%}",
+                _share(row.share / longest, hues[row.model]),
+                _time(row.seconds),
                 element("span", _swatch(hues[row.model]), name_of(row.model)),
                 str(row.launches or "-"),
                 origin(row.schedule),
-                _time(row.seconds),
-                f"{row.share:.1%}",
-                _share(row.share, hues[row.model]),
             )
             for row in rows
         ],
@@ -171,8 +169,8 @@ def _gains(metrics: Metrics) -> Element | None:
         [
             (
                 name_of(model),
-                f"{gain.before_seconds * 1e3:,.3f} ms",
-                f"{gain.now_seconds * 1e3:,.3f} ms",
+                milliseconds(gain.before_seconds * 1e6),
+                milliseconds(gain.now_seconds * 1e6),
                 gain_text(gain.before_seconds / gain.now_seconds if gain.now_seconds else None),
             )
             for model, gain in gains.items()
