@@ -120,8 +120,8 @@ def _dots(chart: Chart) -> Iterator[Element]:
     for ((x, y),) in (points for points in chart.lines if len(points) == 1):
         yield element("circle", cx=_percent(chart.x.at(x)), cy=_height(chart, y), r=2.5, class_="lone")
     for dot in chart.dots:
-        x, y = _percent(chart.x.at(dot.x)), _height(chart, dot.y)
-        yield element("circle", element("title", dot.text), cx=x, cy=y, r=4, class_="dot")
+        cx, cy = _percent(chart.x.at(dot.x)), _height(chart, dot.y)
+        yield element("circle", element("title", dot.text), cx=cx, cy=cy, r=4, class_="dot")
 
 
 def _height(chart: Chart, value: float) -> float:
