@@ -116,8 +116,8 @@ def _packages(readings: Readings) -> list[Finding]:
 def _missing(package: Package, readings: Readings) -> Finding:
     if package.name == "systemd-python":
         what = (
-            "systemd-python is missing: the journal cannot be read, which has the kernel log, and systemd can "
-            "neither be notified nor pass a socket"
+            "systemd-python is missing: the kernel log cannot be read from the journal, and systemd cannot "
+            "be notified, nor pass a socket"
         )
         return Finding(SOFTWARE, "warn", what, _install(readings, "python3-systemd", "systemd"))
     what = f"{package.name} is missing, which honed needs"

@@ -32,7 +32,7 @@ def served(history: ModelHistory) -> Chart | None:
     first, last = points[0].us, points[-1].us
     scale = heights(least / size, most / size)
     return Chart(
-        title=f"{unit} an inference, medians of short spans of time{_kind(scale)}",
+        title=f"{unit} an inference, medians{_kind(scale)}",
         description=(
             f"{history.name} took {milliseconds(first)} on {day(begin)} and {milliseconds(last)} on "
             f"{day(points[-1].time)}; between {milliseconds(least)} and {milliseconds(most)}."

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
-from honed.daemon.attribution import WHOSE, BlamedFault
+from honed.daemon.attribution import OTHER, WHOSE, BlamedFault
 from honed.daemon.cli.faults import REACH
 
 from .contents import Report
@@ -16,7 +16,7 @@ from .words import day, moment
 if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
 
-_SHOWN = 10  # candidates, before those that are shown when asked for
+_SHOWN = 10  # candidates, or faults, before those that are shown when asked for
 
 
 def faults(report: Report) -> Element:
@@ -35,9 +35,10 @@ def faults(report: Report) -> Element:
 
 
 def count(report: Report) -> int:
-    """How many there are to look at."""
+    """How many there are to look at; those of other programs are not counted."""
     ends = sum(sum(device.worker.ends.values()) for device in report.metrics.devices)
-    return ends + len(report.faults.log) + len(report.faults.quarantined or ())
+    ours = sum(fault.whose != OTHER for fault in report.faults.log)
+    return ends + ours + len(report.faults.quarantined or ())
 
 
 def _nothing(text: str) -> Element:
@@ -106,7 +107,9 @@ def _log(report: Report) -> list[Element]:
         return [_nothing(f"{told.log_reason[:1].upper()}{told.log_reason[1:]}.")]
     if not told.log:
         return [_nothing("It holds no fault of a GPU since the machine started.")]
-    return [_fault(fault) for fault in told.log]
+    latest = [_fault(fault) for fault in reversed(told.log)]
+    rest = latest[_SHOWN:]
+    return [*latest[:_SHOWN], *([more(f"{len(rest)} earlier ones", *rest)] if rest else [])]
 
 
 def _fault(fault: BlamedFault) -> Element:
