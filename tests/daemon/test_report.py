@@ -254,6 +254,16 @@ def test_who_may_not_change_models_is_told_the_rest(service: Service) -> None:
     )
 
 
+@pytest.mark.service
+@pytest.mark.opencl
+def test_without_the_records(service: Service) -> None:
+    with service.client() as client:
+        report = gather(client, records=False)
+    assert report.models[0].tuned is None
+    assert report.notes == ("what tuning recorded, and candidates in quarantine, are left out here",)
+    assert "are left out here" in words(parsed(page(report)))
+
+
 class _NoChange(Client):
     """What asks for a member of group honed."""
 

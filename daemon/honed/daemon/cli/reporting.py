@@ -40,7 +40,7 @@ def _report(arguments: argparse.Namespace, output: Output) -> int:
     from .report.page import page
 
     with Client(arguments.socket) as client, Reporter("report") as reporter:
-        report = gather(client, told=lambda model: reporter.update(model, 0.5, f"ask for {model}"))
+        report = gather(client, told=lambda name, done: reporter.update(name, done, f"ask for {name}"))
     text = page(report).encode()
     with replacing(arguments.output) as file:
         file.write(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from honed.daemon.attribution import blamed, ours
@@ -31,18 +31,22 @@ if TYPE_CHECKING:
     from honed.protocol.service import Metrics, ModelFigures
     from honed.runtime.client import Client
 
+_RECORDED = "what tuning recorded, and candidates in quarantine,"
 
-def gather(client: Client, *, told: Callable[[str], None] = lambda _: None) -> Report:
-    """A report of the service that `client` asks, `told` the names of models meanwhile.
+
+def gather(
+    client: Client, *, records: bool = True, told: Callable[[str, float], None] = lambda _, __: None
+) -> Report:
+    """A report of the service that `client` asks; `told` each model meanwhile, and the share that is done.
 
     What the records of tuning have is for who may change models; without that right, or without a tuner, the
-    notes say so. Raises HonedError where the service does not answer.
+    notes say so. Without `records` they are not asked for: a process of the service reads them for each
+    model. Raises HonedError where the service does not answer.
     """
     status, metrics = client.ask(SERVER_STATUS), client.ask(METRICS)
-    records = _Records(client)
-    figures = {each.name: each for each in metrics.models}
-    models = tuple(_models(client, metrics, figures, records, told))
-    quarantine, log = records.faults()
+    recorded = _Records(client, "" if records else f"{_RECORDED} are left out here")
+    models = tuple(_models(client, metrics, recorded, told))
+    quarantine, log = recorded.faults()
     log = log or kernel_log()
     quarantined = quarantine.faults if quarantine is not None else None
     system = os.uname()
@@ -58,22 +62,23 @@ def gather(client: Client, *, told: Callable[[str], None] = lambda _: None) -> R
             log=blamed(log, ours(metrics, status), quarantined or ()),
             log_reason=log.reason,
         ),
-        notes=(records.missing,) if records.missing else (),
+        notes=(recorded.missing,) if recorded.missing else (),
     )
 
 
 def _models(
     client: Client,
     metrics: Metrics,
-    figures: dict[str, ModelFigures],
     records: _Records,
-    told: Callable[[str], None],
+    told: Callable[[str, float], None],
 ) -> Iterator[ReportedModel]:
     """Those that are there while they are asked for."""
-    for listed in client.ask(REPOSITORY_INDEX).models:
+    figures = {each.name: each for each in metrics.models}
+    models = client.ask(REPOSITORY_INDEX).models
+    for number, listed in enumerate(models):
         if listed.name not in figures:  # it was added since
             continue
-        told(listed.name)
+        told(listed.name, number / len(models))
         try:
             yield _model(client, listed, figures[listed.name], metrics.variants, records)
         except NotFound:  # it was removed since
@@ -104,7 +109,7 @@ class _Records:
     """What tuning recorded, asked for until it is refused; `missing` says why it is not told."""
 
     client: Client
-    missing: str = field(default="", init=False)
+    missing: str
 
     def history(self, model: str) -> History | None:
         """The tuning of a model."""
@@ -124,6 +129,6 @@ class _Records:
         except NotFound:  # it was not tuned
             return None, None
         except (HonedError, NoEvent) as error:
-            self.missing = f"what tuning recorded, and candidates in quarantine, are not told: {error}"
+            self.missing = f"{_RECORDED} are not told: {error}"
             return None, None
         return (event if isinstance(event, job.result()) else None), answered.kernel_log

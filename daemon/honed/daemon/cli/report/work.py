@@ -33,8 +33,8 @@ def spent(models: Sequence[ReportedModel], ids: Ids) -> Element:
     return element(
         "div",
         _bar(found, names, hues, ids),
-        _table("The longest tasks", found[:_SHOWN], hues),
-        more(f"{len(found) - _SHOWN} more", _table("The other tasks", found[_SHOWN:], hues))
+        _table("The longest tasks", found[:_SHOWN], found[0].share, hues),
+        more(f"{len(found) - _SHOWN} more", _table("The other tasks", found[_SHOWN:], found[0].share, hues))
         if len(found) > _SHOWN
         else None,
         _unknown(unknown),
@@ -89,8 +89,7 @@ def _swatch(hue: int) -> Element:
     )  # fmt: skip
 
 
-def _table(caption: str, rows: Sequence[TaskShare], hues: dict[str, int]) -> Element:
-    longest = max(row.share for row in rows)
+def _table(caption: str, rows: Sequence[TaskShare], longest: float, hues: dict[str, int]) -> Element:
     return table(
         caption,
         ("task", ">share", "of the longest", ">time", "model", ">launches", "schedule from"),
