@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from honed.daemon.attribution import SERVICE, BlamedFault
-from honed.daemon.cli.report.contents import Report, ReportedFaults, ReportedModel
+from honed.daemon.cli.report.contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 from honed.jobs.events import History, Point, Quarantined, TunedVersion
 from honed.protocol.device import DeviceIdentity, DevicePeaks
 from honed.protocol.results import (
@@ -173,9 +173,28 @@ def _tuned() -> ReportedModel:
             name=name, version=5, pinned=True, on_trial=True, versions=versions, stints=spans, latency=latency
         ),
         figures=_figures(name, version=5, tasks={f"task{n}": 100.0 / (n + 1) for n in range(20)}),
-        variants=(_figures(f"{name}@191x200", version=1, tasks={}),),
+        variants=(
+            ReportedVariant(figures=_figures(f"{name}@191x200", version=2, tasks={}), history=_halved(name)),
+        ),
         tuned=tuned,
     )
+
+
+def _halved(model: str) -> ModelHistory:
+    """Of a variant that tuning made twice as fast."""
+    versions = tuple(
+        ModelVersion(
+            number=number, sha256="", nbytes=1, schedules="", made=BEGUN, why="tuned", settled=True,
+            old_us=16_200.0 if number == 2 else None, new_us=8_100.0 if number == 2 else None, kept=True,
+            quarantine="",
+        )
+        for number in (1, 2)
+    )  # fmt: skip
+    spans = tuple(DeploymentSpan(number=number, since=BEGUN, until=None, end="") for number in (1, 2))
+    return ModelHistory(
+        name=f"{model}@191x200", version=2, pinned=False, on_trial=False, versions=versions, stints=spans,
+        latency=(),
+    )  # fmt: skip
 
 
 def _in_parts() -> ReportedModel:

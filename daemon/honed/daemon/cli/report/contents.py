@@ -14,6 +14,14 @@ from honed.protocol.versions import ModelHistory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedVariant:
+    """A compiled form of a model for other shapes than its own."""
+
+    figures: ModelFigures
+    history: ModelHistory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedModel:
     """A model; `history` is of its versions, `tuned` of its tuning, None where that is not told."""
 
@@ -21,7 +29,7 @@ class ReportedModel:
     shown: ModelShown
     history: ModelHistory
     figures: ModelFigures
-    variants: tuple[ModelFigures, ...]
+    variants: tuple[ReportedVariant, ...]
     tuned: History | None
 
 

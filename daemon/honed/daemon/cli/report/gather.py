@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ from honed.protocol.methods import (
 )
 from honed.protocol.params import HistoryParams, ModelParams, TunerRunParams
 
-from .contents import Report, ReportedFaults, ReportedModel
+from .contents import Report, ReportedFaults, ReportedModel, ReportedVariant
 
 if TYPE_CHECKING:
     from honed.protocol.faults import KernelLog
@@ -99,9 +100,17 @@ def _model(
         shown=shown,
         history=client.ask(MODEL_HISTORY, HistoryParams(name=listed.name)),
         figures=figures,
-        variants=tuple(each for each in variants if each.name in names),
+        variants=tuple(_variants(client, [each for each in variants if each.name in names])),
         tuned=records.history(listed.name) if shown.compiler else None,
     )
+
+
+def _variants(client: Client, variants: Iterable[ModelFigures]) -> Iterator[ReportedVariant]:
+    """Those that are there while they are asked for."""
+    for figures in variants:
+        with suppress(NotFound):
+            history = client.ask(MODEL_HISTORY, HistoryParams(name=figures.name))
+            yield ReportedVariant(figures=figures, history=history)
 
 
 @dataclass(slots=True)

@@ -192,7 +192,7 @@ def _compared(version: ModelVersion, history: ModelHistory) -> tuple[str, str, s
 
 
 def _variants(model: ReportedModel) -> Element | None:
-    variants, figures = model.shown.variants, {each.name: each for each in model.variants}
+    variants, told = model.shown.variants, {each.figures.name: each for each in model.variants}
     if not variants:
         return None
     headings = (
@@ -200,6 +200,7 @@ def _variants(model: ReportedModel) -> Element | None:
         ">asked",
         ">answered",
         ">p50 ms",
+        ">won",
         "engine",
         ">version",
         ">size",
@@ -214,7 +215,8 @@ def _variants(model: ReportedModel) -> Element | None:
                 name_of(each.name.partition("@")[2] + (" (by hand)" if each.by_hand else "")),
                 f"{each.requests:.0f}",
                 f"{each.answered:,}",
-                _ms(figures[each.name].latency.p50) if each.name in figures else "-",
+                _ms(told[each.name].figures.latency.p50) if each.name in told else "-",
+                gain_text(gain(told[each.name].history)) if each.name in told else "-",
                 each.engine,
                 str(each.version or "-"),
                 bytes_text(each.bytes),
