@@ -113,14 +113,15 @@ def _log(report: Report) -> list[Element]:
 
 
 def _fault(fault: BlamedFault) -> Element:
-    by = f", process {fault.process}" if fault.process is not None else ""
+    by = f" {fault.device}" if fault.device else ""
+    by += f", process {fault.process}" if fault.process is not None else ""
     by += f" ({fault.command})" if fault.command else ""
     return element(
         "div",
         element(
             "p", badge(REACH.get(fault.severity, fault.severity), "bad"), element("strong", fault.meaning)
         ),
-        element("p", f"{day(fault.time)}, {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}"),
+        element("p", f"{day(fault.time)}, {fault.driver}{by}: {WHOSE[fault.whose]}"),
         more("records", element("pre", "\n".join(fault.records))),
         class_="fault",
     )

@@ -10,26 +10,12 @@ from typing import Protocol
 from honed.daemon.cli.plot import number, ticks
 
 _LOG_FROM = 8.0  # times the least value that the largest is, beyond which a scale is logarithmic
+# Seconds that divide a day.
 _STEPS = (
-    1,
-    2,
-    5,
-    10,
-    15,
-    30,
-    60,
-    120,
-    300,
-    600,
-    900,
-    1800,
-    3600,
-    7200,
-    10800,
-    21600,
-    43200,
-)  # seconds that divide a day; fmt: skip
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200,
+)  # fmt: skip
 _DAY = 86400
+_SHORTEST = 120.0  # seconds that an axis of time is long
 
 
 class Scale(Protocol):
@@ -95,8 +81,9 @@ def counts(most: float) -> Linear:
 
 
 def times(begin: float, end: float) -> Linear:
-    """A scale of moments in seconds since 1970, told in local time."""
-    end = max(end, begin + 1.0)
+    """A scale of moments in seconds since 1970, told in local time; around them where they are close."""
+    missing = max(0.0, _SHORTEST - (end - begin)) / 2
+    begin, end = begin - missing, end + missing
     return Linear(begin, end, tuple(_moments(begin, end)))
 
 
