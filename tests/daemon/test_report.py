@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from importlib import resources
 from itertools import count, cycle, pairwise
 from pathlib import Path
 from typing import Any
@@ -140,7 +141,37 @@ def test_pictures_are_told_in_words_too() -> None:
     assert "91 ms" in words(tree)
     for table in tree.iter(f"{HTML}table"):
         assert words(table.find(f"{HTML}caption"))
-        assert all(each.get("scope") for each in table.iter(f"{HTML}th"))
+        assert all(each.get("scope") and words(each) for each in table.iter(f"{HTML}th"))
+
+
+STYLE = resources.files("honed.daemon.cli.report").joinpath("page.css").read_text()
+THEMES = re.findall(r":root \{(.*?)\}", STYLE, re.S)
+ON = {
+    "ground": ("ink", "soft", "accent", "good", "warn", "bad"),
+    "card": ("ink", "soft", "accent", "bad"),
+    "good-soft": ("good",),
+    "warn-soft": ("warn",),
+    "bad-soft": ("bad",),
+    "plain-soft": ("ink",),
+}
+
+
+@pytest.mark.parametrize("theme", THEMES, ids=["light", "dark", "print"])
+def test_letters_stand_out(theme: str) -> None:
+    """As WCAG 2.2 wants it of small ones: 4.5 to 1."""
+    colours = dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]+)", theme))
+    for ground, letters in ON.items():
+        for each in letters:
+            light, dark = sorted((luminance(colours[ground]), luminance(colours[each])), reverse=True)
+            assert (light + 0.05) / (dark + 0.05) >= 4.5, f"{each} on {ground}"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rgb or #rrggbb, as WCAG defines it."""
+    digits = colour[1:] if len(colour) == 7 else "".join(2 * digit for digit in colour[1:])
+    shares = [int(digits[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+    red, green, blue = (x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def test_without_anything() -> None:

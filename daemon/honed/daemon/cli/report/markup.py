@@ -87,7 +87,7 @@ def table(caption: str, headings: Sequence[str], rows: Iterable[Sequence[Cell]])
         element("thead", _row("th", names, kinds, "col")),
         element("tbody", *(_row("td", row, kinds, "row") for row in rows)),
     )
-    return element("div", made, class_="scroll", role="region", aria_label=caption, tabindex=0)
+    return element("div", made, class_="scroll", role="group", aria_label=caption, tabindex=0)
 
 
 def _row(tag: str, cells: Sequence[Cell], kinds: Sequence[str | None], scope: str) -> Element:

@@ -133,7 +133,7 @@ def _latency(figures: ModelFigures) -> Element | None:
         return None
     return table(
         "Latency in milliseconds",
-        ("", *(f">{name}" for name in QUANTILES)),
+        ("of requests", *(f">{name}" for name in QUANTILES)),
         [(name, *map(_ms, _quantiles(spans))) for name, spans in rows if spans.count],
     )
 
@@ -230,7 +230,7 @@ def _variants(model: ReportedModel) -> Element | None:
 
 def _tensors(shown: ModelShown) -> Element:
     rows = [("input", tensor) for tensor in shown.inputs] + [("output", tensor) for tensor in shown.outputs]
-    return table("Inputs and outputs", ("name", "", "type"), [_tensor(kind, each) for kind, each in rows])
+    return table("Inputs and outputs", ("name", "use", "type"), [_tensor(kind, each) for kind, each in rows])
 
 
 def _tensor(kind: str, tensor: TensorMetadata) -> tuple[Cell, ...]:
