@@ -115,8 +115,9 @@ def test_what_it_tells() -> None:
     for text in (
         "honed on board", "lightglue", "gpu, pinned +2", "4 workers in a row failed running it",
         "idle tuning: 120 trials in 90 s", "gone back to", "it is slower in service", "191x200 (by hand)",
-        "2.00\N{MULTIPLICATION SIGN}",
-        "120 of 129 nodes", "fused_matmul0_add", "here, evolution", "translation fault, level 1",
+        "2.00\N{MULTIPLICATION SIGN}", "the CPU engine answered all requests so far",
+        "No inference was served yet", "120 of 129 nodes", "fused_matmul0_add", "here, evolution",
+        "translation fault, level 1",
         "every queue of the process was lost", "it was killed by signal 11", "Mali-G610 r0p0", "kbase",
         "903 GFLOP/s", "at least 22.4 GB/s", "61.0 ms at most", "requests not answered yet",
         "something could not be asked for: the reason", "no verdict", "served, pinned, on trial",

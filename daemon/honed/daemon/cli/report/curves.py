@@ -43,7 +43,7 @@ def served(history: ModelHistory) -> Chart | None:
             [(point.time, point.us / size) for point in line] for line in _lines(points, _GAP * (end - begin))
         ],
         rules=[
-            Rule(x=point.time, label=f"v{point.version}" if point.version else "CPU")
+            Rule(x=point.time, label=f"v{point.version}")
             for before, point in pairwise((None, *points))
             if point is not None and (before is None or before.version != point.version)
         ],

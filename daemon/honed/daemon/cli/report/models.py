@@ -144,7 +144,7 @@ def _quantiles(spans: Spans) -> tuple[float | None, ...]:
 
 def _charts(model: ReportedModel, ids: Ids) -> Iterator[Element]:
     for caption, chart, empty in (
-        ("Latency served", served(model.history), "No inference was served yet."),
+        ("Latency served", served(model.history), _not_served(model)),
         (
             "Estimate while tuning",
             tuned(model.listed.name, model.tuned),
@@ -156,6 +156,12 @@ def _charts(model: ReportedModel, ids: Ids) -> Iterator[Element]:
         caption_made = element("figcaption", caption, element("span", f" {chart.title}" if chart else ""))
         body = drawn(chart, ids) if chart else element("p", empty, class_="empty")
         yield element("figure", caption_made, body)
+
+
+def _not_served(model: ReportedModel) -> str:
+    if model.figures.engines.get("cpu"):
+        return "The curve is of compiled forms; the CPU engine answered all requests so far."
+    return "No inference was served yet."
 
 
 def _versions(model: ReportedModel) -> Element | None:
