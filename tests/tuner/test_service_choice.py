@@ -9,6 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from honed.protocol.service import TimeSpent
+from honed.protocol.versions import LatencyPoint
 from honed.tuner.service import profiles
 from honed.tuner.service.choice import (
     FIRST_PASS_SECONDS,
@@ -57,15 +59,18 @@ def test_each_kernel_counts_by_itself() -> None:
 
 
 def test_a_used_version_is_profiled_once() -> None:
-    spent = {"seconds": 1.0, "tasks": {}, "profiled": ""}
-    shown = {"name": "m", "sha256": "a", "spent": spent}
-    fast, slow = [{"us": 9e9}, {"us": 2e5}], [{"us": 2e5}, {"us": 2e6}]
-    assert profiles.wanted(shown, fast) == profiles.Unprofiled("m", "a")
-    assert profiles.wanted(shown, slow) is None, "requests would wait for too long"
-    assert profiles.wanted(shown, []) is None
-    assert profiles.wanted({**shown, "spent": {**spent, "seconds": 0.0}}, fast) is None
-    assert profiles.wanted({**shown, "spent": {**spent, "profiled": "a"}}, fast) is None
-    assert profiles.wanted({**shown, "spent": {**spent, "profiled": "before"}}, fast) is not None
+    version, spent = profiles.Unprofiled("m", "a"), TimeSpent(seconds=1.0, tasks={}, profiled="")
+
+    def curve(*medians: float) -> list[LatencyPoint]:
+        return [LatencyPoint(time=0.0, version=1, count=9, us=us) for us in medians]
+
+    fast, slow = curve(9e9, 2e5), curve(2e5, 2e6)
+    assert profiles.wanted(version, spent, fast)
+    assert not profiles.wanted(version, spent, slow), "requests would wait for too long"
+    assert not profiles.wanted(version, spent, [])
+    assert not profiles.wanted(version, replace(spent, seconds=0.0), fast)
+    assert not profiles.wanted(version, replace(spent, profiled="a"), fast)
+    assert profiles.wanted(version, replace(spent, profiled="before"), fast)
 
 
 def test_models_never_used_come_last_but_come() -> None:

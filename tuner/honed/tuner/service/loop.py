@@ -10,12 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from honed.protocol import methods
 from honed.protocol.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
-from honed.protocol.strict import Map, from_plain
+from honed.protocol.params import HistoryParams, ModelParams
+from honed.protocol.results import ModelShown
+from honed.protocol.service import ModelFigures, Status
 from honed.protocol.tuning import TuningFigures
+from honed.protocol.versions import ModelHistory
 from honed.runtime.client import Client
 from honed.runtime.leaseclient import LeaseHolder
-from honed.runtime.profile import DeviceIdentity
 from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for
 
@@ -161,20 +164,17 @@ class _View:
 class _Devices:
     """The service's devices, and which models live on them."""
 
-    def __init__(self, status: Map) -> None:
-        gpus = [each for each in status["devices"] if each["device"] is not None and each["engine"] == "gpu"]
-        self._default = status["device_spec"]
-        self._setups = {
-            each["spec"]: setup_for(from_plain(DeviceIdentity, each["device"], where="device"))
-            for each in gpus
-        }
-        self.homes = {name: each["spec"] for each in gpus for name in each["models"]}
-        self.away = {name for each in status["devices"] for name in each["away"]}
+    def __init__(self, status: Status) -> None:
+        self._default = status.device_spec
+        gpus = [each for each in status.devices if each.engine == "gpu"]
+        self._setups = {each.spec: setup_for(each.device) for each in gpus if each.device is not None}
+        self.homes = {name: each.spec for each in gpus if each.device is not None for name in each.models}
+        self.away = {name for each in status.devices for name in each.away}
 
-    def house(self, name: str, shown: Map) -> None:
+    def house(self, name: str, shown: ModelShown) -> None:
         """The device of a model that the CPU engine serves: its compiled form's, which may become faster."""
-        if shown["kernels"] and shown["placement"]["device"] in self._setups:
-            self.homes[name] = shown["placement"]["device"]
+        if shown.kernels and shown.placement.device in self._setups:
+            self.homes[name] = shown.placement.device
 
     def setup(self, name: str) -> Setup:
         """What the model is tuned on."""
@@ -182,21 +182,22 @@ class _Devices:
 
 
 def _look(client: Client) -> _View:
-    status = client.status()
-    if status["device"] is None:
+    status = client.ask(methods.SERVER_STATUS)
+    if status.device is None:
         raise Unavailable("its worker has no device yet")
-    state_dir, cache_dir = Path(status["places"]["state_dir"]), Path(status["places"]["cache_dir"])
+    state_dir, cache_dir = Path(status.places.state_dir), Path(status.places.cache_dir)
     records, memory = state_dir / "records.sqlite", TuningState(state_dir / "tuner.json")
-    devices, metrics = _Devices(status), client.metrics()
-    variants = {each["name"] for each in metrics["variants"]}
+    devices, metrics = _Devices(status), client.ask(methods.METRICS)
+    variants = {each.name for each in metrics.variants}
     wanted, unprofiled = [], []
-    for model in (*metrics["models"], *metrics["variants"]):
-        history = client.history(model["name"])
-        one = _wanted(client, model, history, devices, memory, is_variant=model["name"] in variants)
+    for model in (*metrics.models, *metrics.variants):
+        history = client.ask(methods.MODEL_HISTORY, HistoryParams(name=model.name))
+        one = _wanted(client, model, history, devices, memory, is_variant=model.name in variants)
         wanted.append(one)
-        if one.obstacle or one.known.finished or model["engine"] != "gpu" or not model["ready"]:
+        if one.obstacle or one.known.finished or model.engine != "gpu" or not model.ready:
             continue
-        if version := profiles.wanted(model, history["latency"]):
+        version = profiles.Unprofiled(model.name, model.sha256)
+        if profiles.wanted(version, model.spent, history.latency):
             unprofiled.append(version)
     return _View(
         wanted=tuple(wanted),
@@ -211,26 +212,33 @@ def _look(client: Client) -> _View:
 
 
 def _wanted(
-    client: Client, model: Map, history: Map, devices: _Devices, memory: TuningState, *, is_variant: bool
+    client: Client,
+    model: ModelFigures,
+    history: ModelHistory,
+    devices: _Devices,
+    memory: TuningState,
+    *,
+    is_variant: bool,
 ) -> Wanted:
-    name, spent = model["name"], model["spent"]
+    name, spent, shown = model.name, model.spent, None
     # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
-    shown = client.show(name) if model["ready"] or is_variant else None
-    if shown and (is_variant or model["engine"] == "cpu"):
+    if model.ready or is_variant:
+        shown = client.ask(methods.MODEL_SHOW, ModelParams(name=name))
+    if shown and (is_variant or model.engine == "cpu"):
         devices.house(name, shown)
     setup = devices.setup(name)
-    source = shown["source"]["sha256"] if shown else ""
+    source = shown.source.sha256 if shown else ""
     obstacle = "" if shown and name in devices.homes else "it is not served"
-    if shown and not shown["kernels"]:
+    if shown and not shown.kernels:
         obstacle = "it has no compiled form"
-    if name in devices.away or (is_variant and model["away"]):
+    if name in devices.away or (is_variant and model.away):
         obstacle = "its device is lost"
-    elif history["pinned"]:
-        obstacle = f"version {history['version']} is pinned"
-    elif history["on_trial"]:
+    elif history.pinned:
+        obstacle = f"version {history.version} is pinned"
+    elif history.on_trial:
         obstacle = "its new version is on trial"
     known = memory.get(name, f"{source} {setup.device_key} {setup.driver} {setup.compiler}")
-    return Wanted(name=name, seconds=spent["seconds"], tasks=spent["tasks"], obstacle=obstacle, known=known)
+    return Wanted(name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known)
 
 
 def figures_in(path: Path) -> TuningFigures | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+
+from honed.protocol.service import TimeSpent
+from honed.protocol.versions import LatencyPoint
 
 # Of one inference: a request that comes meanwhile waits for the two that a profile runs.
 LONGEST_SECONDS = 1.0
@@ -20,15 +22,9 @@ class Unprofiled:
     sha256: str  # of the compiled file
 
 
-def wanted(model: Mapping[str, Any], latency: Sequence[Mapping[str, Any]]) -> Unprofiled | None:
-    """The model's present version, if it is used, was not profiled yet, and is fast enough for that.
-
-    `model` is from Metrics, `latency` the curve of ModelHistory.
-    """
-    spent, version = model["spent"], Unprofiled(model["name"], model["sha256"])
-    if not spent["seconds"] or spent["profiled"] == version.sha256:
-        return None
+def wanted(version: Unprofiled, spent: TimeSpent, latency: Sequence[LatencyPoint]) -> bool:
+    """Whether a model's present version is used, was not profiled yet, and is fast enough for that."""
+    if not spent.seconds or spent.profiled == version.sha256:
+        return False
     # The last point may be of the version before, which was slower if anything.
-    if not latency or latency[-1]["us"] > LONGEST_SECONDS * 1e6:
-        return None
-    return version
+    return bool(latency) and latency[-1].us <= LONGEST_SECONDS * 1e6
