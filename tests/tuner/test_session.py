@@ -75,7 +75,7 @@ class Planted:
             dtype="float32",
             opaque="",
         )
-        return [(task, 1)], []
+        return Found(tasks=[(task, 1)], opaque=[])
 
     def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
         return LoadedTask(workload=replace(self.workload, task="scale"), fresh=True)
@@ -456,8 +456,9 @@ class Several(Planted):
         self.loaded: list[str] = []
 
     def extract(self) -> Found:
-        [(task, outputs)], opaque = super().extract()
-        return [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)], opaque
+        ((task, outputs),) = super().extract().tasks
+        tasks = [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)]
+        return Found(tasks=tasks, opaque=[])
 
     def load(self, task: TuningTask, _outputs: int) -> LoadedTask:
         self.loaded.append(task.key)

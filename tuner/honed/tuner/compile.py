@@ -28,12 +28,12 @@ from .bind import bind_shapes
 from .cut import header
 from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
-from .lower.module import Choose, First, LoweredModel, lower_module
+from .lower.module import First, LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
 from .prepare import Prepared, prepare
 from .prove import locate, probes, reference, steps
-from .tuned import best_schedules
+from .tuned import NOTHING, Recorded, recorded
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
@@ -110,8 +110,8 @@ def _compile(
     own, made = prepared.normalised, prepared.cut
     normalised = choose.applied(choice, own) if choice is not None else own
     imported = _import(normalised, stage)
-    schedules = best_schedules(request.records, request.profile.identity) if request.records else _default
-    lowered = _lower(imported, request.profile, stage, schedules, first_kernels, request.processes)
+    known = recorded(request.records, request.profile.identity) if request.records else NOTHING
+    lowered = _lower(imported, request.profile, stage, known, first_kernels, request.processes)
     stage("prove", 0.0, "evaluate the reference")
     shapes = {i.name: i.shape for i in normalised.inputs}
     bound = bind_shapes(prepared.given, shapes)
@@ -221,7 +221,7 @@ def _run(
     quiet = _Stages(lambda _stage, _done, _text: None)
     limits = device.profile.limits
     normalised = frontend.normalise(model, precision=precision, fp16=limits.fp16, fp64=limits.fp64)
-    lowered = _lower(_import(normalised, quiet), device.profile, quiet, _default, first, processes)
+    lowered = _lower(_import(normalised, quiet), device.profile, quiet, NOTHING, first, processes)
     source = Source(
         sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
         filename="(in memory)",
@@ -233,10 +233,6 @@ def _run(
     compiled, constants = assemble(source, device.profile, normalised, lowered, None)
     with opened(compiled, constants, device) as executor:
         return [executor.run(each) for each in inputs]
-
-
-def _default(_task: str, _func: object) -> None:
-    """Choose default schedules."""
 
 
 class _Stages:
@@ -273,16 +269,18 @@ def _lower(
     given: ImportedModule,
     profile: DeviceProfile,
     stage: _Stages,
-    choose: Choose,
+    known: Recorded,
     first: First,
     processes: int = 0,
 ) -> LoweredModel:
     def progress(done: float, text: str) -> None:
         stage("lower", done, text)
 
-    return lower_module(
-        given.module, profile, progress, choose, first, given.names, processes, joins(profile)
+    joining = joins(profile, known.times)
+    lowered = lower_module(
+        given.module, profile, progress, known.schedules, first, given.names, processes, joining
     )
+    return replace(lowered, notes=(*lowered.notes, *joining.notes()))
 
 
 def _by_rules(

@@ -226,15 +226,19 @@ class Records:
     # -- tasks, models, cost models
 
     def put_model(self, model: str, tasks: Mapping[TaskRecord, int]) -> None:
-        """Set the tasks of a model, with how often it runs each per inference, in place of what it had."""
+        """Set the tasks of a model, with how often it runs each per inference, in place of what it had.
+
+        Those that it does not run (0) are only known by name afterwards.
+        """
         for task in tasks:
             check_figures(flops=task.flops, bytes=task.bytes)
         with self._writing():
             self._connection.execute(sql.CLEAR_WEIGHTS, {"model": model})
             for task, weight in tasks.items():
                 self._connection.execute(sql.PUT_TASK, asdict(task))
-                values = {"model": model, "workload": task.workload, "weight": weight}
-                self._connection.execute(sql.ADD_WEIGHT, values)
+                if weight:
+                    values = {"model": model, "workload": task.workload, "weight": weight}
+                    self._connection.execute(sql.ADD_WEIGHT, values)
 
     def tasks(self, model: str) -> list[WeightedTask]:
         """A model's tasks, those with the most work per inference first."""

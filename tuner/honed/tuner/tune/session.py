@@ -10,12 +10,15 @@ from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
+from honed.protocol.strict import like
 from honed.runtime import bounds
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.tuner import records as kept
+from honed.tuner.contest import Contest
 from honed.tuner.records import Records
 from honed.tuner.verdict import Outcome, Verdict
 
+from . import rivals
 from .proposals import Proposals
 from .search_child import Entry, Found, LoadedTask, NoSchedule, Proposed, SearchBroke
 from .spent import on_candidate
@@ -78,6 +81,7 @@ class TuningSession:
         self.emit = emit
         self.clock = clock
         self.tasks: list[TaskProgress] = []
+        self.contests: list[Contest] = []  # between these
         self.trials = 0
         self.profile = profile  # its peaks rise with what is measured
         self.spent = Spent()  # since the search began
@@ -108,6 +112,11 @@ class TuningSession:
         """Since the session began."""
         return self.clock() - self._started
 
+    @property
+    def improved(self) -> bool:
+        """Whether compiling with the records gives other kernels than the model is first served with."""
+        return any(p.best_trace is not None or p.moved for p in self.tasks)
+
     def run(self, found: Callable[[], Found], budget: SearchBudget) -> None:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
         with self._trying:
@@ -116,9 +125,8 @@ class TuningSession:
                 self._extract(found)
                 self._time_defaults()
                 self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
-                judge(self.tasks)
-            table = self.table()
-            self.emit(events.TasksFound(tasks=table.tasks, model=table.model))
+                self._judge()
+            self.emit(like(events.TasksFound, self.table()))
             if self.tasks and not self._spent(budget):
                 self._note_start()
             cut = self._search(budget)
@@ -137,11 +145,12 @@ class TuningSession:
     def _extract(self, found: Callable[[], Found]) -> None:
         self.emit(events.Stage(stage="extract", fraction=0.0, text="extract the tasks"))
         self._gate.leave()
-        tasks, opaque = found()
-        for task, outputs in tasks:
+        all_ = found()
+        self.contests = all_.contests
+        for task, outputs in all_.tasks:
             self._proposals.add(task, outputs)
             self.tasks.append(TaskProgress(task=task, roofline=self._roofline(task)))
-        for task in opaque:
+        for task in all_.opaque:
             progress = TaskProgress(task=task, roofline=0.0)
             progress.skip(task.opaque)
             self.tasks.append(progress)
@@ -153,7 +162,8 @@ class TuningSession:
         live = [p for p in self.tasks if p.stage is TaskState.TUNING]
         trusted = self.records.defaults(self.setup) if self._trust_defaults else {}
         # Those that are not known must be timed; of the others, those that matter most are timed anew.
-        live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)))
+        # Tasks that do not run as first served are timed last.
+        live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)) if p.task.weight else 0.0)
         for n, progress in enumerate(live):
             if not self._may_go_on():
                 break
@@ -283,11 +293,12 @@ class TuningSession:
             progress.end_round(before, self.clock() - began, last=last)
         spent = self._spent_now + Spent(search=self._proposals.seconds - searched)
         self.spent += spent
-        judge(self.tasks)
+        self._judge()
         self._note_progress(self.trials - made)
-        table = self.table()
         self.emit(
-            events.Round(
+            like(
+                events.Round,
+                self.table(),
                 round=sum(p.rounds for p in self.tasks),
                 task=progress.task.key,
                 way=way,
@@ -296,8 +307,6 @@ class TuningSession:
                 trials=self.trials,
                 seconds=self.seconds,
                 seconds_left=None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
-                tasks=table.tasks,
-                model=table.model,
             )
         )
 
@@ -403,7 +412,16 @@ class TuningSession:
     def table(self) -> events.TaskTable:
         """Every task as a row, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
-        return events.TaskTable(tasks=tuple(p.row() for p in rows), model=latency(self.tasks))
+        return events.TaskTable(
+            tasks=tuple(p.row() for p in rows),
+            model=latency(self.tasks),
+            forms=rivals.rows(self.tasks, self.contests),
+        )
+
+    def _judge(self) -> None:
+        """See which forms are taken, and which tasks are worth tuning, by what is known now."""
+        rivals.settle(self.tasks, self.contests)
+        judge(self.tasks)
 
 
 def _seconds(default: kept.Default | None) -> float:

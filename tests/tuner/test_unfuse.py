@@ -1,0 +1,152 @@
+"""Recorded times undo a fusion, and make one: the model's kernels change, its answers do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from honed.runtime import modelfile
+from honed.runtime.devices import Device
+from honed.runtime.model import CompiledModel
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.surveying import survey
+from honed.tuner.compile import CompileRequest, compile_file
+from honed.tuner.contest import Contest, told
+from honed.tuner.records import Default, Records
+from honed.tuner.setup import setup_for
+from honed.tuner.tune.extract import Extraction, extract_all
+from honed.tuner.tune.search_child import SearchChild
+from honed.tuner.tune.session import SearchBudget
+
+from . import running
+from .search_functions import profile_of
+from .test_attend import attention
+
+pytestmark = [pytest.mark.tvm, pytest.mark.opencl]
+
+# Of rows, columns of a head and keys: what a processor of two units is expected to compute in one kernel, and
+# what is expected to read its keys too often for that.
+_ONE, _SEVERAL = (16, 64, 1024), (7, 64, 1024)
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """A model, its tasks, and records of their times."""
+
+    path: Path
+    records: Path
+    profile: DeviceProfile
+    device: Device
+    found: Extraction
+
+    @property
+    def contest(self) -> Contest:
+        (only,) = self.found.contests
+        return only
+
+    def time(self, **seconds: float) -> None:
+        """Record what both forms take by default, each form's functions alike."""
+        with Records.open(self.records) as records:
+            for form in ("joined", "apart"):
+                for key in self.contest.keys(form):
+                    taken = Default(seconds=seconds[form], rate=None)
+                    records.put_default(key, setup_for(self.profile.identity), taken)
+
+    def compiled(self) -> CompiledModel:
+        """The model with the records' schedules, proven on the device."""
+        request = CompileRequest(
+            path=self.path,
+            output=self.path.with_suffix(".honed"),
+            profile=self.profile,
+            device=self.device,
+            shapes={},
+            precision="fp32",
+            filename=self.path.name,
+            records=self.records,
+        )
+        result = compile_file(request, lambda _stage, _fraction, _text: None)
+        assert not result.fell_back
+        return modelfile.read(request.output).model
+
+
+@pytest.fixture
+def bench(device: Device, tmp_path: Path) -> Callable[[tuple[int, int, int]], Bench]:
+    def made(extents: tuple[int, int, int]) -> Bench:
+        rows, width, keys = extents
+        shapes = {"q": (1, 1, rows, width), "k": (1, 1, width, keys), "v": (1, 1, keys, width)}
+        onnx.save(attention(shapes), path := tmp_path / "m.onnx")
+        profile = profile_of("cpu", device.profile)
+        profile = replace(profile, limits=replace(profile.limits, compute_units=2))
+        return Bench(
+            path=path,
+            records=tmp_path / "records.sqlite",
+            profile=profile,
+            device=device,
+            found=extract_all(path, {}, "fp32", profile),
+        )
+
+    return made
+
+
+def _tasks(made: CompiledModel) -> set[str]:
+    return {kernel.task for kernel in made.kernels}
+
+
+@pytest.mark.parametrize(("extents", "expected"), [(_ONE, "joined"), (_SEVERAL, "apart")])
+def test_recorded_times_decide_in_both_directions(
+    bench: Callable[..., Bench], extents: tuple[int, int, int], expected: str
+) -> None:
+    one = bench(extents)
+    contest = one.contest
+    assert contest.expected == expected
+    weights = {task.task.key: task.task.weight for task in (*one.found.tasks, *one.found.rivals)}
+    assert {weights[key] for key in contest.keys(contest.expected)} == {1}
+    assert weights.keys() == {contest.joined, *contest.apart}
+
+    Records.open(one.records).close()
+    unmeasured = one.compiled()
+    assert _tasks(unmeasured) == set(contest.keys(contest.expected))
+    assert not [note for note in unmeasured.source.notes if "as measured" in note]
+
+    for joined, apart, taken in ((900e-6, 100e-6, "apart"), (50e-6, 300e-6, "joined")):
+        one.time(joined=joined, apart=apart)
+        made = one.compiled()
+        assert _tasks(made) == {contest.joined} if taken == "joined" else set(contest.apart)
+        (note,) = (note for note in made.source.notes if "as measured" in note)
+        assert note.startswith("one kernel" if taken == "joined" else "several kernels")
+        assert made.proof is not None
+        assert made.proof.device == one.device.profile.identity.name
+        assert one.compiled() == made, "the same records give the same model"
+
+
+def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
+    bench: Callable[..., Bench], cache_dir: Path
+) -> None:
+    one = bench(_ONE)
+    events: list[dict[str, Any]] = []
+    profile = replace(one.profile, peaks=survey(None, cache_dir).profile.peaks)
+    with (
+        SearchChild(profile, one.records.with_suffix(".npz"), 0) as search,
+        running.session(one.device.spec, profile, one.records, search, events.append) as session,
+    ):
+        session.run(lambda: search.extract(one.path, {}, "fp32"), SearchBudget(trials=0))
+        (form,) = session.table().forms
+        runs = {p.task.key: p.weight for p in session.tasks}
+        seconds = {p.task.key: p.best for p in session.tasks if p.best is not None}
+        named = {task.task.workload for task in session.records.tasks("m")}
+    contest = one.contest
+    assert form.joined_us is not None
+    assert form.apart_us is not None
+    taken = set(contest.keys(form.taken))
+    assert runs == {key: int(key in taken) for key in (contest.joined, *contest.apart)}
+    assert named == {contest.joined}, "the model has no more tasks than it runs"
+    (row,) = next(e for e in events if e["event"] == "tasks")["forms"]
+    assert row["taken"] == form.taken
+    made = one.compiled()
+    assert _tasks(made) == taken
+    assert set(told([contest], seconds)) <= set(made.source.notes)
