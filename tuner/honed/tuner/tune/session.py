@@ -154,8 +154,12 @@ class TuningSession:
             progress = TaskProgress(task=task, roofline=0.0)
             progress.skip(task.opaque)
             self.tasks.append(progress)
-        weighted = {_task_row(p.task): p.task.weight for p in self.tasks if not p.task.opaque}
-        self.records.put_model(self.name, weighted)
+        known = [p.task for p in self.tasks if not p.task.opaque]
+        self.records.put_model(
+            self.name,
+            {_task_row(task): task.weight for task in known if task.weight},
+            [_task_row(task) for task in known if not task.weight],
+        )
 
     def _time_defaults(self) -> None:
         """Time every task's default schedule, and take up what the records know of it."""
