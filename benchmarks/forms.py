@@ -1,9 +1,9 @@
 """What measuring both forms brings, one kernel or several: `python -m benchmarks.forms [MODEL.onnx...]`.
 
-Without models, attentions of LightGlue's heads for several numbers of keypoints, and the networks behind them.
-Has `honed.tuner` time each model's tasks on PoCL, in both forms (with `--seconds` tunes them as long), and
-compiles with these records twice: with the forms that the roofline expects, and with those that the records
-say. Prints both forms' times, and, where forms differ, whole inferences in turns.
+Without models, attentions of LightGlue's heads for several numbers of keypoints, and the networks behind
+them. Has `honed.tuner` time each model's tasks on PoCL, in both forms (with `--seconds` tunes them as long),
+and compiles with these records twice: with the forms that the roofline expects, and with those that the
+records say. Prints both forms' times, and, where forms differ, whole inferences in turns.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _layers(path: Path) -> Path:
         made += [f"float[1,4,{n},64] a{n}, float[{n},256] f{n}"]
         nodes += [
             f"p{n} = MatMul(q{n}, k{n}) s{n} = Mul(p{n}, root) t{n} = Softmax <axis = -1> (s{n}) "
-            f"a{n} = MatMul(t{n}, v{n}) h{n} = MatMul(x{n}, w) l{n} = LayerNormalization <axis = -1> (h{n}, scale) "
-            f"g{n} = Tanh(l{n}) f{n} = MatMul(g{n}, u)"
+            f"a{n} = MatMul(t{n}, v{n}) h{n} = MatMul(x{n}, w) "
+            f"l{n} = LayerNormalization <axis = -1> (h{n}, scale) g{n} = Tanh(l{n}) f{n} = MatMul(g{n}, u)"
         ]
     text = f"({', '.join(given)}) => ({', '.join(made)}) {{ {' '.join(nodes)} }}"
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["" : 17]> g {text}')

@@ -15,8 +15,11 @@ from honed.runtime.devices import Device
 from honed.runtime.model import CompiledModel
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.surveying import survey
-from honed.tuner.compile import CompileRequest, compile_file
+from honed.tuner import compile as compiling
+from honed.tuner.compile import CompileRequest, CompileResult, compile_file
 from honed.tuner.contest import Contest, told
+from honed.tuner.lower.opencl import Lowered
+from honed.tuner.lower.schedule import default_kernels
 from honed.tuner.records import Default, Records
 from honed.tuner.setup import setup_for
 from honed.tuner.tune.extract import Extraction, extract_all
@@ -57,7 +60,7 @@ class Bench:
                     taken = Default(seconds=seconds[form], rate=None)
                     records.put_default(key, setup_for(self.profile.identity), taken)
 
-    def compiled(self) -> CompiledModel:
+    def compiled(self) -> tuple[CompileResult, CompiledModel]:
         """The model with the records' schedules, proven on the device."""
         request = CompileRequest(
             path=self.path,
@@ -70,8 +73,7 @@ class Bench:
             records=self.records,
         )
         result = compile_file(request, lambda _stage, _fraction, _text: None)
-        assert not result.fell_back
-        return modelfile.read(request.output).model
+        return result, modelfile.read(request.output).model
 
 
 @pytest.fixture
@@ -109,19 +111,37 @@ def test_recorded_times_decide_in_both_directions(
     assert weights.keys() == {contest.joined, *contest.apart}
 
     Records.open(one.records).close()
-    unmeasured = one.compiled()
+    _, unmeasured = one.compiled()
     assert _tasks(unmeasured) == set(contest.keys(contest.expected))
     assert not [note for note in unmeasured.source.notes if "as measured" in note]
 
     for joined, apart, taken in ((900e-6, 100e-6, "apart"), (50e-6, 300e-6, "joined")):
         one.time(joined=joined, apart=apart)
-        made = one.compiled()
+        result, made = one.compiled()
+        assert not result.fell_back
         assert _tasks(made) == {contest.joined} if taken == "joined" else set(contest.apart)
         (note,) = (note for note in made.source.notes if "as measured" in note)
         assert note.startswith("one kernel" if taken == "joined" else "several kernels")
         assert made.proof is not None
         assert made.proof.device == one.device.profile.identity.name
-        assert one.compiled() == made, "the same records give the same model"
+        assert one.compiled()[1] == made, "the same records give the same model"
+
+
+def planted(*given: Any) -> tuple[str, Lowered, list[str]]:
+    """Kernels that take no exponential, as if the driver had made something else of them."""
+    _, lowered, passed_over = default_kernels(*given)
+    return "planted", replace(lowered, source=lowered.source.replace("exp(", "fabs(")), passed_over
+
+
+def test_a_model_that_is_one_joined_kernel_falls_back_to_default_rules(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = bench(_ONE)
+    Records.open(one.records).close()
+    monkeypatch.setattr(compiling, "first_kernels", planted)
+    result, made = one.compiled()
+    assert "gave wrong answers" in result.fell_back
+    assert _tasks(made) == set(one.contest.apart)
 
 
 def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
@@ -147,6 +167,6 @@ def test_a_session_times_both_forms_and_compiling_takes_the_one_it_found(
     assert named == {contest.joined}, "the model has no more tasks than it runs"
     (row,) = next(e for e in events if e["event"] == "tasks")["forms"]
     assert row["taken"] == form.taken
-    made = one.compiled()
+    _, made = one.compiled()
     assert _tasks(made) == taken
     assert set(told([contest], seconds)) <= set(made.source.notes)

@@ -299,8 +299,8 @@ def _by_rules(
         names=given.names,
         processes=request.processes,
     )
-    same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
-    return None if same else plain
+    found, before = ({name: f.source for name, f in one.functions.items()} for one in (plain, lowered))
+    return None if found == before else plain
 
 
 def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, tuple[str, ...]]:
