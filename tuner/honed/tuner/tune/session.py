@@ -124,6 +124,8 @@ class TuningSession:
             if self._may_go_on():
                 self._extract(found)
                 self._time_defaults()
+                while budget.trials == 0 and self._time_rival():
+                    pass
                 self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
                 self._judge()
             self.emit(like(events.TasksFound, self.table()))
@@ -137,9 +139,10 @@ class TuningSession:
         """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
         while not self._spent(budget):
             progress = next_task(self.tasks)
-            if progress is None:
+            if progress is not None:
+                self._round(progress, budget)
+            if not self._spent(budget) and not self._time_rival() and progress is None:
                 return False
-            self._round(progress, budget)
         return True
 
     def _extract(self, found: Callable[[], Found]) -> None:
@@ -162,12 +165,17 @@ class TuningSession:
         )
 
     def _time_defaults(self) -> None:
-        """Time every task's default schedule, and take up what the records know of it."""
-        live = [p for p in self.tasks if p.stage is TaskState.TUNING]
-        trusted = self.records.defaults(self.setup) if self._trust_defaults else {}
+        """Time the default schedules that the model is first served with, and take up what the records know.
+
+        Of rivals that is all: they are timed later, one at a time.
+        """
+        known = self.records.defaults(self.setup)
+        for rival in (p for p in self.tasks if not p.task.weight):
+            self._trusts(rival, known.get(rival.task.key))
+        live = [p for p in self.tasks if p.stage is TaskState.TUNING and p.task.weight]
+        trusted = known if self._trust_defaults else {}
         # Those that are not known must be timed; of the others, those that matter most are timed anew.
-        # Tasks that do not run as first served are timed last.
-        live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)) if p.task.weight else 0.0)
+        live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)))
         for n, progress in enumerate(live):
             if not self._may_go_on():
                 break
@@ -176,14 +184,29 @@ class TuningSession:
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit(events.Stage(stage="baseline", fraction=n / len(live), text=text))
             following = [p.task for p in live[n + 1 :] if p.task.key not in trusted]
-            while progress.default is None and progress.stage is TaskState.TUNING:
-                try:
-                    self._time_default(progress, following, last=n == len(live) - 1)
-                except SearchBroke as broke:
-                    self._broken(progress, f"its default schedule cannot be made: {broke}", broke)
-            self._gate.leave()
+            self._time_one(progress, following, last=n == len(live) - 1)
         self._trying.settle_speed()
         self._condemn()
+
+    def _time_rival(self) -> bool:
+        """Time the default schedule of a task that is not run as first served; False where none is left."""
+        waiting = [
+            p for p in self.tasks if not p.task.weight and p.default is None and p.stage is TaskState.TUNING
+        ]
+        if not waiting or not self._may_go_on():
+            return False
+        self._time_one(max(waiting, key=lambda p: p.roofline), [], last=False)
+        self._judge()
+        return True
+
+    def _time_one(self, progress: TaskProgress, following: Sequence[TuningTask], *, last: bool) -> None:
+        """Time a default schedule, or give the task up."""
+        while progress.default is None and progress.stage is TaskState.TUNING:
+            try:
+                self._time_default(progress, following, last=last)
+            except SearchBroke as broke:
+                self._broken(progress, f"its default schedule cannot be made: {broke}", broke)
+        self._gate.leave()
 
     def _time_default(self, progress: TaskProgress, following: Sequence[TuningTask], *, last: bool) -> None:
         """Time a default schedule, while those of the `following` tasks are made."""
