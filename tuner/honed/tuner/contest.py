@@ -14,7 +14,10 @@ from honed.jobs.events import Form
 # more exact, and a model's form should not change back and forth.
 LESS = 0.95
 _NAME = 40  # characters of a function's name that are told
-_TAKEN: tuple[tuple[Form, str], ...] = (("joined", "one kernel is"), ("apart", "several kernels are"))
+_TAKEN: tuple[tuple[Form, str], ...] = (
+    ("joined", "one kernel is taken in the place of several"),
+    ("apart", "several kernels are taken in the place of one"),
+)
 
 
 def other(form: Form) -> Form:
@@ -72,18 +75,16 @@ class Contest:
 
 
 def told(contests: Sequence[Contest], seconds: Mapping[str, float]) -> tuple[str, ...]:
-    """A sentence on those in which one kernel was measured to be better, another on the opposite."""
+    """A sentence on those that are one kernel, as measured and not as expected, another on the opposite."""
     sentences = []
     for form, text in _TAKEN:
-        found = [_told(one, seconds) for one in contests if one.taken(seconds) == form]
-        if any(found):
-            sentences.append(f"{text} taken, as measured: {', '.join(one for one in found if one)}")
+        found = [one for one in contests if one.taken(seconds) == form != one.expected]
+        if found:
+            sentences.append(f"as measured, {text}: {', '.join(_told(one, seconds) for one in found)}")
     return tuple(sentences)
 
 
 def _told(contest: Contest, seconds: Mapping[str, float]) -> str:
     times = contest.times(seconds)
-    if times.joined is None or times.apart is None:
-        return ""
-    one, several = (f"{1e6 * found:.0f} us" for found in (times.joined, times.apart))
+    one, several = ("-" if t is None else f"{1e6 * t:.0f} us" for t in (times.joined, times.apart))
     return f"{contest.name[:_NAME]} ({one} in one, {several} in {len(contest.apart)})"
