@@ -1,4 +1,4 @@
-"""A BERT as PyTorch exports it: `python -m benchmarks.bert -o FILE.onnx`.
+"""A BERT as PyTorch exports it: `python -m benchmarks.bert -o FILE.onnx [--open]`.
 
 An encoder of BERT (Devlin et al., NAACL 2019) with seeded weights, at opset 14: layer normalisation taken
 apart, GELU by Erf, three products for queries, keys and values, and a mask that is added to their scores.
@@ -17,7 +17,7 @@ from onnx import TensorProto
 from honed.tuner.demo.graph import GraphBuilder
 
 LAYERS, HEADS, WIDTH = 4, 4, 256
-TOKENS, VOCABULARY = 128, 1000
+TOKENS, MOST_TOKENS, VOCABULARY = 128, 512, 1000
 _MASKED = -1e4
 
 
@@ -25,20 +25,23 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bert", description=__doc__)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    onnx.save(build(), parser.parse_args().output)
+    parser.add_argument("--open", action="store_true", help=f"of any number of tokens up to {MOST_TOKENS}")
+    options = parser.parse_args()
+    onnx.save(build(tokens=None if options.open else TOKENS), options.output)
     return 0
 
 
-def build(layers: int = LAYERS, tokens: int = TOKENS, seed: int = 0) -> onnx.ModelProto:
-    """The encoder as an ONNX model.
+def build(layers: int = LAYERS, tokens: int | None = TOKENS, seed: int = 0) -> onnx.ModelProto:
+    """The encoder as an ONNX model; None: its number of tokens is open.
 
     Inputs: input_ids, int64 [1, tokens] below VOCABULARY, and attention_mask, int64, 1 where a token is.
     Output: hidden, float32 [1, tokens, WIDTH].
     """
     net = _Encoder(np.random.default_rng(seed), tokens)
     net.encoder(layers)
-    inputs = {"input_ids": (1, tokens), "attention_mask": (1, tokens)}
-    model = net.graph.model("bert", inputs, {"hidden": (1, tokens, WIDTH)}, opset=14, ir_version=8)
+    many = "tokens" if tokens is None else tokens
+    inputs = {"input_ids": (1, many), "attention_mask": (1, many)}
+    model = net.graph.model("bert", inputs, {"hidden": (1, many, WIDTH)}, opset=14, ir_version=8)
     for given in model.graph.input:
         given.type.tensor_type.elem_type = TensorProto.INT64
     onnx.checker.check_model(model, full_check=True)
@@ -48,7 +51,7 @@ def build(layers: int = LAYERS, tokens: int = TOKENS, seed: int = 0) -> onnx.Mod
 class _Encoder:
     """Writes the parts of the network; `name` is that of the part, values are named after it."""
 
-    def __init__(self, rng: np.random.Generator, tokens: int) -> None:
+    def __init__(self, rng: np.random.Generator, tokens: int | None) -> None:
         self.graph = GraphBuilder()
         self._rng = rng
         self._tokens = tokens
@@ -60,11 +63,19 @@ class _Encoder:
         absent = op("mask/absent", "Sub", self.graph.scalar(1), op("mask/float", "Cast", row, to=1))
         mask = op("mask", "Mul", absent, self.graph.scalar(_MASKED))
         words = op("words", "Gather", self._weights("words/table", VOCABULARY, WIDTH), "input_ids")
-        placed = op("placed", "Add", words, self._weights("places", 1, self._tokens, WIDTH))
+        placed = op("placed", "Add", words, self._places())
         x = self._norm("norm", placed)
         for n in range(layers):
             x = self._layer(f"layer.{n}", x, mask)
         op("hidden", "Identity", x)
+
+    def _places(self) -> str:
+        if self._tokens is not None:
+            return self._weights("places", 1, self._tokens, WIDTH)
+        op, integers = self.graph.op, self.graph.integers
+        table = self._weights("places/table", 1, MOST_TOKENS, WIDTH)
+        many = op("places/many", "Gather", op("places/shape", "Shape", "input_ids"), integers(1))
+        return op("places", "Slice", table, integers(0), many, integers(1))
 
     def _layer(self, name: str, x: str, mask: str) -> str:
         op = self.graph.op
@@ -88,11 +99,11 @@ class _Encoder:
         shares = op(f"{name}/shares", "Softmax", op(f"{name}/masked", "Add", scaled, mask), axis=-1)
         mixed = op(f"{name}/mixed", "MatMul", shares, value)
         rows = op(f"{name}/rows", "Transpose", mixed, perm=(0, 2, 1, 3))
-        joined = op(f"{name}/joined", "Reshape", rows, self.graph.integers(1, self._tokens, WIDTH))
+        joined = op(f"{name}/joined", "Reshape", rows, self.graph.integers(1, self._tokens or -1, WIDTH))
         return self._linear(f"{name}/output", joined, WIDTH, WIDTH)
 
     def _heads(self, name: str, x: str, perm: tuple[int, ...]) -> str:
-        shape = self.graph.integers(1, self._tokens, HEADS, WIDTH // HEADS)
+        shape = self.graph.integers(1, self._tokens or -1, HEADS, WIDTH // HEADS)
         return self.graph.op(
             f"{name}/heads", "Transpose", self.graph.op(f"{name}/cut", "Reshape", x, shape), perm=perm
         )

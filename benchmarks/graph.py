@@ -34,7 +34,7 @@ from honed.tuner.lower.joining import Joins, never
 from honed.tuner.lower.module import LoweredModel, lower_module
 from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.schedule import default_kernels
-from honed.tuner.search.attention import attention_of
+from honed.tuner.search.sketches.attention import attention_of
 from honed.tuner.valhall.benches import predicted
 
 _TURNS = 41

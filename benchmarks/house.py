@@ -1,6 +1,8 @@
 """Figures of how the code is built, of a checkout and of a commit before, side by side.
 
 python -m benchmarks.house [CHECKOUT] [--against REV] [--names]
+
+Through how many files things really pass `benchmarks.passage` counts.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ _SHORT: Final = {  # folders as the page has them, by their first part
     **dict.fromkeys(("daemon", "cpu"), "daemon/honed/"),
     **dict.fromkeys(("tuner",), "tuner/honed/"),
 }
+_NAMED: Final = "files that the page names on the way of"
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -274,7 +277,7 @@ def figures(house: House) -> Iterator[tuple[str, int | list[str]]]:
     for name, count in counted.items():
         yield name, count(house)
     for heading, what in WAYS.items():
-        yield f"files on the way of {what}", way(house, heading)
+        yield f"{_NAMED} {what}", way(house, heading)
 
 
 def table(columns: Mapping[str, House]) -> str:
@@ -282,7 +285,7 @@ def table(columns: Mapping[str, House]) -> str:
     rows: dict[str, list[str]] = {}
     for house in columns.values():
         for name, found in figures(house):
-            absent = name.startswith("files on the way") and not house.page
+            absent = name.startswith(_NAMED) and not house.page
             value = found if isinstance(found, int) else len(found)
             rows.setdefault(name, []).append("-" if absent else f"{value:,}")
     lines = [("what", *columns), ("---", *["---:"] * len(columns))]

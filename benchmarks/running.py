@@ -16,10 +16,10 @@ from honed.runtime.model import Source
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import attend, frontend
 from honed.tuner.assemble import assemble
-from honed.tuner.compile import opened
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised
 from honed.tuner.lower.module import LoweredModel, lower_module
+from honed.tuner.running import opened
 
 Arrays = dict[str, np.ndarray]
 

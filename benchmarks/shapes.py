@@ -1,9 +1,10 @@
-"""Requests in many shapes against a service: `python -m benchmarks.shapes`.
+"""Requests in many shapes: `python -m benchmarks.shapes [MODEL.onnx INPUT=1,3,48,a ...]`.
 
-A service of its own, on the best OpenCL device there is, has a LightGlue whose numbers of points are open.
-Requests come with numbers drawn from a range, different for both images, each in turns with ONNX Runtime in
-this process, and every answer is compared with that. Some numbers are common; then nobody asks for a while,
-and the common ones are asked for again. Ratios are those of whole requests, the socket included, over ONNX
+A service of its own, on the best OpenCL device there is, has a model whose sizes are open: letters in the
+shapes of its inputs; without one, a LightGlue whose two numbers of points are. Requests come with sizes drawn
+from a range, one for each letter and all different, each in turns with ONNX Runtime in this process, and
+every answer is compared with that. Some sizes are common; then nobody asks for a while, and the common ones
+are asked for again. Ratios are those of whole requests, the socket included, over ONNX
 Runtime's runs. Everything else on the machine counts as it comes.
 """
 
@@ -30,7 +31,6 @@ from honed.onnxfile.dimensions import forget_names
 from honed.runtime.client import Client
 from honed.tuner.demo import lightglue
 
-NAME = "lightglue"
 _FIRST, _SHARE = 1.2, 0.3  # how slow a first answer may be; of requests that have one of the common pairs
 _TOLERANCE = 1e-3  # of the largest value of an output
 _CONFIG = """
@@ -47,7 +47,8 @@ max_load_per_core = 1000
 spawn = {tuner}
 """
 T = TypeVar("T")
-Pair = tuple[int, int]
+Sizes = tuple[int, ...]  # of the letters, in their order
+Shapes = dict[str, tuple[str, ...]]  # of inputs: numbers, and letters for sizes that are open
 Arrays = dict[str, np.ndarray]
 
 
@@ -55,7 +56,7 @@ Arrays = dict[str, np.ndarray]
 class Asked:
     """One request: milliseconds of the service and of ONNX Runtime, who answered, and the largest error."""
 
-    pair: Pair
+    sizes: Sizes
     new: bool
     honed_ms: float
     onnxruntime_ms: float
@@ -71,58 +72,73 @@ class Asked:
 def main() -> int:
     """Run the command line; 1 where an answer was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.shapes", description=__doc__)
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("shapes", nargs="*", metavar="INPUT=SHAPE")
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--least", type=int, default=50, help="points of an image")
-    parser.add_argument("--most", type=int, default=400)
-    parser.add_argument("--common", type=int, default=2, help="pairs of numbers that come again and again")
+    parser.add_argument("--least", type=int, default=50, help="size that is drawn (50)")
+    parser.add_argument("--most", type=int, default=400, help="(400)")
+    parser.add_argument("--common", type=int, default=2, help="sets of sizes that come again and again (2)")
     parser.add_argument("--idle", type=float, default=300.0, metavar="SECONDS")
     parser.add_argument("--tune", action="store_true", help="with the service's tuner in idle time")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    model = lightglue.build(None).SerializeToString()
-    draw = _Draw(options.least, options.most, options.common)
+    model, shapes = _lightglue() if options.model is None else _given(options.model, options.shapes)
+    letters = sorted({size for shape in shapes.values() for size in shape if size.isalpha()})
+    draw = _Draw(len(letters), options.least, options.most, options.common)
     with (
         tempfile.TemporaryDirectory(prefix="honed-shapes-") as folder,
         service(
             Path(folder), _CONFIG.format(requests=5, quiet=2.0, tuner=str(options.tune).lower())
         ) as client,
     ):
-        file = Path(folder) / f"{NAME}.onnx"
+        file = Path(folder) / "model.onnx"
         file.write_bytes(model)
         client.add(file, wait=False)
-        both = _Both(client, model)
-        asked = [both.ask(draw.pair()) for _ in range(options.requests)]
+        both = _Both(client, model, shapes, letters)
+        asked = [both.ask(draw.sizes()) for _ in range(options.requests)]
         _wait(client, options.idle, options.common, tune=options.tune)
-        again = [both.ask(pair) for _ in range(20) for pair in draw.common]
-        variants = client.show(NAME)["variants"]
+        again = [both.ask(sizes) for _ in range(20) for sizes in draw.common]
+        variants = client.show("model")["variants"]
     _print(asked, again, variants, as_json=options.json)
     return int(max(each.error for each in (*asked, *again)) > _TOLERANCE)
 
 
-class _Draw:
-    """Pairs of numbers of points; the same every time."""
+def _lightglue() -> tuple[bytes, Shapes]:
+    width = str(lightglue.WIDTH)
+    shapes: Shapes = {f"kpts{i}": ("1", size, "2") for i, size in enumerate("ab")}
+    shapes |= {f"desc{i}": ("1", size, width) for i, size in enumerate("ab")}
+    return lightglue.build(None).SerializeToString(), shapes
 
-    def __init__(self, least: int, most: int, common: int) -> None:
+
+def _given(file: Path, shapes: Sequence[str]) -> tuple[bytes, Shapes]:
+    parsed = (each.partition("=") for each in shapes)
+    return file.read_bytes(), {name: tuple(shape.split(",")) for name, _, shape in parsed}
+
+
+class _Draw:
+    """Sets of sizes; the same every time."""
+
+    def __init__(self, letters: int, least: int, most: int, common: int) -> None:
         self._random = np.random.default_rng(0)
-        self._range = least, most + 1
+        self._range, self._letters = (least, most + 1), letters
         self.common = [self._any() for _ in range(common)]
 
-    def pair(self) -> Pair:
-        """One of the common pairs now and then, else any."""
+    def sizes(self) -> Sizes:
+        """One of the common sets now and then, else any."""
         if self._random.random() < _SHARE:
             return self.common[self._random.integers(len(self.common))]
         return self._any()
 
-    def _any(self) -> Pair:
-        one, other = self._random.choice(np.arange(*self._range), 2, replace=False)
-        return int(one), int(other)
+    def _any(self) -> Sizes:
+        drawn = self._random.choice(np.arange(*self._range), self._letters, replace=False)
+        return tuple(int(size) for size in drawn)
 
 
 class _Both:
     """Asks the service and ONNX Runtime in turns."""
 
-    def __init__(self, client: Client, model: bytes) -> None:
-        self._client = client
+    def __init__(self, client: Client, model: bytes, shapes: Shapes, letters: Sequence[str]) -> None:
+        self._client, self._shapes, self._letters = client, shapes, letters
         settings = onnxruntime.SessionOptions()
         # Its threads would take the cores from the service after each run.
         settings.add_session_config_entry("session.force_spinning_stop", "1")
@@ -130,40 +146,44 @@ class _Both:
             _unnamed(model), settings, providers=["CPUExecutionProvider"]
         )
         self._random = np.random.default_rng(1)
-        self._seen: set[Pair] = set()
+        self._seen: set[Sizes] = set()
         self._first = itertools.cycle((True, False))
 
-    def ask(self, pair: Pair) -> Asked:
-        inputs = self._inputs(pair)
-        new = pair not in self._seen
-        self._seen.add(pair)
+    def ask(self, sizes: Sizes) -> Asked:
+        inputs = self._inputs(sizes)
+        new = sizes not in self._seen
+        self._seen.add(sizes)
         before = self._answered()
         if next(self._first):
-            found, honed_ms = _timed(lambda: self._client.infer(NAME, inputs))
+            found, honed_ms = _timed(lambda: self._client.infer("model", inputs))
             expected, own_ms = _timed(lambda: self._session.run(None, inputs))
         else:
             expected, own_ms = _timed(lambda: self._session.run(None, inputs))
-            found, honed_ms = _timed(lambda: self._client.infer(NAME, inputs))
+            found, honed_ms = _timed(lambda: self._client.infer("model", inputs))
         after = self._answered()
         engine = next(kind for kind, count in after.items() if count > before.get(kind, 0))
         names = [output.name for output in self._session.get_outputs()]
         error = max(_error(found[name], value) for name, value in zip(names, expected, strict=True))
-        return Asked(pair, new, honed_ms, own_ms, engine, error)
+        return Asked(sizes, new, honed_ms, own_ms, engine, error)
 
     def _answered(self) -> dict[str, int]:
         return dict(self._client.metrics()["models"][0]["engines"])
 
-    def _inputs(self, pair: Pair) -> Arrays:
+    def _inputs(self, sizes: Sizes) -> Arrays:
+        """Normal values; 0 and 1 for integers, which are words or masks."""
+        known = dict(zip(self._letters, sizes, strict=True))
         inputs: Arrays = {}
-        for image, points in enumerate(pair):
-            inputs[f"kpts{image}"] = self._random.uniform(-0.9, 0.9, (1, points, 2)).astype(np.float32)
-            drawn = self._random.standard_normal((1, points, lightglue.WIDTH))
-            inputs[f"desc{image}"] = drawn.astype(np.float32)
+        for given in self._session.get_inputs():
+            shape = [known.get(size) or int(size) for size in self._shapes[given.name]]
+            if given.type == "tensor(float)":
+                inputs[given.name] = self._random.standard_normal(shape).astype(np.float32)
+            else:
+                inputs[given.name] = self._random.integers(0, 2, shape, np.int64)
         return inputs
 
 
 def _unnamed(model: bytes) -> bytes:
-    """Without the name that both numbers have in the file, which ONNX Runtime takes to be one size."""
+    """Without names of sizes: ONNX Runtime takes those of one name to be one size."""
     proto = onnx.ModelProto.FromString(model)
     forget_names(proto)
     data: bytes = proto.SerializeToString()
@@ -184,7 +204,7 @@ def _wait(client: Client, seconds: float, common: int, *, tune: bool) -> None:
     """Until the common pairs have variants, or so long; with a tuner always so long."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        if not tune and len(client.show(NAME)["variants"]) >= common:
+        if not tune and len(client.show("model")["variants"]) >= common:
             return
         time.sleep(2.0)
 
@@ -197,10 +217,11 @@ def _print(
         print(json.dumps(each))
         return
     print(f"largest error: {max(each.error for each in (*asked, *again)):.2g} of the largest value")
-    _row("a new pair", [each for each in asked if each.new][1:])
-    _row("a pair seen before", [each for each in asked if not each.new])
-    for pair in sorted({each.pair for each in again}):
-        _row(f"{pair[0]} x {pair[1]} after idle time", [each for each in again if each.pair == pair])
+    _row("new sizes", [each for each in asked if each.new][1:])
+    _row("sizes seen before", [each for each in asked if not each.new])
+    for sizes in sorted({each.sizes for each in again}):
+        told = " x ".join(map(str, sizes))
+        _row(f"{told} after idle time", [each for each in again if each.sizes == sizes])
     for variant in variants:
         print(f"{variant['name']}: {variant['state']}, {variant['engine']}: {variant['why']}")
 

@@ -15,7 +15,7 @@ from benchmarks.valhall.tasks import BenchTask, profile, tasks
 from honed.runtime import modelfile
 from honed.runtime.model import Source
 from honed.runtime.profile import DeviceProfile
-from honed.tuner.assemble import Expected, assemble
+from honed.tuner.assemble import assemble
 from honed.tuner.first import first_kernels
 from honed.tuner.frontend import Normalised, Precision, TensorSpec
 from honed.tuner.lower.module import LoweredModel
@@ -23,6 +23,7 @@ from honed.tuner.lower.opencl import Lowered
 from honed.tuner.lower.program import Function, FunctionCall, Program
 from honed.tuner.lower.target import target_for
 from honed.tuner.measure.candidate import Workload
+from honed.tuner.prove.probes import Expected
 from honed.tuner.tune.extract import workload
 
 _ALIGNMENT = 512  # bytes: what the strictest of the drivers here wants of sub-buffers

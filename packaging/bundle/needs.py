@@ -30,24 +30,30 @@ _PROVIDED = {
 }
 _NEEDED = re.compile(r"\(NEEDED\).*\[(.+)\]")
 _MACHINES = {"x86_64": "Advanced Micro Devices X86-64", "aarch64": "AArch64"}
+_GLIBC = re.compile(r"Name: GLIBC_2\.(\d+)")
+_NEWEST_GLIBC = 28
 _MACHINE = re.compile(r"^  Machine: +(.+)$", re.MULTILINE)
 
 
 def needs(folder: Path, machine: str) -> set[str]:
     """Packages with their versions; raises ValueError where a library is nowhere or of another machine."""
     ours = {path.name for path in folder.rglob("*.so*")}
-    packages = {_PROVIDED[path.readlink().name] for path in folder.rglob("*.so*") if path.is_symlink()}
+    real = {path.name for path in folder.rglob("*.so*") if not path.is_symlink()}
+    links = {path.readlink().name for path in folder.rglob("*.so*") if path.is_symlink()}
+    packages = {_PROVIDED[name] for name in links - real}
     for path in sorted(folder.rglob("*.so*")):
         if path.is_symlink():
             continue
         told = subprocess.run(
-            ["readelf", "--file-header", "--dynamic", "--wide", path],
+            ["readelf", "--file-header", "--dynamic", "--version-info", "--wide", path],
             check=True,
             capture_output=True,
             text=True,
         )
         if _MACHINE.findall(told.stdout) != [_MACHINES[machine]]:
             raise ValueError(f"{path} is not made for {machine}")
+        if max(map(int, _GLIBC.findall(told.stdout)), default=0) > _NEWEST_GLIBC:
+            raise ValueError(f"{path} needs a glibc newer than 2.{_NEWEST_GLIBC}; raise that here")
         for library in _NEEDED.findall(told.stdout):
             if library in _PROVIDED:
                 packages.add(_PROVIDED[library])

@@ -51,6 +51,7 @@ CHANGING: dict[str, dict[str, Any]] = {
         "files": ["m.onnx"],
         "parameters": {"shapes": {"x": [1]}},
     },
+    "ModelBring": {"files": ["m.onnx"], "sha256": ["0" * 64], "parameters": {"shapes": {"x": [1]}}},
     "SystemSharedMemoryRegister": {"name": "r", "offset": 0, "byte_size": 4096},
     "LeaseAsk": {"candidate_seconds": -1.0},
     "TunerRun": {
@@ -62,21 +63,21 @@ CHANGING: dict[str, dict[str, Any]] = {
         "device": "",
     },
 }
-_PIECES: tuple[bytes, ...] = (
+PIECES: tuple[bytes, ...] = (
     b"\xc1",
     b"\xdd\xff\xff\xff\xff",
     b"\xdf\x7f\xff\xff\xff",
     b"\xc6\x80\x00\x00\x00",
     b"\xdb\x03\xa0\x00\x00",
 )
-_PIECES += (
+PIECES += (
     b"\xc7\x05\x01hello",
     b"\xd4\x01\x00",
     b"\xc9\xff\xff\xff\xff\x01",
     b"\xa3\xff\xfe\xfd",
     b"\x81\x01\x02",
 )
-_PIECES += (
+PIECES += (
     b"\x91" * 40,
     b"\x81\xa0" * 40,
     b"\x82\xa1a\x01\xa1a\x02",
@@ -110,7 +111,7 @@ class Frames(Attack):
     def _announced(self, bed: Bed, mutator: Mutator) -> None:
         """Headers that promise more than there is, or that are none."""
         head = b"\x94\x00\x05" + msgpack.packb(mutator.rng.choice(list(METHODS))) + b"\x91\x81\xa1a"
-        pieces = mutator.rng.choices(_PIECES, k=mutator.rng.choice((1, 1, 2, 3)))
+        pieces = mutator.rng.choices(PIECES, k=mutator.rng.choice((1, 1, 2, 3)))
         self._send(bed, mutator.rng.choice((b"", head, b"\x94", b"\x93\x02")) + b"".join(pieces), "announced")
 
     def _typed(self, bed: Bed, mutator: Mutator) -> None:

@@ -50,9 +50,13 @@ class Service:
 
     def configure(self, text: str) -> None:
         """Another configuration, read at once."""
-        (self._folder / "honed.toml").write_text(_served_compiled(text))
+        self.write_configuration(text)
         with self.client() as client:
             client.reload_config()
+
+    def write_configuration(self, text: str) -> None:
+        """What counts from the next start, or reload, on."""
+        (self._folder / "honed.toml").write_text(_served_compiled(text))
 
     def answers(self) -> bool:
         """Whether it does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -316,13 +317,18 @@ def test_software(tmp_path: Path) -> None:
         Package(name="systemd-python", part="daemon", version=None, wanted=""),
         Package(name="apache-tvm-ffi", part="tuner", version="0.1.15", wanted="0.1.14.post1"),
     )
-    findings = check_service.check(dataclasses.replace(readings, packages=packages))
+    readings = dataclasses.replace(readings, packages=packages, venv=False)
+    findings = check_service.check(readings)
     assert about(findings, "numpy is missing", "apt install python3-numpy").level == "fail"
     assert about(findings, "systemd-python is missing", "python3-systemd").level == "warn"
     assert about(findings, "apache-tvm-ffi is 0.1.15", "0.1.14.post1").level == "warn"
     absent = dataclasses.replace(packages[2], version=None)
     findings = check_service.check(dataclasses.replace(readings, packages=(absent,)))
     about(findings, "apache-tvm-ffi missing", "apt install honed-tuner")
+    findings = check_service.check(dataclasses.replace(readings, packages=(*packages[:2], absent), venv=True))
+    about(findings, "numpy is missing", f"install honed[all] into {sys.prefix}")
+    about(findings, "systemd-python is missing", "install honed[systemd] into ")
+    about(findings, "apache-tvm-ffi missing", "install honed[all] into ")
 
 
 def test_every_finding_that_is_not_ok_says_what_to_do(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from .running import Service
 
 POLICY = Policy(own_uid=990, infer_gid=500, change_gid=501)
 NONE = {Right.ANYONE}
-INFER = {Right.ANYONE, Right.INFER}
+INFER = {Right.ANYONE, Right.INFER, Right.OWN}
 ALL = set(Right)
 
 
@@ -64,8 +64,9 @@ def test_refusals_say_what_would_help() -> None:
 def test_which_methods_need_which_right() -> None:
     free = {name for name, method in METHODS.items() if method.right is Right.ANYONE}
     assert free == {"ServerLive", "ServerReady", "ServerMetadata"}
-    for name in ("ModelExport", "RepositoryModelLoad", "RepositoryModelUnload"):
+    for name in ("ModelExport", "RepositoryModelLoad"):
         assert METHODS[name].right is Right.CHANGE
+    assert METHODS["RepositoryModelUnload"].right is Right.OWN
     for name in ("ModelInfer", "ModelMetadata", "RepositoryIndex", "SystemSharedMemoryRegister"):
         assert METHODS[name].right is Right.INFER
 

@@ -242,7 +242,7 @@ def test_faults_without_records_or_a_kernel_log(
 def test_every_reach_of_a_fault_is_explained() -> None:
     from honed.runtime.kernellog import Severity
 
-    assert set(faults._REACH) == set(Severity)
+    assert set(faults.REACH) == set(Severity)
 
 
 def test_records_of_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -204,3 +205,17 @@ def test_it_fits_any_terminal(columns: int, lines: int, models: int) -> None:
         assert "more with fewer requests" in text
         assert "model" in text
         assert ("model-59" in text) == (columns >= 80)
+
+
+def test_shapes_stand_below_their_model() -> None:
+    whole = document(2)
+    first, second = whole.models
+    for number, name in enumerate(("1x1", "3x3", "9x9")):
+        owner = first if name == "3x3" else second
+        whole.variants += (replace(owner, name=f"{owner.name}@{name}", requests=number, engine="cpu"),)
+    console = Console(file=StringIO(), width=120, height=40, force_terminal=False)
+    console.print(rendered(whole, 120, 40))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    names = [line.split()[0] for line in lines if line.startswith(("model-", "  @"))]
+    assert [name[:8] for name in names] == ["model-01", "@9x9", "@1x1", "model-00", "@3x3"]
+    assert all(line.split()[-1] == "cpu" for line in lines if line.startswith("  @"))

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import struct
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +16,9 @@ import pytest
 
 import honed.runtime
 from tests.daemon.conftest import SIZE, service, small_model, start_service
+from tests.daemon.own_models import adding
 from tests.daemon.running import DEADLINE, Service, start
+from tests.libhoned.binding import SANITIZED, compiled, lacking
 
 __all__ = ["service", "small_model", "start_service"]  # fixtures
 
@@ -26,18 +26,15 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 X = np.arange(SIZE, dtype=np.float32) * 1.5
 Y = X + np.arange(SIZE, dtype=np.float32) + 1  # what the small model makes of it
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
+MOBILENET = Path(__file__).parents[1] / "models" / "mobilenet_v2_035_128.onnx"
 VAD = Path(__file__).parents[1] / "models" / "silero_vad.onnx"
-needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+needs_gcc = pytest.mark.skipif(bool(lacking()), reason=f"there is no {', '.join(lacking())}")
 
 
 @pytest.fixture(scope="session")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """infer.c, compiled with all warnings as errors, and with checks of memory and undefined behaviour."""
-    made = tmp_path_factory.mktemp("c") / "infer"
-    flags = ["-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Wconversion", "-Werror"]
-    flags += ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-    subprocess.run(["gcc", *flags, "-o", str(made), str(EXAMPLES / "infer.c")], check=True)
-    return made
+    return compiled(EXAMPLES / "infer.c", tmp_path_factory.mktemp("c") / "infer", *SANITIZED)
 
 
 def run(
@@ -71,12 +68,12 @@ def test_c_infers(program: Path, service: Service, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nosuch"], "NOT_FOUND: there is no model 'nosuch'"),
-        (["small"], "the model needs x, 32 bytes; give x=FILE"),
-        (["small", "z=x.raw"], "z: give INPUT=FILE with an input of the model"),
-        (["small", "x"], "x: give INPUT=FILE with an input of the model"),
-        (["small", "x=missing.raw"], "missing.raw cannot be opened"),
-        (["small", "x=short.raw"], "short.raw does not hold the 32 bytes that x takes"),
+        (["nosuch"], "there is no model 'nosuch'"),
+        (["small"], "give INPUT=FILE for the model's x"),
+        (["small", "z=x.raw", "x"], "give INPUT=FILE for the model's x"),
+        (["small", "x=missing.raw"], "missing.raw: cannot be opened"),
+        (["small", "x=short.raw"], "short.raw: has another size than the input"),
+        (["small", "x=long.raw"], "long.raw: has another size than the input"),
     ],
 )
 def test_c_says_what_is_wrong(
@@ -84,6 +81,7 @@ def test_c_says_what_is_wrong(
 ) -> None:
     (tmp_path / "x.raw").write_bytes(X.tobytes())
     (tmp_path / "short.raw").write_bytes(X.tobytes()[1:])
+    (tmp_path / "long.raw").write_bytes(X.tobytes() * 2)
     done = run([str(program), *arguments], service.socket, cwd=tmp_path)
     assert done.returncode == 1
     assert told in done.stderr.decode()
@@ -98,43 +96,48 @@ def test_c_without_a_service_or_arguments(program: Path, tmp_path: Path) -> None
     assert run([str(program)], tmp_path / "none").returncode == 2
 
 
-def answers() -> list[bytes]:
-    """Answers to ModelMetadata, right and wrong in many ways."""
-    inputs = b"\x91\x83\xa4name\xa1x\xa8datatype\xa4FP32\xa5shape\x91\x08"
-    right = b"\x94\x01\x01\xc0\x81\xa6inputs" + inputs
-    broken = [right[:size] for size in range(len(right))]
-    for at in range(len(right)):
-        broken += [right[:at] + byte + right[at + 1 :] for byte in (b"\x9f", b"\xc6")]
-    deep = b"\x94\x01\x01\xc0\x81\xa1x" + b"\x91" * 5000
-    huge = right[:-2] + b"\x92\xcf" + b"\xff" * 8 + b"\x08"
-    many = b"\x94\x01\x01\xc0\x81\xa6inputs\xdd\xff\xff\xff\xff"
-    return [*broken, deep, huge, many, right]
+def gstreamer() -> list[str]:
+    """What a program needs to be built with it; nothing where it is not there."""
+    if any(shutil.which(name) is None for name in ("pkg-config", "gst-inspect-1.0")):
+        return []
+    found = [
+        subprocess.run(command, capture_output=True, text=True, check=False)
+        for command in (
+            ["gst-inspect-1.0", "videoconvert"],
+            ["pkg-config", "--cflags", "--libs", "gstreamer-app-1.0"],
+        )
+    ]
+    flags = found[1].stdout.replace("-I", "-isystem ").split()
+    return flags if not any(each.returncode for each in found) else []
 
 
-@pytest.mark.slow
 @needs_gcc
-def test_c_survives_whatever_is_answered(program: Path, tmp_path: Path) -> None:
-    """It ends with a sentence and status 1; a fault of memory would be another status and a report."""
-    path = tmp_path / "s"
-    wanted = answers()
-    with socket.socket(socket.AF_UNIX) as listening:
-        listening.bind(str(path))
-        listening.listen()
+@pytest.mark.skipif(not gstreamer(), reason="there is no libgstreamer-plugins-base1.0-dev with its plug-ins")
+def test_c_takes_frames_of_gstreamer(service: Service, tmp_path: Path) -> None:
+    camera = compiled(EXAMPLES / "camera.c", tmp_path / "camera", *gstreamer())
+    with service.client() as client:
+        client.add(MOBILENET, name="pictures", engine="cpu")
+        done = run([str(camera), "pictures", "3", "videotestsrc pattern=red"], service.socket)
+        client.remove("pictures")
+    assert (done.returncode, done.stderr) == (0, b"")
+    session = onnxruntime.InferenceSession(MOBILENET)
+    given, wanted = session.get_inputs()[0], session.get_outputs()[0]
+    red = np.zeros((1, *given.shape[1:]), np.float32)
+    red[:, 0] = 1
+    (scores,) = session.run(None, {given.name: red})
+    lines = done.stdout.decode().splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        named, _, value = line.partition(" = ")
+        assert named == f"{wanted.name}[{np.argmax(scores)}]"
+        np.testing.assert_allclose(float(value), scores.max(), rtol=1e-3)
 
-        def serve() -> None:
-            for answer in wanted:
-                connected, _ = listening.accept()
-                with connected:
-                    connected.recv(4096)
-                    connected.sendall(answer)
 
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        for answer in wanted:
-            done = run([str(program), "m"], path)
-            assert done.returncode == 1, (answer, done.stderr)
-            assert done.stderr.splitlines()[-1].startswith(b"infer: "), (answer, done.stderr)
-        thread.join(DEADLINE)
+def test_python_brings_a_model(start_service: Callable[..., Service], tmp_path: Path) -> None:
+    path = tmp_path / "m.onnx"
+    path.write_bytes(adding(1))
+    running = start_service(config='[serve]\nengine = "fastest"\n')
+    assert python("bring.py", str(path), path=running.socket) == ["y (4,)"]
 
 
 def test_python_infers(service: Service, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_a_commit_stands_beside_the_checkout(tmp_path: Path, capsys: pytest.Capt
     told = capsys.readouterr().out
     assert "| what | HEAD | now |" in told
     assert "| import cycles, with imports in functions and for types | 1 | 0 |" in told
-    assert "| files on the way of a request | - | 4 |" in told
+    assert "| files that the page names on the way of a request | - | 4 |" in told
     assert f"\n  {ON_END}\n" in told
     with pytest.raises(SystemExit, match="git has no nowhere"):
         house.main([str(tmp_path), "--against", "nowhere"])

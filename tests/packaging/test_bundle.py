@@ -89,6 +89,10 @@ def test_a_wheel_that_writes_elsewhere_is_refused(tmp_path: Path, name: str) -> 
 def test_what_libraries_need_becomes_dependencies(tmp_path: Path) -> None:
     shutil.copy(sys.executable, tmp_path / "libany.so")
     names, machine = script("needs"), platform.machine()
+    names._NEWEST_GLIBC = 0
+    with pytest.raises(ValueError, match="needs a glibc newer than"):
+        names.needs(tmp_path, machine)
+    names._NEWEST_GLIBC = 99  # this Python may be made for the newest
     told = subprocess.run(
         ["readelf", "-d", sys.executable], check=True, capture_output=True, text=True
     ).stdout

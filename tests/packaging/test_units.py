@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from honed.daemon.apps.settings import AppsSettings
 from honed.daemon.config import CpuSettings
 from honed.daemon.limits import Limits
 from honed.daemon.tunerchild import TunerSettings
@@ -74,7 +75,10 @@ def test_systemd_and_not_the_service_starts_the_tuner() -> None:
 def test_memory_max_is_above_what_the_limits_add_up_to() -> None:
     allowed = int(dict(directives("honed.service"))["MemoryMax"].removesuffix("G")) << 10
     added_up = Limits().memory_mib(
-        devices=1, tuner_mib=TunerSettings().memory_mib, cpu_mib=CpuSettings().memory_mib
+        devices=1,
+        tuner_mib=TunerSettings().memory_mib,
+        cpu_mib=CpuSettings().memory_mib,
+        apps_mib=AppsSettings().all_mib,
     )
     assert added_up <= allowed <= 1.1 * added_up
     assert f"{added_up:,} MiB" in (ROOT / "docs/security.md").read_text()

@@ -12,7 +12,7 @@ from honed.protocol import strict
 from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
 from honed.protocol.methods import NAME
 from honed.protocol.params import InferParams
-from honed.runtime import calls, endpoint
+from honed.runtime import additions, calls, endpoint
 from honed.runtime.regions import Region
 
 
@@ -40,8 +40,8 @@ def test_where_the_service_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_names_made_from_files(file: str, name: str) -> None:
-    assert calls.model_name_for(Path(file)) == name
-    assert NAME.fullmatch(calls.model_name_for(Path(file)))
+    assert additions.model_name_for(Path(file)) == name
+    assert NAME.fullmatch(additions.model_name_for(Path(file)))
 
 
 def test_arrays_in_a_region_are_named_and_others_sent() -> None:
@@ -80,8 +80,8 @@ def test_scalars_empty_and_boolean_arrays() -> None:
 
 
 def test_types_that_are_not_carried_are_refused() -> None:
-    for value in (np.array(["text"]), np.array([1j]), np.array([object()])):
-        with pytest.raises(InvalidArgument, match="not supported"):
+    for value in (np.array([1j]), np.array([object()])):
+        with pytest.raises(InvalidArgument, match=r"not supported|text is wanted"):
             calls.infer_call("m", {"x": value}, None, [], timeout=1, priority=2, finite=False)
 
 
@@ -130,13 +130,13 @@ def test_external_data_is_opened_beside_the_model_only(tmp_path: Path) -> None:
     (folder / "sub" / "w.bin").write_bytes(b"weights")
     (tmp_path / "secret").write_bytes(b"secret")
     (folder / "link").symlink_to(tmp_path / "secret")
-    opened = calls.open_beside(model, missing("sub/w.bin"))
+    opened = additions.open_beside(model, missing("sub/w.bin"))
     assert os.pread(opened["sub/w.bin"], 10, 0) == b"weights"
     os.close(opened["sub/w.bin"])
     before = len(os.listdir("/proc/self/fd"))
     for name in ("../secret", str(tmp_path / "secret"), "link", "absent"):
         with pytest.raises(MissingFiles):
-            calls.open_beside(model, missing("sub/w.bin", name))
+            additions.open_beside(model, missing("sub/w.bin", name))
     assert len(os.listdir("/proc/self/fd")) == before
 
 
@@ -146,13 +146,13 @@ def test_external_data_beside_the_file_a_link_points_to(tmp_path: Path) -> None:
     for name in ("m.onnx", "w.bin"):
         (tmp_path / "blobs" / name).write_bytes(b"x")
         (tmp_path / "snapshot" / name).symlink_to(tmp_path / "blobs" / name)
-    opened = calls.open_beside(tmp_path / "snapshot" / "m.onnx", missing("w.bin"))
+    opened = additions.open_beside(tmp_path / "snapshot" / "m.onnx", missing("w.bin"))
     os.close(opened["w.bin"])
 
 
 def test_models_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(NotFound):
-        calls.open_model(tmp_path / "absent.onnx")
+        additions.open_model(tmp_path / "absent.onnx")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with pytest.raises(InvalidArgument):
-        calls.open_model(tmp_path / "loop")
+        additions.open_model(tmp_path / "loop")

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from honed.protocol import strict, wire
+from honed.protocol import wire
 from honed.protocol.decoder import Decoder
 from honed.protocol.errors import ResourceExhausted
+from honed.protocol.shown import shown
 
 LARGE = 8  # bytes
 VALUES = st.recursive(
@@ -141,11 +142,11 @@ class Unreadable(str):
     ],
 )
 def test_what_is_shown_of_a_value_is_short(value: Any) -> None:
-    assert len(strict.shown(value)) <= 63
+    assert len(shown(value)) <= 63
 
 
 @given(VALUES)
 def test_small_values_are_shown_as_they_are(value: Any) -> None:
     text = repr(value)
     if len(text) <= 20 and "{" not in text and "[" not in text:
-        assert strict.shown(value) == text
+        assert shown(value) == text

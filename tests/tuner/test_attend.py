@@ -12,11 +12,11 @@ from honed.runtime.devices import Device
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
 from honed.tuner.attend import attentions, joins
-from honed.tuner.compile import run_model
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.module import lower_module
+from honed.tuner.running import run_model
 
 from .graphs import answers, parsed, weights
 from .search_functions import imagined, profile_of

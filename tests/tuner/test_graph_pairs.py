@@ -13,11 +13,11 @@ from onnx import helper
 
 from honed.runtime.devices import Device
 from honed.tuner import frontend
-from honed.tuner.compile import run_model
 from honed.tuner.graph import PASSES, Pass
 from honed.tuner.graph.pairs import join_pairs
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
+from honed.tuner.running import run_model
 
 from .graphs import after, answers, operators, parsed, weights
 from .search_functions import imagined

@@ -12,13 +12,13 @@ import pytest
 from honed.runtime.devices import Device
 from honed.tuner import frontend
 from honed.tuner.attend import joins
-from honed.tuner.compile import run_model
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.in_place import moved_in_place
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.program import Program
 from honed.tuner.lower.target import alignment_of
+from honed.tuner.running import run_model
 
 from .graphs import answers, parsed, weights
 from .search_functions import imagined, profile_of

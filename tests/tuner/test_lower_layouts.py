@@ -12,10 +12,10 @@ from tvm import tirx
 
 from honed.runtime.devices import Device
 from honed.tuner import frontend
-from honed.tuner.compile import run_model
 from honed.tuner.lower.blocked import block, blocked_shape
 from honed.tuner.lower.layouts import block_channels, block_lanes
 from honed.tuner.lower.module import lower_module
+from honed.tuner.running import run_model
 
 from .graphs import answers, parsed, weights
 from .search_functions import imagined

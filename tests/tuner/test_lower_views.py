@@ -14,10 +14,10 @@ from tvm import relax
 from honed.runtime.devices import Device
 from honed.runtime.errors import ModelRefused
 from honed.tuner import frontend
-from honed.tuner.compile import run_model
 from honed.tuner.lower.graph import read_program
 from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.strided import extents, view
+from honed.tuner.running import run_model
 
 from .graphs import answers, parsed, weights
 from .search_functions import imagined

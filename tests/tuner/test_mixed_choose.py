@@ -18,6 +18,7 @@ from honed.runtime.model import Choice
 from honed.runtime.profile import DevicePeaks, DeviceProfile
 from honed.runtime.proof import Difference
 from honed.tuner import compile as compiling
+from honed.tuner import proving
 from honed.tuner.frontend import TensorSpec, normalise
 from honed.tuner.mixed import choose, sets
 from honed.tuner.mixed.speed import why_not_half
@@ -240,12 +241,13 @@ def test_wrong_answers_in_fp16_give_way_to_the_models_own_types(
 ) -> None:
     asked: list[str] = []
 
-    def probed(_device: object, model: compiling.CompiledModel, _constants: object) -> tuple[Difference, ...]:
-        asked.append(model.source.precision)
-        error = 1.0 if model.source.precision == "fp16" else 0.0
+    def probed(_device: object, draft: proving.Attempt) -> tuple[Difference, ...]:
+        precision = draft.model.source.precision
+        asked.append(precision)
+        error = 1.0 if precision == "fp16" else 0.0
         return (Difference(output="y", error=error, tolerance=0.1, index=(0, 0), expected=0.0, found=1.0),)
 
-    monkeypatch.setattr(compiling, "_probed", probed)
+    monkeypatch.setattr(proving, "_probed", probed)
     told: list[float] = []
     made = compiling.compile_file(
         _request(tmp_path, device=device), lambda _stage, fraction, _text: told.append(fraction)

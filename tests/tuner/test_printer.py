@@ -15,13 +15,13 @@ from tvm import s_tir, te, tirx
 
 from honed.runtime.devices import Device
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
-from honed.tuner.lower.printer import literals, ranges, types
+from honed.tuner.lower.printer import terms, types
 from honed.tuner.lower.printer.names import Names
 from honed.tuner.lower.printer.terms import Term
 from honed.tuner.lower.schedule import narrow_indices
 from honed.tuner.lower.target import target_for
 from honed.tuner.search import rules
-from honed.tuner.search.sliced import sliced
+from honed.tuner.search.sketches.sliced import sliced
 from tests.runtime.builder import PROFILE
 
 from .lowering import run_lowered
@@ -334,7 +334,7 @@ def test_made_up_expressions_give_what_tvm_prints(seed: int, lanes: int, device:
 
 @given(st.floats(width=32, allow_nan=False), st.sampled_from([32, 64]))
 def test_numbers_are_written_exactly(value: float, bits: int) -> None:
-    text = literals.floating(value, types.Type("float", bits)).text
+    text = terms.floating(value, types.Type("float", bits)).text
     plain = text.removeprefix("(double)").removesuffix("f").replace("INFINITY", "inf")
     assert np.array(float(plain), f"float{bits}").tobytes() == np.array(value, f"float{bits}").tobytes()
 
@@ -347,7 +347,7 @@ def test_bounds_hold_every_value(sign: str, a: tuple[int, int], b: tuple[int, in
     (al, ah), (bl, bh) = (a[0], a[0] + a[1]), (b[0], b[0] + b[1] % 4)
     if sign == ">>" and bl < 0:
         return
-    bounds = ranges.bounds(sign, _between(al, ah), _between(bl, bh))
+    bounds = terms.bounds(sign, _between(al, ah), _between(bl, bh))
     if bounds is None:
         return
     for x in range(al, ah + 1):

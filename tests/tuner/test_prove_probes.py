@@ -10,7 +10,7 @@ from onnx import parser
 from honed.tuner.demo import lightglue
 from honed.tuner.prove import inputs
 from honed.tuner.prove.confined import EvaluationLimits
-from honed.tuner.prove.probes import Chosen, choose
+from honed.tuner.prove.probes import Expected, choose
 from honed.tuner.prove.reference import ReferenceFailure
 
 
@@ -18,8 +18,8 @@ def _model(text: str) -> onnx.ModelProto:
     return parser.parse_model(f'<ir_version: 8, opset_import: ["": 18]>\n{text}')
 
 
-def _chosen(result: Chosen | ReferenceFailure) -> Chosen:
-    assert isinstance(result, Chosen), result
+def _chosen(result: Expected | ReferenceFailure) -> Expected:
+    assert isinstance(result, Expected), result
     return result
 
 

@@ -18,7 +18,7 @@ from honed.protocol.errors import ModelRefused
 from honed.runtime import modelfile
 from honed.runtime.devices import Device
 from honed.tuner import compile as compiling
-from honed.tuner.prove import steps
+from honed.tuner.prove import opened, steps
 from honed.tuner.prove.inputs import generate
 from tests.tuner.test_compile import planted
 
@@ -88,7 +88,7 @@ def test_a_model_without_steps_is_not_opened() -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) { y = Sin(x) }'
     )
-    assert steps.opened(model) is None
+    assert opened.opened(model) is None
     assert steps.judge(model, generate(model, 1), runtime, precision="fp32", tolerance=[1e-3]) is None
 
 
@@ -97,16 +97,16 @@ def test_steps_that_constants_alone_decide_are_none() -> None:
         '<ir_version: 8, opset_import: ["": 17]> f (float[4] x) => (float[4] y) '
         "<float[4] c = {1, 2, 3, 4}> { r = Round(c) y = Mul(x, r) }"
     )
-    assert steps.opened(model) is None
+    assert opened.opened(model) is None
 
 
 @pytest.mark.parametrize("model", [QUANTISED, CHOSEN], ids=["quantised", "chosen"])
 def test_an_opened_model_given_its_own_values_makes_them_again(model: onnx.ModelProto) -> None:
-    apart = steps.opened(model)
+    apart = opened.opened(model)
     assert apart is not None
     onnx.checker.check_model(apart.model, full_check=True)
     inputs = generate(model, 1)[0]
-    (reference,) = runtime(steps._exposing(model, apart), [inputs])
+    (reference,) = runtime(opened.exposing(model, apart), [inputs])
     (found,) = runtime(apart.model, [apart.feeds(inputs, reference)])
     original = {made: name for name, made in apart.made.items()}
     assert set(found) == {v.name for v in model.graph.output} - set(apart.after) | set(apart.before) | set(
@@ -142,12 +142,12 @@ def test_any_graph_opened_makes_the_values_of_the_whole(nodes: list[tuple[str, i
                 text.append(f"v{i} = {op}({left})")
         values.append(f"v{i}")
     model = weighted(f"f (float[8] x) => (float[8] {values[-1]}) {{ {' '.join(text)} }}")
-    apart = steps.opened(model)
+    apart = opened.opened(model)
     inputs = {"x": np.linspace(-3.3, 4.1, 8, dtype=np.float32)}
     if apart is None:
         assert not {op for op, _, _ in nodes} & {"Round", "Floor", "Sign", "Cast", "Greater"}
         return
-    (reference,) = runtime(steps._exposing(model, apart), [inputs])
+    (reference,) = runtime(opened.exposing(model, apart), [inputs])
     (found,) = runtime(apart.model, [apart.feeds(inputs, reference)])
     for name, value in found.items():
         original = {made: n for n, made in apart.made.items()}.get(name, name)

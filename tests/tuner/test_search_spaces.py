@@ -27,13 +27,13 @@ from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.search import parts, rules, traces
 from honed.tuner.search.budget import size_of
-from honed.tuner.search.channels import channels
-from honed.tuner.search.held import held
-from honed.tuner.search.packed import packed
-from honed.tuner.search.panels import panels
-from honed.tuner.search.pointwise import pointwise
-from honed.tuner.search.sketches import Sketch
-from honed.tuner.search.windowed import windowed
+from honed.tuner.search.parts import Sketch
+from honed.tuner.search.sketches.channels import channels
+from honed.tuner.search.sketches.held import held
+from honed.tuner.search.sketches.packed import packed
+from honed.tuner.search.sketches.panels import panels
+from honed.tuner.search.sketches.pointwise import pointwise
+from honed.tuner.search.sketches.windowed import windowed
 from honed.tuner.tune import extract
 from honed.tuner.tune.extract import Extracted
 from honed.tuner.verdict import Outcome

@@ -243,7 +243,7 @@ def test_peaks_that_are_met_are_measured_again(tuned: Any, profile: DeviceProfil
     (progress,) = session.tasks
     assert planted.results
     assert progress.stage is TaskState.TUNED
-    rate = session._rates["scale"]
+    rate = session._rooflines.rates["scale"]
     assert session.profile.peaks is not None
     assert progress.roofline == pytest.approx(progress.task.roofline(session.profile.peaks, rate))
     assert progress.roofline < progress.task.roofline(busy, rate)

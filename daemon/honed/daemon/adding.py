@@ -88,4 +88,5 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
         placed=before.placed if before is not None else "",
         wanted=wanted,
         state=staged.state,
+        owner=staged.owner,
     )

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from honed.protocol import methods, results, service, strict, versions
-from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, check_version, parse
+from honed.protocol.config import ConfigReloaded, ConfigShown
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavailable, Unimplemented
+from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
 from honed.protocol.params import (
+    BringParams,
     ExportParams,
     HistoryParams,
     InferParams,
@@ -39,6 +41,9 @@ from honed.protocol.strict import Map
 from honed.runtime.version import own_version
 
 from . import inference, installed, models
+from .apps.bringer import Bringer
+from .apps.names import NOBODYS, is_own
+from .apps.viewer import Viewer, model_named, renamed
 from .connection import Connection
 from .interface import Interface
 from .jobs import Jobs
@@ -47,10 +52,11 @@ from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from .metrics import MetricsCollector
 from .outcomes import WithDescriptors
-from .peers import Policy
+from .peers import Policy, user_name
 from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .removing import Remover
 from .sequences import SequenceKey
 from .sequencing import Sequencer, key_of
 from .serving.registry import Registry
@@ -58,6 +64,7 @@ from .serving.states import ServedModel, State
 from .tunerchild import TunerChild
 from .tunerruns import MEASURING, TunerRuns
 from .variants.keeper import VariantKeeper
+from .variants.names import model_of
 
 MAX_PROFILE_RUNS = 100
 
@@ -97,6 +104,8 @@ class Api:
     registry: Registry
     fleet: Pool
     jobs: Jobs
+    bringer: Bringer
+    remover: Remover
     publisher: Publisher
     ledger: Ledger
     variants: VariantKeeper
@@ -116,10 +125,30 @@ class Api:
         known = METHODS.get(method)
         if known is None:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
-        self.policy.check(call.connection.peer, known.right, method)
+        peer = call.connection.peer
+        self.policy.check(peer, known.right, method)
         if self.stopping:
             raise Unavailable("the service is stopping; call again when it runs")
-        return _HANDLERS[method](self, call, parse(known.params, params))
+        parsed = parse(known.params, params)
+        own = model_named(parsed)
+        entry = self.registry.find(model_of(own[1])) if own is not None else None
+        owner = entry.manifest.owner if entry is not None else None
+        if known.right is Right.OWN and owner != peer.uid:
+            self.policy.check(peer, Right.CHANGE, method)
+        if own is None or self.policy.viewer(peer).sees(owner):
+            return _HANDLERS[method](self, call, parsed)
+        return self._as_nobodys(_HANDLERS[method], call, parsed, *own)
+
+    async def _as_nobodys(
+        self, handler: Handler[P, R], call: ApiCall, params: P, field: str, name: str
+    ) -> R | WithDescriptors[R] | MetricsText:
+        """What comes of asking for another's model: the same, by the same way, as for a name nobody has."""
+        nobodys = NOBODYS + name.removeprefix(model_of(name))
+        try:
+            return await handler(self, call, renamed(params, field, nobodys))
+        except HonedError as error:
+            error.args = tuple(str(each).replace(NOBODYS, model_of(name)) for each in error.args)
+            raise
 
     @_answers(methods.SERVER_LIVE)
     async def _server_live(self, call: ApiCall, params: Nothing) -> results.Live:
@@ -127,7 +156,8 @@ class Api:
 
     @_answers(methods.SERVER_READY)
     async def _server_ready(self, call: ApiCall, params: Nothing) -> results.Ready:
-        return results.Ready(ready=self.fleet.ready and not self.registry.count(State.LOADING))
+        loading = self.registry.count(State.LOADING, self._viewer(call))
+        return results.Ready(ready=self.fleet.ready and not loading)
 
     @_answers(methods.SERVER_METADATA)
     async def _server_metadata(self, call: ApiCall, params: Nothing) -> results.ServerMetadata:
@@ -143,7 +173,10 @@ class Api:
 
     @_answers(methods.SERVER_STATUS)
     async def _server_status(self, call: ApiCall, params: Nothing) -> service.Status:
-        default = self.fleet.default
+        default, viewer = self.fleet.default, self._viewer(call)
+        own = self._own(viewer)
+        idle = self.leasing.idle()
+        jobs = [job.status() for job in self.jobs.active.values() if viewer.sees(job.owner)]
         return service.Status(
             name="honed",
             version=own_version(),
@@ -154,15 +187,15 @@ class Api:
             device_spec=default.supervisor.spec,
             peaks=default.peaks,
             worker=default.worker(),
-            devices=self.fleet.devices(),
-            models={state.value: self.registry.count(state) for state in State},
-            queue=self.fleet.queue(),
+            devices=self.fleet.devices(viewer),
+            models={state.value: self.registry.count(state, viewer) for state in State},
+            queue=self.fleet.queue(viewer),
             connections=self.connections(),
-            jobs=tuple(job.status() for job in self.jobs.active.values()),
-            damaged=tuple(self.damaged),
-            idle=self.leasing.idle(),
-            lease=self.leasing.lease(),
-            tuner=self.tuner.status(),
+            jobs=tuple(jobs),
+            damaged=tuple(viewer.veiled(each, own) for each in self.damaged),
+            idle=dataclasses.replace(idle, models=self._seen_of(viewer, idle.models)),
+            lease=viewer.veil(self.leasing.lease(), own),
+            tuner=viewer.veil(self.tuner.status(), own),
             sequences=service.SequencesStatus(
                 count=len(self.sequencer.sequences), bytes=self.sequencer.sequences.nbytes
             ),
@@ -186,14 +219,14 @@ class Api:
 
     @_answers(methods.METRICS)
     async def _show_metrics(self, call: ApiCall, params: MetricsParams) -> service.Metrics | MetricsText:
-        return await self.metrics.answer(params.format)
+        return await self.metrics.answer(params.format, self._viewer(call))
 
     @_answers(methods.CONFIG_SHOW)
-    async def _config_show(self, call: ApiCall, params: Nothing) -> service.ConfigShown:
+    async def _config_show(self, call: ApiCall, params: Nothing) -> ConfigShown:
         return await self.reloader.show()
 
     @_answers(methods.CONFIG_RELOAD)
-    async def _config_reload(self, call: ApiCall, params: Nothing) -> service.ConfigReloaded:
+    async def _config_reload(self, call: ApiCall, params: Nothing) -> ConfigReloaded:
         return await self.reloader.reload()
 
     @_answers(methods.MODEL_READY)
@@ -219,7 +252,10 @@ class Api:
     @_answers(methods.MODEL_STATISTICS)
     async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
-        entries = [self.registry.model(params.name)] if params.name else self.registry.models()
+        if params.name:
+            entries = [self.registry.model(params.name)]
+        else:
+            entries = self.registry.models(self._viewer(call))
         return results.ModelStatistics(
             model_stats=tuple(entry.statistics.triton(entry.name) for entry in entries)
         )
@@ -261,6 +297,8 @@ class Api:
 
     @_answers(methods.MODEL_INFER)
     async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
+        if is_own(params.model_name) and self.registry.find(params.model_name) is not None:
+            self.bringer.used(params.model_name)
         with self.registry.statistics(params.model_name).request():
             check_version(params.model_version)
             key = key_of(call.connection.peer.uid, params)
@@ -378,8 +416,9 @@ class Api:
                     engine_why=entry.manifest.why,
                     variants=len(self.registry.variants(entry.name)),
                     pinned_engine=entry.manifest.pinned_engine,
+                    owner=user_name(entry.manifest.owner) if entry.manifest.owner is not None else "",
                 )
-                for entry in self.registry.models()
+                for entry in self.registry.models(self._viewer(call))
             )
         )
 
@@ -397,16 +436,32 @@ class Api:
         told = await self.variants.make_by_hand(params.model_name, options.variants, notify, wait=waits)
         return dataclasses.replace(added, notes=(*added.notes, *told))
 
+    @_answers(methods.MODEL_BRING)
+    async def _model_bring(self, call: ApiCall, params: BringParams) -> results.ModelBrought:
+        def notify(progress: Map) -> None:
+            call.connection.notify("Progress", {"msgid": call.msgid, **progress})
+
+        peer = call.connection.peer
+        meanwhile = self.leasing.adding(peer.pid, "an app's model is being added")
+        return await self.bringer.bring(peer.uid, params, call.descriptors, notify, meanwhile)
+
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
-        name = self.registry.model(params.model_name).name
-        variants = [each.name for each in self.registry.variants(name)]
-        await self.jobs.remove(name)
-        self.variants.forget(variants)
-        self.ledger.forget(params.model_name)
-        self.sequencer.sequences.forget_model(params.model_name)
-        self.leasing.forget(params.model_name)
+        await self.remover.remove(params.model_name)
         return Empty()
+
+    def _viewer(self, call: ApiCall) -> Viewer:
+        return self.policy.viewer(call.connection.peer)
+
+    def _own(self, viewer: Viewer) -> frozenset[str]:
+        """The names of the user's own models."""
+        models = self.registry.models(viewer)
+        return frozenset(entry.name for entry in models if entry.manifest.owner is not None)
+
+    def _seen_of(self, viewer: Viewer, figures: dict[str, float]) -> dict[str, float]:
+        """Those of figures by model that the viewer may see."""
+        hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
+        return {name: figure for name, figure in figures.items() if name not in hidden}
 
 
 def _interfaces(entry: ServedModel) -> tuple[Interface | None, Interface | None]:

@@ -47,6 +47,7 @@ class AddJob:
     stage: str = ""
     fraction: float = 0.0
     text: str = ""
+    owner: int | None = None  # of a user's own
 
     def report(self, stage: str, fraction: float, text: str = "") -> None:
         """Note and pass on how far it is."""
@@ -63,7 +64,7 @@ class Staged:
     """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
 
     `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
-    the same model for other shapes, whose choice of precision is taken. Not `hurried`: nobody waits for it.
+    the same model for other shapes, whose choice of precision is taken. Not `hurried`: the model is served.
     """
 
     folder: Path
@@ -76,6 +77,8 @@ class Staged:
     like: Path | None = None
     hurried: bool = True
     state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
+    owner: int | None = None  # as in the manifest
+    seconds: float | None = None  # that compiling may take, where that is less than for others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +180,7 @@ class ModelBuilder:
         def report(stage: Stage) -> None:
             steps.report(stage.stage, RECEIVED + (_COMPILED - RECEIVED) * stage.fraction, stage.text)
 
-        if self._compiling.locked():
+        if self._compiling.locked() and staged.hurried:
             # What will be refused need not wait for others to be compiled.
             async with self._checking:
                 job = await self._compilation(staged, output, server)
@@ -187,7 +190,10 @@ class ModelBuilder:
         async with self._compiling:
             job = await self._compilation(staged, output, server)
             niceness = 0 if staged.hurried else _NICENESS
-            await compiler.compile_model(job, self._limits.compile_seconds, report, niceness=niceness)
+            seconds = self._limits.compile_seconds
+            if staged.seconds is not None:
+                seconds = min(seconds, staged.seconds)
+            await compiler.compile_model(job, seconds, report, niceness=niceness)
 
     async def _compilation(self, staged: Staged, output: Path, server: DeviceServer) -> Compile:
         await server.supervisor.wait_ready(self._limits.load_seconds)

@@ -2,9 +2,9 @@
 
 `honed.toml` has the tables in `TABLES`, whose fields are its settings: [service] says where things are and
 which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
-that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes,
-[usage] says how use is remembered, [idle] when the
-machine counts as idle, [tuner] whether the service starts a tuner. Files in `honed.toml.d/` beside it that
+that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes, [apps]
+models that apps bring, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
+whether the service starts a tuner. Files in `honed.toml.d/` beside it that
 end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
 setting keeps its origin.
 """
@@ -24,6 +24,7 @@ from typing import Any, Final
 
 from honed.protocol.errors import InvalidArgument
 
+from .apps.settings import AppsSettings
 from .idle.settings import IdleSettings
 from .ledger import UsageSettings
 from .limits import Limits
@@ -104,6 +105,7 @@ TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "sequences": SequenceSettings,
         "limits": Limits,
         "variants": VariantSettings,
+        "apps": AppsSettings,
         "usage": UsageSettings,
         "idle": IdleSettings,
         "tuner": TunerSettings,
@@ -125,6 +127,7 @@ class Config:
     sequences: SequenceSettings
     limits: Limits
     variants: VariantSettings
+    apps: AppsSettings
     usage: UsageSettings
     idle: IdleSettings
     tuner: TunerSettings

@@ -14,7 +14,7 @@ from .limits import Limits
 from .loading import Loader
 from .serving.events import WorkerLost, WorkerReady
 from .serving.registry import Registry
-from .serving.states import CPU_ENGINE, Engine, Phase
+from .serving.states import Engine, Phase, is_cpu
 from .store import Store
 from .supervisor import Life, Supervisor
 from .workercalls import DropRegion
@@ -54,7 +54,7 @@ class DeviceServer:
     @property
     def kind(self) -> str:
         """What answers are told to be of: "cpu" for the CPU engine, "gpu" for compiled forms."""
-        return "cpu" if self.name == CPU_ENGINE else "gpu"
+        return "cpu" if is_cpu(self.name) else "gpu"
 
     @property
     def state(self) -> str:

@@ -55,7 +55,7 @@ class EnginePins:
                 raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
             await self._loaded(self.pool.device_of(entry), entry.manifest, entry.key)
             return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
-        cpu = self.pool.cpu
+        cpu = self.pool.cpu_for(entry.manifest.owner)
         if cpu is None:
             raise Unavailable("the CPU engine is not installed; install honed-cpu (apt install honed-cpu)")
         if not entry.manifest.sources:
@@ -75,7 +75,7 @@ class EnginePins:
         manifest = entry.manifest
         wanted = manifest.wanted or self.policy
         if wanted == "fastest" and manifest.times is not None and entry.compiled is not None:
-            choice = choose(manifest.times)
+            choice = choose(manifest.times, manifest.owner)
             return EngineChosen(model=entry.number, engine=choice.engine, why=choice.why, pinned="")
         if wanted == "fastest":
             engine, why = ("cpu" if entry.on_cpu else "gpu"), manifest.why

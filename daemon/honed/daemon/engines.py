@@ -16,6 +16,7 @@ from .loading import Loader
 from .serving.drift import TIE
 from .store import EngineTimes, Manifest, Store
 
+LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
 ROUNDS = 8  # runs of each engine at most, and at least so many
 _LEAST = 3
 _SECONDS = 5.0  # after which no more are begun than the least
@@ -37,10 +38,14 @@ def times_of(gpu_ns: list[int], cpu_ns: list[int]) -> EngineTimes:
     return EngineTimes(gpu_ms=gpu, cpu_ms=cpu)
 
 
-def choose(times: EngineTimes) -> Choice:
-    """By these times."""
+def choose(times: EngineTimes, owner: int | None = None) -> Choice:
+    """By these times. A user's own model, whose `owner` this is, must not hold up a device for long."""
     told = f"compiled {times.gpu_ms:.3g} ms, ONNX Runtime {times.cpu_ms:.3g} ms, measured in turns"
-    if times.gpu_ms > TIE * times.cpu_ms:
+    if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
+        why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
+        return Choice("cpu", f"{why}: {told}", times)
+    # A processor under OpenCL leaves nothing to apps that the CPU engine would take.
+    if times.gpu_ms > (1.0 if times.same_cores else TIE) * times.cpu_ms:
         return Choice("cpu", f"the CPU engine is faster: {told}", times)
     return Choice("gpu", f"the compiled form is as fast or faster: {told}", times)
 
@@ -63,17 +68,24 @@ async def measure(
             if turn + 1 >= _LEAST and time.monotonic() > end:
                 break
     times = times_of(gpu_ns, cpu_ns)
-    return dataclasses.replace(times, device=device.fingerprint, runtime=cpu.fingerprint)
+    return dataclasses.replace(
+        times, device=device.fingerprint, runtime=cpu.fingerprint, same_cores=device.on_processor
+    )
 
 
-async def compare(device: Loader, key: str, compiled: Path, cpu: Loader, source: str) -> Choice:
-    """The engine that is to serve a new compiled form.
+async def compare(
+    device: Loader, key: str, compiled: Path, cpu: Loader, source: str, owner: int | None = None
+) -> Choice:
+    """The engine that is to serve a new compiled form, of a model of this owner.
 
-    Where both cannot be compared that is the compiled form, which was proven right.
+    Where both cannot be compared that is the compiled form, which was proven right; of a user's own model
+    nobody knows then how long it would hold up the device.
     """
     try:
-        return choose(await measure(device, key, compiled, cpu, source))
+        return choose(await measure(device, key, compiled, cpu, source), owner)
     except HonedError as error:
+        if owner is not None:
+            return Choice("cpu", f"the compiled form could not be compared with it: {error}")
         return Choice("gpu", f"the compiled form; it could not be compared with the CPU engine: {error}")
 
 

@@ -67,7 +67,7 @@ class Jobs:
         """
         self._policy = policy
         self._adding: dict[str, asyncio.Future[ModelAdded]] = {}  # by model
-        self._limits = limits
+        self.limits = limits
         self._store = store
         self._registry = registry
         self._pool = pool
@@ -93,7 +93,7 @@ class Jobs:
         options = params.parameters or LoadOptions()
         check(params, descriptors, options)
         if options.replace:
-            await self._stop_compiling(params.model_name)
+            await self.stop_compiling(params.model_name)
         job = Adding(name=params.model_name, notify=notify)
         work = asyncio.ensure_future(self._add(job, params, descriptors, options, meanwhile))
         self._adding[params.model_name] = work
@@ -131,7 +131,7 @@ class Jobs:
                 shown.report("receive", 0.0)
                 staged = await self._receive(params, descriptors, options, folder)
                 shown.report("receive", RECEIVED)
-                given = await self._serve_as_given(shown, staged, options.engine or "")
+                given = await self.serve_as_given(shown, staged, options.engine or "")
                 if given is None:
                     made = await self._make(shown, staged, servers)
                     return job.added(made.model, made.file.sha256)
@@ -139,16 +139,18 @@ class Jobs:
                 shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
                 return await self._compile_on(job, shown, staged, servers, given)
 
-    async def _serve_as_given(self, job: AddJob, staged: Staged, wanted: str) -> Manifest | None:
+    async def serve_as_given(self, job: AddJob, staged: Staged, wanted: str) -> Manifest | None:
         """Have the CPU engine serve the file; None where it cannot or shall not, and compiling is next.
 
-        Raises ModelRefused where it must and cannot, MissingFiles where data files are not there.
+        Raises ModelRefused where it must and cannot, MissingFiles where data files are not there. It must
+        where it was asked for, and where the file is a user's own.
         """
-        policy, cpu = wanted or self._policy, self._pool.cpu
+        policy, cpu = wanted or self._policy, self._pool.cpu_for(staged.owner)
         if policy == "gpu" or not staged.sources:
             return None
+        must = policy == "cpu" or staged.owner is not None
         if cpu is None:
-            if policy == "cpu":
+            if must:
                 raise Unavailable(
                     "the CPU engine is not installed; install honed-cpu (apt install honed-cpu)"
                 )
@@ -157,7 +159,7 @@ class Jobs:
         job.report("load", RECEIVED, "loading it into the CPU engine")
         try:
             with self._pool.keeping(cpu, manifest.source_key):
-                proof = await load(cpu, manifest.source_key, staged.given, self._limits)
+                proof = await load(cpu, manifest.source_key, staged.given, self.limits)
                 manifest = dataclasses.replace(manifest, interface=proof.interface)
                 if policy == "cpu":
                     manifest = dataclasses.replace(manifest, chosen="cpu", why="the CPU engine was asked for")
@@ -167,7 +169,7 @@ class Jobs:
         except MissingFiles:
             raise
         except (ModelRefused, Unavailable) as error:
-            if policy == "cpu":
+            if must:
                 raise
             _log.info("model %s is not served by the CPU engine: %s", job.name, failure(error))
             return None
@@ -180,6 +182,8 @@ class Jobs:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
         if given.why and not given.awaits_compiler:
             return job.told(given)
+        # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
+        staged = dataclasses.replace(staged, hurried=False)
         try:
             made = await self._make(shown, staged, servers, given=given)
         except HonedError as error:
@@ -196,14 +200,16 @@ class Jobs:
         told = served.manifest if served is not None else given
         return job.added(made.model, made.file.sha256, told)
 
-    async def resume(self, manifest: Manifest) -> None:
-        """Go on compiling a stored model that the CPU engine serves."""
+    async def resume(self, manifest: Manifest, seconds: float | None = None) -> None:
+        """Go on compiling a stored model that the CPU engine serves, for so long at most."""
         job = Adding(name=manifest.name, notify=lambda _: None)
 
         async def again() -> ModelAdded:
-            with self.job(manifest.name, True, job.report_to) as shown:
+            with self.job(manifest.name, True, job.report_to, manifest.owner) as shown:
                 async with cleared_in_thread(self._store.staging()) as folder:
                     staged = await in_thread(self.stage_again, manifest, folder)
+                    if manifest.owner is not None:
+                        staged = dataclasses.replace(staged, hurried=False, seconds=seconds)
                     server = self._pool.home(manifest.name, manifest.device, manifest.placed)
                     return await self._compile_on(job, shown, staged, [server], manifest)
 
@@ -216,7 +222,7 @@ class Jobs:
         waiting = [
             manifest
             for manifest in self._registry.manifests()
-            if manifest.awaits_compiler and unfinished(manifest, self._policy)
+            if manifest.awaits_compiler and manifest.owner is None and unfinished(manifest, self._policy)
         ]
         if waiting and self._resuming is None:
             self._resuming = asyncio.ensure_future(self._resume_all(waiting))
@@ -228,7 +234,7 @@ class Jobs:
                 await self.resume(manifest)
         self._resuming = None
 
-    async def _stop_compiling(self, name: str) -> None:
+    async def stop_compiling(self, name: str) -> None:
         """End the compilation of a model that is served already, and of no other."""
         work = self._adding.get(name)
         if work is not None and self._registry.find(name) is not None:
@@ -264,7 +270,7 @@ class Jobs:
 
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound."""
-        await self._stop_compiling(self._registry.get(name).name)
+        await self.stop_compiling(self._registry.get(name).name)
         self._check_idle(name)
         await to_its_end(self._remove(name))
         _log.info("removed model %s", name)
@@ -292,24 +298,35 @@ class Jobs:
             self._latencies.forget(name)
 
     @contextmanager
-    def job(self, name: str, replace: bool, notify: Notify) -> Iterator[AddJob]:
-        """One change to a model at a time; raises AlreadyExists or ResourceExhausted."""
+    def job(self, name: str, replace: bool, notify: Notify, owner: int | None = None) -> Iterator[AddJob]:
+        """One change to a model at a time; raises AlreadyExists or ResourceExhausted.
+
+        The limits are those of administrators' models: users' own have quotas instead.
+        """
         self._check_idle(name)
         if self._registry.find(name) is not None and not replace:
             raise AlreadyExists(
                 f"there is a model {name!r} already; choose another name, remove it first, or replace it"
             )
-        if len(self.active) >= self._limits.max_jobs:
-            raise ResourceExhausted(
-                f"{len(self.active)} models are being added already; wait for one of them"
-            )
-        if len(self._registry.models()) + len(self.active) >= self._limits.max_models:
-            raise ResourceExhausted(f"the store holds its {self._limits.max_models} models; remove one first")
-        job = self.active[name] = AddJob(name=name, notify=notify)
+        if owner is None:
+            self._check_room()
+        job = self.active[name] = AddJob(name=name, notify=notify, owner=owner)
         try:
             yield job
         finally:
             del self.active[name]
+
+    @property
+    def adding(self) -> int:
+        """How many models of administrators are being added."""
+        return sum(job.owner is None for job in self.active.values())
+
+    def _check_room(self) -> None:
+        if self.adding >= self.limits.max_jobs:
+            raise ResourceExhausted(f"{self.adding} models are being added already; wait for one of them")
+        stored = sum(entry.manifest.owner is None for entry in self._registry.models())
+        if stored + self.adding >= self.limits.max_models:
+            raise ResourceExhausted(f"the store holds its {self.limits.max_models} models; remove one first")
 
     def _check_idle(self, name: str) -> None:
         if name in self.active:
@@ -318,7 +335,7 @@ class Jobs:
     async def _receive(
         self, params: LoadParams, descriptors: Sequence[int], options: LoadOptions, folder: Path
     ) -> Staged:
-        left = self._limits.max_model_bytes
+        left = self.limits.max_model_bytes
         given, calibration = folder / "given", folder / "calibration"
         sources = len(params.files) - (options.calibration or 0)
         files = []
@@ -327,15 +344,15 @@ class Jobs:
             file, path = await in_thread(receive, descriptor, name, place, left)
             left -= file.nbytes
             files.append((file, path))
-        is_compiled = await in_thread(_is_compiled, files[0][1])
-        if is_compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
+        compiled = await in_thread(is_compiled, files[0][1])
+        if compiled and (len(files) > 1 or options.shapes or options.precision not in (None, "auto")):
             raise InvalidArgument(
                 f"{params.files[0]} is compiled already; shapes, precision, calibration inputs and external "
                 "data cannot be given"
             )
         return Staged(
             folder=folder,
-            sources=() if is_compiled else tuple(files[:sources]),
+            sources=() if compiled else tuple(files[:sources]),
             given=files[0][1],
             shapes=dict(options.shapes or {}),
             precision=options.precision or "auto",
@@ -356,7 +373,7 @@ class Jobs:
             except Unavailable as error:
                 raise ModelRefused(str(error)) from error
             try:
-                copied, path = receive(descriptor, file.name, folder / "given", self._limits.max_model_bytes)
+                copied, path = receive(descriptor, file.name, folder / "given", self.limits.max_model_bytes)
             finally:
                 os.close(descriptor)
             if copied.sha256 != file.sha256:
@@ -372,6 +389,7 @@ class Jobs:
             precision=manifest.precision,
             device=None,
             state=manifest.state,
+            owner=manifest.owner,
         )
 
     def _servers(self, name: str, options: LoadOptions) -> list[DeviceServer]:
@@ -405,13 +423,19 @@ class Jobs:
 
     async def _with_choice(self, job: AddJob, manifest: Manifest, made: Built, given: Manifest) -> Manifest:
         """Say in the manifest which engine is to serve."""
-        cpu = self._pool.cpu
+        cpu = self._pool.cpu_for(given.owner)
         assert cpu is not None
         manifest = dataclasses.replace(
             manifest, interface=given.interface, wanted=given.wanted, pinned_engine=given.pinned_engine
         )
         job.report("load", BUILT, "comparing engines")
-        choice = await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, given.source_key)
+        key = given.source_key
+        with self._pool.keeping(cpu, key):
+            if given.owner is not None:  # whose CPU engine may rest
+                await load(cpu, key, self._store.form(given, key), self.limits)
+            choice = await compare(
+                made.server.loader, made.file.sha256, made.path, cpu.loader, key, given.owner
+            )
         return dataclasses.replace(manifest, chosen=choice.engine, why=choice.why, times=choice.times)
 
     async def _commit(
@@ -438,7 +462,8 @@ class Jobs:
                 await self._commits.sweep()
 
 
-def _is_compiled(path: Path) -> bool:
+def is_compiled(path: Path) -> bool:
+    """Whether it is a compiled file, by how it begins."""
     with path.open("rb") as file:
         return file.read(len(modelfile.MAGIC)) == modelfile.MAGIC
 

@@ -75,10 +75,10 @@ class Limits:
         """The most bytes of one answer."""
         return 2 * self.max_message_bytes
 
-    def memory_mib(self, *, devices: int, tuner_mib: int, cpu_mib: int) -> int:
+    def memory_mib(self, *, devices: int, tuner_mib: int, cpu_mib: int, apps_mib: int) -> int:
         """What the service and all of its children take at most, in MiB.
 
-        `tuner_mib` is tuner.memory_mib and `cpu_mib` cpu.memory_mib.
+        `tuner_mib` is tuner.memory_mib, `cpu_mib` cpu.memory_mib and `apps_mib` that of all users' engines.
         """
         messages = self.max_all_bytes + devices * self.max_answer_bytes
         return (
@@ -87,6 +87,7 @@ class Limits:
             + INSPECTIONS * INSPECTION_MIB
             + 2 * devices * self.worker_memory_mib  # a worker, and a process that builds for it
             + 2 * cpu_mib  # the CPU engine, and a process that tries models out for it
+            + apps_mib  # users' CPU engines, and the processes that try models out for them
             + 2 * devices * cpu_mib  # parts of models, of a worker and of the process that builds for it
             + 2 * PROVING_MIB  # parts of a model being compiled, and of one being tuned
             + self.compile_memory_mib

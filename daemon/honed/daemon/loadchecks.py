@@ -8,6 +8,7 @@ from honed.protocol.errors import InvalidArgument
 from honed.protocol.methods import check_name
 from honed.protocol.params import LoadOptions, LoadParams
 
+from .apps.names import is_own
 from .config import ENGINES
 
 PRECISIONS = ("auto", "fp32", "fp16")
@@ -18,15 +19,11 @@ MAX_VARIANTS = 64  # of one addition
 def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) -> None:
     """Raise InvalidArgument for what no addition can be."""
     check_name(params.model_name)
-    if not params.files or len(params.files) != len(descriptors):
+    if is_own(params.model_name):
         raise InvalidArgument(
-            f"{len(descriptors)} descriptors came with {len(params.files)} names in files; send the model "
-            "file's descriptor first and one for each name"
+            f"{params.model_name!r} could only be a model that an app has brought; choose another name"
         )
-    if len(set(params.files)) != len(params.files):
-        raise InvalidArgument("files names one file twice; give each once")
-    if options.precision not in (None, *PRECISIONS):
-        raise InvalidArgument(f"precision is {options.precision!r}; use one of {', '.join(PRECISIONS)}")
+    check_files(params.files, descriptors, options.precision, options.shapes or {})
     _check_calibration(params.files, options)
     if options.engine not in (None, *ENGINES):
         raise InvalidArgument(f"engine is {options.engine!r}; use one of {', '.join(ENGINES)}")
@@ -36,8 +33,27 @@ def check(params: LoadParams, descriptors: Sequence[int], options: LoadOptions) 
         raise InvalidArgument("the CPU engine takes every shape, and nothing is compiled; leave variants out")
     if len(options.variants or ()) > MAX_VARIANTS:
         raise InvalidArgument(f"more than {MAX_VARIANTS} variants are given; give those that matter most")
-    for shapes in (options.shapes or {}, *(options.variants or ())):
+    for shapes in options.variants or ():
         _check_shapes(shapes)
+
+
+def check_files(
+    files: Sequence[str],
+    descriptors: Sequence[int],
+    precision: str | None,
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """The same for what comes with every file that is to be served."""
+    if not files or len(files) != len(descriptors):
+        raise InvalidArgument(
+            f"{len(descriptors)} descriptors came with {len(files)} names in files; send the model "
+            "file's descriptor first and one for each name"
+        )
+    if len(set(files)) != len(files):
+        raise InvalidArgument("files names one file twice; give each once")
+    if precision not in (None, *PRECISIONS):
+        raise InvalidArgument(f"precision is {precision!r}; use one of {', '.join(PRECISIONS)}")
+    _check_shapes(shapes)
 
 
 def _check_shapes(shapes: Mapping[str, tuple[int, ...]]) -> None:

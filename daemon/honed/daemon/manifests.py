@@ -34,6 +34,7 @@ def made_manifest(
         device=device,
         placed=placed,
         state=staged.state,
+        owner=staged.owner,
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
         kept = replaced.manifest

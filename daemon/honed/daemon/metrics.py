@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,8 +21,11 @@ from honed.protocol.service import (
     TimeSpent,
     WorkerFigures,
 )
+from honed.protocol.tuning import TuningFigures
 
 from . import openmetrics
+from .apps.names import is_own
+from .apps.viewer import Viewer
 from .blocking import in_thread
 from .deviceserver import DeviceServer
 from .idle.thermal import temperatures
@@ -52,24 +56,27 @@ class MetricsCollector:
     gpu_faults: Callable[[], FaultFigures]
     root: Path = Path("/")  # of the file system that has the sensors
 
-    async def answer(self, form: str | None) -> service.Metrics | MetricsText:
-        """The result of Metrics; raises InvalidArgument for forms there are not."""
+    async def answer(self, form: str | None, viewer: Viewer) -> service.Metrics | MetricsText:
+        """The result of Metrics for a peer; raises InvalidArgument for forms there are not."""
         if form not in (None, "", "openmetrics"):
             raise InvalidArgument(
                 f"there is no format {form[:40]!r}; use openmetrics, or none for plain data"
             )
-        document = await self.document()
+        document = await self.document(viewer)
         if not form:
             return document
         return MetricsText(content_type=openmetrics.CONTENT_TYPE, text=openmetrics.text(document))
 
-    async def document(self) -> service.Metrics:
-        """Every figure; spans in seconds, temperatures in degrees Celsius."""
+    async def document(self, viewer: Viewer) -> service.Metrics:
+        """Every figure that a peer may see; spans in seconds, temperatures in degrees Celsius."""
         tuning = self.tuner.figures
         sensors = await in_thread(temperatures, self.root)
         now, default = time.monotonic(), self.pool.default
         uptime = now - self.started
         usage, waiting = self.ledger.usage(), self.pool.waiting()
+        servers, whole = self.pool.seen(viewer), self.registry.whole if viewer.all else self.registry.common
+        models = self.registry.models(viewer)
+        own = frozenset(entry.name for entry in models if entry.manifest.owner is not None)
         return service.Metrics(
             version=self.version,
             pid=os.getpid(),
@@ -77,32 +84,33 @@ class MetricsCollector:
             uptime_seconds=uptime,
             device=default.identity,
             device_time=DEVICE_TIME,
-            worker=_worker(default),
+            worker=viewer.veil(_worker(default), own),
             devices=tuple(
                 DeviceFigures(
                     name=each.name,
                     shown=each.shown,
-                    worker=_worker(each),
+                    worker=viewer.veil(_worker(each), own),
                     queue=strict.like(QueueFigures, each.queue(), longest=each.engine.queue.longest),
                 )
-                for each in self.pool.servers.values()
+                for each in servers
             ),
             queue=strict.like(
                 QueueFigures,
-                self.pool.queue(),
-                longest=max(each.engine.queue.longest for each in self.pool.servers.values()),
+                self.pool.queue(viewer),
+                longest=max(each.engine.queue.longest for each in servers),
             ),
             connections=self.connections(),
-            whole=self.registry.whole.figures(now, uptime),
+            whole=whole.figures(now, uptime),
             models=tuple(
                 self._model(entry, now, uptime, _waiting(entry.name, waiting), usage.get(entry.name, _UNUSED))
-                for entry in self.registry.models()
+                for entry in models
             ),
             variants=tuple(
                 self._model(entry, now, uptime, waiting[entry.name], usage.get(entry.name, _UNUSED))
                 for entry in self.registry.variants()
+                if viewer.sees(entry.manifest.owner)
             ),
-            tuning=tuning,
+            tuning=_seen_of(tuning, viewer, own),
             temperatures=sensors,
             lease=self.lease(),
             gpu_faults=self.gpu_faults(),
@@ -132,6 +140,14 @@ class MetricsCollector:
 def _waiting(model: str, waiting: Mapping[str, int]) -> int:
     """For a model and its variants."""
     return sum(count for name, count in waiting.items() if model_of(name) == model)
+
+
+def _seen_of(tuning: TuningFigures | None, viewer: Viewer, own: frozenset[str]) -> TuningFigures | None:
+    """Without what it tells of models that are not there for a peer."""
+    if tuning is None or viewer.all:
+        return tuning
+    gains = {name: gain for name, gain in tuning.gains.items() if not is_own(name) or model_of(name) in own}
+    return viewer.veil(dataclasses.replace(tuning, gains=gains), own)
 
 
 _UNUSED = TimeSpent(seconds=0.0, tasks={}, profiled="")

@@ -22,10 +22,12 @@ class Systemd:
         """Raises Unavailable where systemd started us and systemd-python is missing."""
         self._notifies = bool(environment.get("NOTIFY_SOCKET"))
         self._activated = environment.get("LISTEN_PID") == str(os.getpid())
-        self.journals = bool(environment.get("INVOCATION_ID")) and bool(environment.get("JOURNAL_STREAM"))
         self._daemon: Any = None
-        if self._notifies or self._activated or self.journals:
+        if self._notifies or self._activated:
             self._daemon = _systemd_python()
+        # A unit that neither notifies nor passes a socket does without systemd-python: the journal takes
+        # standard error, too.
+        self.journals = self._daemon is not None and _in_journal(environment)
         pid = environment.get("WATCHDOG_PID", str(os.getpid()))
         period = environment.get("WATCHDOG_USEC", "")
         known = self._notifies and pid == str(os.getpid()) and period.isdigit()
@@ -65,6 +67,15 @@ class Systemd:
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(logging.Formatter("honed: %(message)s"))
         logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+
+
+def _in_journal(environment: Mapping[str, str]) -> bool:
+    """Whether standard error leads there, as systemd.exec(5) tells; terminals inherit what says so."""
+    try:
+        stream = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError, AttributeError):  # it was closed
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"
 
 
 def _systemd_python() -> Any:

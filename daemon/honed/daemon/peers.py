@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from honed.protocol.errors import PermissionDenied
 from honed.protocol.methods import Right
 
+from .apps.viewer import Viewer
+
 INFER_GROUP = "honed"
 CHANGE_GROUP = "honed-admin"
 _UCRED = struct.Struct("iII")  # pid, uid, gid: unix(7)
@@ -30,7 +32,7 @@ class Credentials:
     gids: frozenset[int]
 
 
-_ALL, _INFER = frozenset(Right), frozenset({Right.ANYONE, Right.INFER})
+_ALL, _INFER = frozenset(Right), frozenset({Right.ANYONE, Right.INFER, Right.OWN})
 _ANYONE = frozenset({Right.ANYONE})
 
 
@@ -50,13 +52,17 @@ class Policy:
             return _INFER
         return _ANYONE
 
+    def viewer(self, peer: Credentials) -> Viewer:
+        """Which models the peer sees."""
+        return Viewer(user=peer.uid, all=peer.uid in (0, self.own_uid))
+
     def check(self, peer: Credentials, right: Right, what: str) -> None:
         """Raise PermissionDenied, saying what would help, unless the peer has the right."""
         if right in self.rights(peer):
             return
         group = CHANGE_GROUP if right is Right.CHANGE else INFER_GROUP
         gid = self.change_gid if right is Right.CHANGE else self.infer_gid
-        user = _user_name(peer.uid)
+        user = user_name(peer.uid)
         if gid is None:
             remedy = f"there is no group {group} here: run as root or as the user of the service"
         else:
@@ -84,7 +90,7 @@ def _groups(connected: socket.socket, uid: int, gid: int) -> Sequence[int]:
     except OSError as error:
         if error.errno != errno.ERANGE:
             raise
-        return os.getgrouplist(_user_name(uid), gid)
+        return os.getgrouplist(user_name(uid), gid)
     return struct.unpack(f"{len(packed) // 4}I", packed)
 
 
@@ -95,7 +101,8 @@ def _gid(group: str) -> int | None:
         return None
 
 
-def _user_name(uid: int) -> str:
+def user_name(uid: int) -> str:
+    """What a user is called; the number of one who has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -103,3 +103,8 @@ def _from_systemd(environ: Mapping[str, str], variable: str) -> Path | None:
     """The first folder of the colon-separated list systemd gives us in `variable`."""
     first = environ.get(variable, "").split(":", 1)[0]
     return Path(first) if first.startswith("/") else None
+
+
+def users_cache(cache_dir: Path, owner: int) -> Path:
+    """What can be made again of a user's own models, apart from others'."""
+    return cache_dir / "users" / str(owner)

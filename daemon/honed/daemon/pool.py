@@ -17,6 +17,7 @@ from honed.protocol.service import DeviceStatus, QueueStatus
 from honed.runtime.partlimits import PartLimits
 
 from . import installed
+from .apps.viewer import Viewer
 from .commits import Commits
 from .config import CpuSettings, Service
 from .deviceserver import DeviceServer
@@ -27,13 +28,14 @@ from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
 from .placement import Placement
+from .places import users_cache
 from .profiles import merged
 from .regions import HeldRegion
 from .requests import ClientId, Ticket
 from .serving import actions, events
 from .serving.machine import Machine
 from .serving.registry import Registry
-from .serving.states import CPU_ENGINE, Engine, ServedModel
+from .serving.states import CPU_ENGINE, Engine, ServedModel, is_cpu
 from .servinglog import write
 from .statistics import ServedInference
 from .store import Store
@@ -60,10 +62,12 @@ class Pool:
         latencies: Latencies,
         cpu: CpuSettings,
         policy: str,
+        user_mib: int = 0,
     ) -> None:
-        """`policy` is the setting serve.engine."""
+        """`policy` is the setting serve.engine, `user_mib` the memory of a user's CPU engine."""
         self._limits = limits
         self._cpu = cpu
+        self._user_mib = user_mib
         self._cache_dir = service.cache_dir
         self._models = models
         self._store = store
@@ -85,19 +89,36 @@ class Pool:
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def _server(self, engine: Engine) -> DeviceServer:
-        if engine.name == CPU_ENGINE:
+        cache_dir = self._cache_dir
+        if is_cpu(engine.name):
+            memory_mib = self._user_mib if engine.rests else self._cpu.memory_mib
             program = Program(
-                module="honed.cpu.worker", argument=str(self._cpu.threads), memory_mib=self._cpu.memory_mib
+                module="honed.cpu.worker", argument=str(self._cpu.threads), memory_mib=memory_mib
             )
+            if engine.owner is not None:
+                # What others' files were proven to do is not known here: that would tell of them.
+                cache_dir = users_cache(cache_dir, engine.owner)
         else:
             parts = PartLimits(threads=self._cpu.threads, memory_mib=self._cpu.memory_mib)
             program = device_program(engine.name, self._limits.worker_memory_mib, parts)
-        return DeviceServer(engine, program, self._limits, self._cache_dir, self._models, self._store)
+        return DeviceServer(engine, program, self._limits, cache_dir, self._models, self._store)
 
     @property
     def cpu(self) -> DeviceServer | None:
         """The CPU engine; None where it is not installed."""
         return self.servers.get(CPU_ENGINE)
+
+    def cpu_for(self, owner: int | None) -> DeviceServer | None:
+        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        name = self._machine.cpu_for(owner)
+        self._make_servers()
+        return self.servers[name] if name is not None else None
+
+    def _make_servers(self) -> None:
+        """For engines that the machine has thought of meanwhile."""
+        for name, engine in self._machine.engines.items():
+            if name not in self.servers:
+                self.servers[name] = self._server(engine)
 
     @property
     def default(self) -> DeviceServer:
@@ -108,7 +129,10 @@ class Pool:
 
     def handle(self, event: events.Event) -> None:
         """Something has happened. Raises a HonedError where the event is refused, which changes nothing."""
-        for action in self._machine.handle(event, time.monotonic(), time.time()):
+        doing = self._machine.handle(event, time.monotonic(), time.time())
+        if len(self.servers) < len(self._machine.engines):
+            self._make_servers()
+        for action in doing:
             self._perform(action)
 
     def _perform(self, action: actions.Action) -> None:
@@ -185,7 +209,7 @@ class Pool:
 
     async def _compared(self, model: ServedModel) -> events.Event:
         """Both engines once more."""
-        device, cpu, manifest = self.servers[model.device], self.servers[CPU_ENGINE], model.manifest
+        device, cpu, manifest = self.servers[model.device], self.servers[model.cpu_engine], model.manifest
         with self.keeping(device, model.key), self.keeping(cpu, manifest.source_key):
             try:
                 seconds = self._limits.load_seconds
@@ -193,7 +217,7 @@ class Pool:
             except HonedError as error:
                 _log.warning("model %s: its engines are not compared again: %s", model.name, error)
                 return events.NotCompared(model.number)
-        choice = choose(times)
+        choice = choose(times, manifest.owner)
         return events.EngineChosen(model=model.number, engine=choice.engine, why=choice.why, times=times)
 
     # Device servers
@@ -223,8 +247,6 @@ class Pool:
             self.handle(events.Passed())
 
     def _start(self, name: str) -> None:
-        if name not in self.servers:
-            self.servers[name] = self._server(self._machine.engines[name])
         server = self.servers[name]
         server.running = self._begin(self._keep(server))
 
@@ -269,7 +291,7 @@ class Pool:
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
-        kind = "cpu" if work.engine == CPU_ENGINE else ran.compiled_kind
+        kind = "cpu" if is_cpu(work.engine) else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)
 
@@ -378,12 +400,16 @@ class Pool:
     @property
     def ready(self) -> bool:
         """Whether some device has a worker, and none is about to get one."""
-        states = {server.state for server in self.servers.values()}
+        states = {server.state for server in self.servers.values() if not server.engine.rests}
         return "ready" in states and "starting" not in states
 
-    def queue(self) -> QueueStatus:
+    def seen(self, viewer: Viewer) -> list[DeviceServer]:
+        """Those that are there for a peer."""
+        return [each for each in self.servers.values() if viewer.sees(each.engine.owner)]
+
+    def queue(self, viewer: Viewer) -> QueueStatus:
         """Requests of all devices that wait and run."""
-        queues = [server.queue() for server in self.servers.values()]
+        queues = [server.queue() for server in self.seen(viewer)]
         return QueueStatus(
             waiting=sum(queue.waiting for queue in queues), running=sum(queue.running for queue in queues)
         )
@@ -402,27 +428,24 @@ class Pool:
         building = {pid for server in self.servers.values() for pid in server.loader.builder.pids}
         return frozenset(ended | building | {supervisor.pid for supervisor in supervisors}) - {0}
 
-    def devices(self) -> tuple[DeviceStatus, ...]:
-        """The part `devices` of ServerStatus."""
+    def devices(self, viewer: Viewer) -> tuple[DeviceStatus, ...]:
+        """The part `devices` of ServerStatus, as `viewer` may see it."""
+        seen = [model for model in self._models.models() if viewer.sees(model.manifest.owner)]
         return tuple(
             DeviceStatus(
                 name=server.name,
                 engine=server.kind,
                 default=server is self.default,
-                stand_in=server.engine.stand_in and server is not self.cpu,
+                stand_in=server.engine.stand_in and server.kind != "cpu",
                 spec=server.supervisor.spec,
                 device=server.identity,
                 peaks=server.peaks,
                 worker=server.worker(),
                 queue=server.queue(),
-                models=tuple(m.name for m in self._models.models() if m.engine == server.name),
-                away=tuple(
-                    model.name
-                    for model in self._models.models()
-                    if model.home == server.name and not model.at_home
-                ),
+                models=tuple(model.name for model in seen if model.engine == server.name),
+                away=tuple(model.name for model in seen if model.home == server.name and not model.at_home),
             )
-            for server in self.servers.values()
+            for server in self.seen(viewer)
         )
 
     def placed(self, model: ServedModel) -> ModelPlacement:

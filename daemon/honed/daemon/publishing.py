@@ -170,10 +170,11 @@ class Publisher:
 
     async def _chosen(self, entry: ServedModel, server: DeviceServer, key: str, path: Path) -> Choice:
         """The engine that is to serve a new version of a model that the CPU engine serves."""
-        cpu, manifest = self.pool.cpu, entry.manifest
+        manifest = entry.manifest
+        cpu = self.pool.cpu_for(manifest.owner)
         if cpu is None or "cpu" in (manifest.pinned_engine, manifest.wanted):
             return Choice("cpu", manifest.why)
-        return await compare(server.loader, key, path, cpu.loader, manifest.source_key)
+        return await compare(server.loader, key, path, cpu.loader, manifest.source_key, manifest.owner)
 
     def _check_served(self, entry: ServedModel) -> None:
         """It may have been rolled back meanwhile, which is then stored, and must not be undone."""

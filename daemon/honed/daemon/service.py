@@ -23,6 +23,9 @@ from honed.protocol.service import ServicePlaces
 from honed.runtime.version import own_version
 
 from . import api, lock, server
+from .apps.bringer import Bringer
+from .apps.receiving import Receiver
+from .apps.sharesfile import SharesFile
 from .blocking import in_thread
 from .commits import Commits
 from .compiled import Compiled
@@ -42,6 +45,7 @@ from .places import records_in
 from .pool import Pool
 from .publishing import Publisher
 from .reload import Reloader
+from .removing import Remover
 from .sequencing import Sequencer
 from .serving.events import Added, Damaged, NotRestored
 from .serving.registry import Registry
@@ -156,7 +160,18 @@ async def _run(
     registry = Registry()
     curves = await in_thread(Keeper, places.state_dir / "latencies.json")
     commits, inspector = Commits(store, registry), Inspector()
-    pool = Pool(limits, places, registry, store, commits, inspector, curves.latencies, config.cpu, policy)
+    pool = Pool(
+        limits,
+        places,
+        registry,
+        store,
+        commits,
+        inspector,
+        curves.latencies,
+        config.cpu,
+        policy,
+        config.apps.memory_mib,
+    )
     broken = await _fill(pool, store, models, systemd, policy)
     damaged = [*damaged, *(f"{manifest.name}: {reason}" for manifest, reason in broken)]
     for sentence in damaged:
@@ -166,6 +181,8 @@ async def _run(
     clients = server.Server(listening, limits, pool)
     ledger = Ledger(places.state_dir / "usage.json", config.usage, clock=time.monotonic, wall=time.time)
     ledger.keep_only(models)
+    apps = await in_thread(SharesFile, places.state_dir / "apps.json")
+    apps.shares.keep_only(models, time.time())
 
     sequencer = Sequencer(config.sequences)
     leasing = Leasing(config.idle, lambda: pool.default.state)
@@ -207,6 +224,26 @@ async def _run(
         leasing=leasing,
         settings=lambda: reloader.config.variants,
     )
+    remover = Remover(
+        registry=registry,
+        jobs=jobs,
+        variants=variants,
+        ledger=ledger,
+        sequencer=sequencer,
+        leasing=leasing,
+        shares=apps.shares,
+        cache_dir=places.cache_dir,
+    )
+    bringer = Bringer(
+        settings=lambda: reloader.config.apps,
+        registry=registry,
+        store=store,
+        jobs=jobs,
+        remover=remover,
+        receiver=Receiver(limits.load_seconds),
+        shares=apps.shares,
+        policy=policy,
+    )
     pins = EnginePins(limits, store, pool, jobs, commits, policy)
     publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies, pins)
     clients.api = api.Api(
@@ -218,6 +255,8 @@ async def _run(
         registry=registry,
         fleet=pool,
         jobs=jobs,
+        bringer=bringer,
+        remover=remover,
         publisher=publisher,
         ledger=ledger,
         variants=variants,
@@ -244,22 +283,26 @@ async def _run(
     async with contextlib.AsyncExitStack() as running:
         running.push_async_callback(ledger.save)
         running.push_async_callback(curves.save)
+        running.push_async_callback(apps.save)
         for work in (
             pool.run(),
             _keep_watchdog(systemd),
             ledger.keep(),
             curves.keep(),
+            apps.keep(),
             leasing.run(),
             watch.run(),
             tuner.run(),
             variants.run(),
+            bringer.run(),
         ):
             task = asyncio.ensure_future(work)
             task.add_done_callback(partial(_stop_if_failed, stop))
             running.push_async_callback(_end, task)
         running.push_async_callback(jobs.close)
+        running.push_async_callback(bringer.close)
         for manifest in models.values():
-            if pool.cpu is not None and unfinished(manifest, policy):
+            if manifest.owner is None and pool.cpu is not None and unfinished(manifest, policy):
                 running.push_async_callback(_end, asyncio.ensure_future(jobs.resume(manifest)))
         for manifest, _ in broken:
             running.push_async_callback(_end, asyncio.ensure_future(_restore(jobs, pool, manifest)))
@@ -309,6 +352,12 @@ async def _fill(
             continue
         await in_thread(store.set_aside, manifest)
         reason = f"its compiled file is damaged ({answer})"
+        if manifest.owner is not None and manifest.interface is not None and pool.cpu is not None:
+            # It is compiled again when it is its user's turn.
+            _log.error("damaged: %s: %s", manifest.name, reason)
+            bare = dataclasses.replace(manifest, compiled=None, why="", chosen="", times=None)
+            pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))
+            continue
         if manifest.interface is not None and pool.cpu is not None:
             bare = dataclasses.replace(manifest, compiled=None, why=reason)
             pool.handle(Added(manifest=bare, compiled=None, home=home, proof=None, cpu=True))

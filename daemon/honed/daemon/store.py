@@ -40,9 +40,9 @@ from .received import StoredFile, explained, relative
 from .variants.names import STORED
 from .versions import VersionHistory, first
 
-FORMAT = (
-    4  # of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants and states
-)
+# Of manifests; 1 do not say theirs, from 3 on there may be no compiled file, 4 has variants and states, and
+# 5 has owners.
+FORMAT = 5
 _NO_FILE = {errno.EISDIR, errno.EINVAL, errno.ELOOP, errno.ENOENT, errno.ENXIO, errno.EFBIG}  # nor will be
 _MAX_MANIFEST = 16 << 20  # bytes
 _log = logging.getLogger(__name__)
@@ -52,13 +52,15 @@ _log = logging.getLogger(__name__)
 class EngineTimes:
     """What a run took by the compiled form and by the CPU engine when they last took turns, in ms.
 
-    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then.
+    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then; with
+    `same_cores` the device is the processor that the CPU engine runs on.
     """
 
     gpu_ms: float
     cpu_ms: float
     device: str = ""
     runtime: str = ""
+    same_cores: bool = False
 
 
 class NewerFormat(InvalidArgument):
@@ -76,7 +78,7 @@ class Manifest:
     variant that its user asked for. `times` are those of the comparison. `pinned_engine` serves whatever was
     asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
     was no compiler. `state` are inputs by the output that each is given next in a sequence, as its user
-    named them.
+    named them. `owner` is the user (uid) whose own it is, None for those of administrators.
     """
 
     name: str
@@ -97,6 +99,7 @@ class Manifest:
     pinned_engine: str = ""
     awaits_compiler: bool = False
     state: dict[str, str] = field(default_factory=dict)
+    owner: int | None = None
 
     def engine_wanted(self, configured: str) -> str:
         """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
+from honed.protocol.shown import shown
 from honed.protocol.tuning import TuningFigures
 
 _MAX_TEXT = 1000  # letters of what is shown of a stage
@@ -380,13 +381,13 @@ def to_map(event: News | Result | HonedError) -> dict[str, Any]:
 def from_map(plain: object, result: type[R]) -> News | R | HonedError:
     """The event of a map, where the job's result is a `result`; raises NoEvent. Other fields are ignored."""
     if not isinstance(plain, Mapping) or not isinstance(plain.get("event"), str):
-        raise NoEvent(f"{strict.shown(plain)} names no event")
+        raise NoEvent(f"{shown(plain)} names no event")
     name = plain["event"]
     if name in ("refused", "error"):
         return _error(plain)
     kind = result if name == _NAMES.get(result, "done") else _NEWS.get(name)
     if kind is None:
-        raise NoEvent(f"{strict.shown(name)} is no event of this job")
+        raise NoEvent(f"{shown(name)} is no event of this job")
     told = {key: value for key, value in plain.items() if key != "event"}
     try:
         return strict.from_plain(kind, told, where=name, unknown_ignored=True)

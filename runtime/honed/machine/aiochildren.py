@@ -55,39 +55,52 @@ async def spawn(
     A thread of its own starts it and waits for its end: starting takes long on a busy machine. Cancelled,
     this ends what was started.
     """
-    loop = asyncio.get_running_loop()
-    started: asyncio.Future[subprocess.Popen[bytes]] = loop.create_future()
-    ended: asyncio.Future[int] = loop.create_future()
-
-    def tell(set_it: Callable[[Any], None], value: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(set_it, value)
-
-    def run() -> None:
-        try:
-            process = start(program, bounds, stdout=subprocess.PIPE if stdout else None, pass_fds=pass_fds)
-        except ValueError as error:
-            tell(started.set_exception, OSError(str(error)))
-        except (OSError, InvalidArgument) as error:
-            tell(started.set_exception, error)
-        else:
-            tell(started.set_result, process)
-            tell(ended.set_result, process.wait())
-
-    threading.Thread(target=run, name="child", daemon=True).start()
-    try:
-        process = await asyncio.shield(started)
-    except asyncio.CancelledError:
-        await asyncio.wait([started])
-        if started.exception() is None:
-            kill_group(started.result().pid)
-            await asyncio.wait([ended])
-        raise
-    child = Child(process.pid, ended)
+    starting = _Starting(program, bounds, pass_fds, stdout)
+    process = await starting.process()
+    child = Child(process.pid, starting.ended)
     if process.stdout is not None:
         child.stdout = asyncio.StreamReader(limit=_LINE)
-        await loop.connect_read_pipe(
+        await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(child.stdout),  # type: ignore[arg-type]
             process.stdout,
         )
     return child
+
+
+class _Starting:
+    """A thread that starts a program and waits for its end, and what it tells the loop."""
+
+    def __init__(self, program: Sequence[str], bounds: Bounds, pass_fds: Sequence[int], stdout: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[subprocess.Popen[bytes]] = self._loop.create_future()
+        self.ended: asyncio.Future[int] = self._loop.create_future()
+        given = (program, bounds, pass_fds, subprocess.PIPE if stdout else None)
+        threading.Thread(target=self._run, args=given, name="child", daemon=True).start()
+
+    async def process(self) -> subprocess.Popen[bytes]:
+        """What was started."""
+        try:
+            return await asyncio.shield(self._started)
+        except asyncio.CancelledError:
+            await asyncio.wait([self._started])
+            if self._started.exception() is None:
+                kill_group(self._started.result().pid)
+                await asyncio.wait([self.ended])
+            raise
+
+    def _run(
+        self, program: Sequence[str], bounds: Bounds, pass_fds: Sequence[int], stdout: int | None
+    ) -> None:
+        try:
+            process = start(program, bounds, stdout=stdout, pass_fds=pass_fds)
+        except ValueError as error:
+            self._tell(self._started.set_exception, OSError(str(error)))
+        except (OSError, InvalidArgument) as error:
+            self._tell(self._started.set_exception, error)
+        else:
+            self._tell(self._started.set_result, process)
+            self._tell(self.ended.set_result, process.wait())
+
+    def _tell(self, set_it: Callable[[Any], None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(set_it, value)

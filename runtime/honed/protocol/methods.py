@@ -17,7 +17,7 @@ from .errors import Internal, InvalidArgument, NotFound
 from .strict import Map
 
 if TYPE_CHECKING:
-    from . import params, results, service, versions
+    from . import config, params, results, service, versions
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -33,6 +33,7 @@ class Right(enum.Enum):
 
     ANYONE = enum.auto()
     INFER = enum.auto()
+    OWN = enum.auto()  # INFER for what the caller has brought, CHANGE for what administrators have added
     CHANGE = enum.auto()
 
 
@@ -78,8 +79,8 @@ SERVER_READY: Method[params.Nothing, results.Ready] = _method("ServerReady", Rig
 SERVER_METADATA: Method[params.Nothing, results.ServerMetadata] = _method("ServerMetadata", Right.ANYONE)
 SERVER_STATUS: Method[params.Nothing, service.Status] = _method("ServerStatus", Right.INFER)
 METRICS: Method[params.MetricsParams, service.Metrics] = _method("Metrics", Right.INFER)
-CONFIG_SHOW: Method[params.Nothing, service.ConfigShown] = _method("ConfigShow", Right.INFER)
-CONFIG_RELOAD: Method[params.Nothing, service.ConfigReloaded] = _method("ConfigReload", Right.CHANGE)
+CONFIG_SHOW: Method[params.Nothing, config.ConfigShown] = _method("ConfigShow", Right.INFER)
+CONFIG_RELOAD: Method[params.Nothing, config.ConfigReloaded] = _method("ConfigReload", Right.CHANGE)
 MODEL_READY: Method[params.ModelParams, results.Ready] = _method("ModelReady", Right.INFER)
 MODEL_METADATA: Method[params.ModelParams, results.ModelMetadata] = _method("ModelMetadata", Right.INFER)
 MODEL_STATISTICS: Method[params.ModelParams, results.ModelStatistics] = _method(
@@ -114,8 +115,9 @@ REPOSITORY_MODEL_LOAD: Method[params.LoadParams, results.ModelAdded] = _method(
     "RepositoryModelLoad", Right.CHANGE
 )
 REPOSITORY_MODEL_UNLOAD: Method[params.UnloadParams, results.Empty] = _method(
-    "RepositoryModelUnload", Right.CHANGE
+    "RepositoryModelUnload", Right.OWN
 )
+MODEL_BRING: Method[params.BringParams, results.ModelBrought] = _method("ModelBring", Right.INFER)
 
 
 @functools.cache
@@ -124,13 +126,13 @@ def _types() -> dict[str, tuple[type[Any], type[Any]]]:
 
     Made when they are first needed: an app's inferences do without, and so many classes take time to make.
     """
-    from . import params, results, service, versions
+    from . import config, params, results, service, versions
 
     rows = {name: row for name, row in globals().items() if isinstance(row, Method)}
     noted = SimpleNamespace(__annotations__={name: __annotations__[name] for name in rows})
-    hints = get_type_hints(
-        noted, globals(), {"params": params, "results": results, "service": service, "versions": versions}
-    )
+    modules = (config, params, results, service, versions)
+    named = {module.__name__.rpartition(".")[2]: module for module in modules}
+    hints = get_type_hints(noted, globals(), named)
     return {row.name: get_args(hints[name]) for name, row in rows.items()}
 
 

@@ -108,7 +108,7 @@ class Regions:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class IndexedModel:
-    """A model as RepositoryIndex lists it."""
+    """A model as RepositoryIndex lists it; `owner` is the user who brought it, "" for an administrator's."""
 
     name: str
     version: str
@@ -118,6 +118,7 @@ class IndexedModel:
     engine_why: str = ""
     variants: int = 0
     pinned_engine: str = ""
+    owner: str = ""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -139,6 +140,20 @@ class ModelAdded:
     launches: int
     engine: str = "gpu"
     engine_why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBrought:
+    """The result of ModelBring: what the user calls the model, and whether an engine serves it now.
+
+    `sha256` is that of the ONNX file.
+    """
+
+    model_name: str
+    sha256: str
+    ready: bool
+    engine: str
+    engine_why: str
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import operator
-import reprlib
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeVar
+
+from .fields import SCALARS, Field, classes_in, fields_of, members_of
+from .shown import shown
 
 T = TypeVar("T")
 INTEGERS = range(-(2**63), 2**64)  # what msgpack can carry
-_SCALARS = frozenset({type(None), bool, int, float, str, bytes, memoryview})
 Map = dict[str, Any]  # a dataclass as it travels
 ABSENT: Final = {"absent": True}  # metadata of a field that is left out of the map where it is None
 _Decoder = Callable[[Any], Any]
@@ -43,7 +41,7 @@ def to_plain(value: Any, *, omit_none: bool = False, omit_defaults: bool = False
 
 def _plain(value: Any, omit_none: bool, omit_defaults: bool) -> Any:
     kind = type(value)
-    if kind in _SCALARS:
+    if kind in SCALARS:
         return value
     if kind is tuple:
         return [_plain(item, omit_none, omit_defaults) for item in value]
@@ -74,7 +72,7 @@ def _given(value: Any, layout: _Layout, omit_none: bool, omit_defaults: bool) ->
         each = zip(layout.names, layout.defaults, items)  # noqa: B905 - all are of its fields
         return {name: item for name, default, item in each if item is not default and item != default}
     plain: Map = dict(zip(layout.names, items))  # noqa: B905 - both are of its fields
-    for field in layout.fields or _fields(value.__class__):
+    for field in layout.fields or fields_of(value.__class__):
         item = plain[field.name]
         if (item is None and (omit_none or field.absent)) or (omit_defaults and item == field.default):
             del plain[field.name]
@@ -122,43 +120,10 @@ class _Rules(typing.NamedTuple):
     unknown_ignored: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A field of a dataclass; `default` is MISSING where it has none."""
-
-    name: str
-    hint: Any
-    default: Any
-    optional: bool  # it has a default
-    scalar: bool
-    flat: bool  # a tuple of scalars
-    tagged: bool  # a tuple whose items are of several dataclasses
-    absent: bool  # rather than None
-
-
-@functools.cache
-def _fields(kind: type) -> tuple[_Field, ...]:
-    hints = typing.get_type_hints(kind)
-    missing = dataclasses.MISSING
-    return tuple(
-        _Field(
-            name=field.name,
-            hint=hints[field.name],
-            default=field.default,
-            optional=field.default is not missing or field.default_factory is not missing,
-            scalar=_SCALARS.issuperset(_members(hints[field.name])),
-            flat=_flat(hints[field.name]),
-            tagged=_tagged(hints[field.name]),
-            absent="absent" in field.metadata,
-        )
-        for field in dataclasses.fields(kind)
-    )
-
-
 class _Layout(typing.NamedTuple):
     """What is asked of a class each time that one is sent: what `read` gives is in the order of `names`."""
 
-    fields: tuple[_Field, ...]  # all, where one may be left out
+    fields: tuple[Field, ...]  # all, where one may be left out
     names: tuple[str, ...]
     defaults: tuple[Any, ...]
     read: Callable[[Any], Iterable[Any]]
@@ -172,7 +137,7 @@ def _layout(kind: type) -> _Layout | None:
     """None for what is no dataclass."""
     if not dataclasses.is_dataclass(kind):
         return None
-    fields = _fields(kind)
+    fields = fields_of(kind)
     names = tuple(field.name for field in fields)
     several = len(names) > 1  # of one, `attrgetter` gives no tuple
     _LAYOUTS[kind] = layout = _Layout(
@@ -185,36 +150,12 @@ def _layout(kind: type) -> _Layout | None:
     return layout
 
 
-def _flat(hint: Any) -> bool:
-    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
-    return all(item is Ellipsis or _SCALARS.issuperset(_members(item)) for item in items) and bool(items)
-
-
-def _tagged(hint: Any) -> bool:
-    items = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
-    return len(items) == 2 and items[1] is Ellipsis and len(_classes(items[0])) > 1
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; `hint` alone where it is none."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
-
-
-def _classes(hint: Any) -> dict[str, type]:
-    """The dataclasses among the members of `hint`, by lower-cased name."""
-    return {
-        m.__name__.lower(): m for m in _members(hint) if dataclasses.is_dataclass(m) and isinstance(m, type)
-    }
-
-
 @functools.cache
 def _decoder(hint: Any, rules: _Rules) -> _Decoder:
     """What makes a value of that type of plain data; raises _Wrong."""
     if hint is Any:
         return lambda plain: plain
-    members = _members(hint)
+    members = members_of(hint)
     if len(members) > 1:
         return _union_decoder(hint, members, rules)
     if dataclasses.is_dataclass(hint):
@@ -231,7 +172,7 @@ def _decoder(hint: Any, rules: _Rules) -> _Decoder:
 
 def _union_decoder(hint: Any, members: tuple[Any, ...], rules: _Rules) -> _Decoder:
     others = [m for m in members if m is not type(None)]
-    classes = _classes(hint)
+    classes = classes_in(hint)
     if len(others) == 1:
         decode = _decoder(others[0], rules)
     elif classes:
@@ -280,13 +221,13 @@ class _Decoding(typing.NamedTuple):
 @functools.cache  # asked for late: the types of a class may lead back to it
 def _steps(kind: type, rules: _Rules) -> tuple[_Decoding, ...]:
     return tuple(
-        _Decoding(f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in _members(f.hint))
-        for f in _fields(kind)
+        _Decoding(f.name, _decoder(f.hint, rules), _as_is(f), f.optional, type(None) in members_of(f.hint))
+        for f in fields_of(kind)
     )
 
 
 def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
-    names = tuple(field.name for field in _fields(kind))
+    names = tuple(field.name for field in fields_of(kind))
     read, some = _reader(names), _some_decoder(kind, rules)
 
     def decode(plain: Any) -> Any:
@@ -309,7 +250,7 @@ def _class_decoder(kind: type, rules: _Rules) -> _Decoder:
 
 def _some_decoder(kind: type, rules: _Rules) -> _Decoder:
     """The same for maps in which fields may be missing, and from which there may be more."""
-    missing, names = object(), frozenset(field.name for field in _fields(kind))
+    missing, names = object(), frozenset(field.name for field in fields_of(kind))
 
     def decode(plain: Any) -> Any:
         if not isinstance(plain, Mapping):
@@ -345,9 +286,9 @@ def _reader(names: tuple[str, ...]) -> Callable[[Any], Any]:
     return lambda plain: tuple(plain[name] for name in names)
 
 
-def _as_is(field: _Field) -> frozenset[type]:
+def _as_is(field: Field) -> frozenset[type]:
     """Types of values that need no decoding; integers do, as not all can travel."""
-    return frozenset(_members(field.hint)) - {int} if field.scalar else frozenset()
+    return frozenset(members_of(field.hint)) - {int} if field.scalar else frozenset()
 
 
 def _literal_decoder(allowed: tuple[Any, ...]) -> _Decoder:
@@ -382,7 +323,7 @@ def _map_decoder(key_hint: Any, item_hint: Any, rules: _Rules) -> _Decoder:
 
 
 def _sequence_decoder(hint: Any, rules: _Rules) -> _Decoder:
-    decode_item, kinds = _decoder(hint, rules), frozenset(_members(hint))
+    decode_item, kinds = _decoder(hint, rules), frozenset(members_of(hint))
     at_once = kinds in _AT_ONCE
 
     def decode(plain: Any) -> Any:
@@ -442,34 +383,3 @@ def _scalar_decoder(kind: Any) -> _Decoder:
 
 
 _NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-
-
-class _Short(reprlib.Repr):
-    """Looks at the first part of a value only: what is shown may be a peer's, and of any size."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlevel, self.maxstring, self.maxother = 3, 2 * _SHOWN, 2 * _SHOWN
-        self.maxlist = self.maxtuple = self.maxdict = 20
-
-    def repr_bytes(self, value: bytes, level: int) -> str:
-        """`reprlib` knows bytes only as any other object, whose whole text it makes first."""
-        return repr(value[: 2 * _SHOWN])
-
-    def repr_dict(self, value: dict[object, object], level: int) -> str:
-        """Without the sorting of `reprlib`, which looks at every key."""
-        first = list(itertools.islice(value.items(), self.maxdict))
-        text = ", ".join(
-            f"{self.repr1(key, level - 1)}: {self.repr1(item, level - 1)}" for key, item in first
-        )
-        return f"{{{text}{', ...' if len(value) > len(first) else ''}}}" if level > 0 else "{...}"
-
-
-_SHOWN = 60  # letters of a value in a message
-_short = _Short()
-
-
-def shown(value: object) -> str:
-    """`value` for a message: its first letters, found in a time that does not depend on its size."""
-    text = _short.repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

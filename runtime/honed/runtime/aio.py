@@ -13,9 +13,10 @@ from honed.protocol.errors import DeadlineExceeded, Unavailable
 
 from . import endpoint
 from .aiolink import AsyncLink
-from .operations import Ask, Operations, Reply, Steps, T, register, unregister
+from .operations import Operations, register, unregister
 from .regions import Region
 from .sequences import AsyncSequence
+from .steps import Ask, Reply, Steps, T
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., Coroutine[Any, Any, T]]:
@@ -66,10 +67,11 @@ class AsyncClient(Operations, performing=_performing):
 
     def sequence(self, model: str) -> AsyncSequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return AsyncSequence(self, model)
+        return AsyncSequence(self.infer, model)
 
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""
+        self._forget_scratch()
         if self._link is not None:
             self._link.fail(endpoint.connection_lost())
             self._link = None
@@ -99,7 +101,7 @@ class AsyncClient(Operations, performing=_performing):
             self._link = None
             link = await AsyncLink.open(self.socket)
             try:
-                for region in self._regions.values():
+                for region in list(self._regions.values()):
                     await _perform(link, register(region))
             except BaseException:
                 link.fail(Unavailable("the connection was given up while it was set up; call again"))

@@ -6,21 +6,19 @@ Both clients (`client`, `aio`) stand on these functions; docs/protocol.md is the
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol.errors import Internal, InvalidArgument, MissingFiles, NotFound
-from honed.protocol.params import InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
+from honed.protocol.errors import Internal, InvalidArgument
+from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
 from honed.protocol.strict import Map
 
-from . import calibration
-from .dtypes import dtype, from_datatype
+from . import strings
+from .dtypes import STRING, dtype, from_datatype
 from .regions import Region
 
 Outputs = Sequence[str] | Mapping[str, NDArray[Any]]
@@ -33,6 +31,15 @@ class InferCall:
     params: InferParams
     into: dict[str, NDArray[Any]]  # arrays the caller wants written
     shared: frozenset[str]  # those of `into` that the service writes itself
+    lent: Region | None = None  # where outputs may be answered that have no place of the caller's
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A region for the inputs of one request, with `room` bytes behind them for its outputs."""
+
+    region: Region
+    room: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +67,20 @@ class InSequence:
     end: bool = False
 
 
+def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
+    """The arrays as they travel: dense, row-major, little-endian."""
+    return {name: _portable(value) for name, value in inputs.items()}
+
+
+def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
+    """Bytes of each array that lies in none of the regions."""
+    left = (a for a in arrays.values() if not regions or _place(a, regions) is None)
+    return [0 if strings.is_text(a) else a.nbytes for a in left]
+
+
 def infer_call(
     model: str,
-    inputs: Mapping[str, ArrayLike],
+    inputs: Mapping[str, NDArray[Any]],
     outputs: Outputs | None,
     regions: Iterable[Region],
     *,
@@ -70,22 +88,27 @@ def infer_call(
     priority: int,
     finite: bool,
     sequence: InSequence | None = None,
+    lent: Lent | None = None,
 ) -> InferCall:
-    """The ModelInfer for these arrays; those in one of `regions` are named and not copied.
+    """The ModelInfer for arrays as `portable` gives them; those in one of `regions` are not copied.
 
-    `timeout` is in seconds. Raises InvalidArgument for element types honed does not carry.
+    The others are copied to what is `lent`, or sent along. `timeout` is in seconds.
+
+    Raises InvalidArgument for element types honed does not carry.
     """
     known = list(regions)
     described: list[InputTensor] = []
-    contents: list[memoryview] = []
-    for name, value in inputs.items():
-        array = _portable(value)
+    contents: list[Data] = []
+    for name, array in inputs.items():
+        datatype = STRING.datatype if strings.is_text(array) else _datatype(array.dtype)
         place = _place(array, known)
-        described.append(
-            InputTensor(name=name, datatype=_datatype(array.dtype), shape=array.shape, parameters=place)
-        )
+        if place is None and lent is not None and array.nbytes and not strings.is_text(array):
+            copy = lent.region.array(array.dtype.name, array.shape)
+            copy[...] = array
+            place = _place(copy, (lent.region,))
+        described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
         if place is None:
-            contents.append(array.reshape(-1).view(np.uint8).data)
+            contents.append(_content(array))
     into = dict(outputs) if isinstance(outputs, Mapping) else {}
     places = {name: _place(array, known) for name, array in into.items()}
     wanted = None
@@ -96,16 +119,27 @@ def infer_call(
         inputs=tuple(described),
         outputs=wanted,
         raw_input_contents=tuple(contents),
-        parameters=InferOptions(
-            timeout=max(1, round(timeout * 1e6)),
-            priority=priority,
-            finite=finite,
-            sequence_id=sequence.id if sequence is not None else None,
-            sequence_start=(sequence is not None and sequence.start) or None,
-            sequence_end=(sequence is not None and sequence.end) or None,
-        ),
+        parameters=_options(timeout, priority, finite, sequence, lent),
     )
-    return InferCall(params, into, frozenset(name for name, place in places.items() if place))
+    shared = frozenset(name for name, place in places.items() if place)
+    return InferCall(params, into, shared, lent.region if lent is not None else None)
+
+
+def _options(
+    timeout: float, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
+) -> InferOptions:
+    room = lent.room if lent is not None else 0
+    return InferOptions(
+        timeout=max(1, round(timeout * 1e6)),
+        priority=priority,
+        finite=finite,
+        sequence_id=sequence.id if sequence is not None else None,
+        sequence_start=(sequence is not None and sequence.start) or None,
+        sequence_end=(sequence is not None and sequence.end) or None,
+        shared_memory_region=lent.region.name if lent is not None and room else None,
+        shared_memory_offset=lent.region.room(room) if lent is not None and room else None,
+        shared_memory_byte_size=room or None,
+    )
 
 
 def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
@@ -133,11 +167,16 @@ def answer(call: InferCall, result: Map) -> InferenceAnswer:
 
 
 def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:
-    """The output as it came; for one in shared memory an empty stand-in of its type and shape."""
-    kind = from_datatype(output["datatype"]).numpy
+    """The output as it came; for one in the caller's shared memory a stand-in of its type and shape."""
+    kind = from_datatype(output["datatype"])
     if output["name"] in call.shared:
-        return np.broadcast_to(np.empty((), kind), output["shape"])
-    return np.frombuffer(next(contents), kind).reshape(output["shape"])
+        return np.broadcast_to(np.empty((), kind.numpy), output["shape"])
+    place = output["parameters"]
+    if place and call.lent is not None:
+        return call.lent.array(kind.name, output["shape"], int(place["shared_memory_offset"]))
+    if kind is STRING:
+        return strings.decode(next(contents), output["shape"])
+    return np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
 
 
 def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
@@ -153,6 +192,12 @@ def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:
     if name not in call.shared:
         target[...] = array
     return target
+
+
+def _content(array: NDArray[Any]) -> Data:
+    if strings.is_text(array):
+        return strings.encode(array)
+    return array.reshape(-1).view(np.uint8).data
 
 
 def _portable(value: ArrayLike) -> NDArray[Any]:
@@ -176,62 +221,3 @@ def _place(array: NDArray[Any], regions: Sequence[Region]) -> RegionPlace | None
                 shared_memory_byte_size=array.nbytes,
             )
     return None
-
-
-def model_name_for(path: Path) -> str:
-    """The name a model gets from its file: the stem with what names may not hold replaced by '-'."""
-    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "-" for c in path.stem)
-    return kept.lstrip("._-")[:64] or "model"
-
-
-def open_model(path: Path) -> int:
-    """A descriptor of the model file; raises NotFound or InvalidArgument."""
-    try:
-        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError as error:
-        raise NotFound(f"{path} does not exist; check the path") from error
-    except OSError as error:
-        raise InvalidArgument(f"{path} cannot be read ({error.strerror}); check who may read it") from error
-
-
-def open_calibration(folder: str | os.PathLike[str] | None) -> dict[str, int]:
-    """Descriptors of the sets of inputs in a folder, by name; raises NotFound or InvalidArgument."""
-    opened: dict[str, int] = {}
-    try:
-        for path in calibration.files_in(Path(folder)) if folder is not None else ():
-            opened[path.name] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        _close_all(opened)
-        raise InvalidArgument(
-            f"{error.filename} cannot be read ({error.strerror}); check who may read it"
-        ) from error
-    return opened
-
-
-def open_beside(path: Path, missing: MissingFiles) -> dict[str, int]:
-    """Descriptors of the external data files of the model at `path`, by name; the caller closes them.
-
-    Raises `missing` itself where one is not there or lies outside the model's folder.
-    """
-    folders = (path.parent.resolve(), path.resolve().parent)
-    opened: dict[str, int] = {}
-    try:
-        for name in missing.files:
-            found = (path.parent / name).resolve()
-            pure = PurePosixPath(name)
-            inside = any(found.is_relative_to(folder) for folder in folders)
-            if pure.is_absolute() or ".." in pure.parts or not inside:
-                raise missing
-            opened[name] = os.open(found, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        _close_all(opened)
-        raise missing from error
-    except MissingFiles:
-        _close_all(opened)
-        raise
-    return opened
-
-
-def _close_all(opened: Mapping[str, int]) -> None:
-    for descriptor in opened.values():
-        os.close(descriptor)

@@ -21,9 +21,10 @@ from honed.protocol.errors import Unavailable
 from honed.protocol.peer import ResponseReceived
 
 from .link import Link
-from .operations import Ask, Operations, Reply, Steps, T, register, unregister
+from .operations import Operations, register, unregister
 from .regions import Region
 from .sequences import Sequence
+from .steps import Ask, Reply, Steps, T
 
 
 def _performing(steps: Callable[..., Steps[T]]) -> Callable[..., T]:
@@ -79,12 +80,13 @@ class Client(Operations, performing=_performing):
 
     def sequence(self, model: str) -> Sequence:
         """A sequence of requests to `model`, whose state the service keeps between them."""
-        return Sequence(self, model)
+        return Sequence(self.infer, model)
 
     def close(self) -> None:
         """End the connection; a later call opens a new one."""
         with self._lock:
             link, self._link = self._link, None
+        self._forget_scratch()
         if link is not None:
             link.close()
 
@@ -134,7 +136,7 @@ class Client(Operations, performing=_performing):
             self._link = None
             link = Link(self.socket, self.timeout)
             try:
-                for region in self._regions.values():
+                for region in list(self._regions.values()):
                     self._perform(link, register(region))
             except BaseException:
                 link.close()

@@ -14,15 +14,14 @@ from typing import Literal
 FASTEST_HZ = 1.5e9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Model:
     """One model of GPU. Multiply-adds are of the widest shader core that it is sold with.
 
     Sources: `products` and `codes`, kbase's `mali_kbase_gpu_id.h` (GPU_ID_PRODUCT_*), (9, 3) Mesa's
     `pan_model.c`. `warp`, and `fma_fp32` and `fma_fp16` up to the G78: *Arm Mali GPU Datasheet* of 2021 (half
     of its operations per clock). Later `fma_fp32`: Mesa's `pan_model.c` (G310, G610) and AnandTech of
-    25 May 2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610. `full_registers`:
-    Arm's guides, and facts measured offline with Mesa's compiler for the G610.
+    25 May 2021 (G510, G710); their `fma_fp16` is twice that, as clpeak shows on a G610.
     """
 
     name: str
@@ -33,115 +32,26 @@ class Model:
     warp: int  # work-items that run in step
     fma_fp32: int  # multiply-adds a core does in one clock
     fma_fp16: int
-    full_registers: int = 32  # of 32 bits a thread may use while the core holds all its threads
 
     def most_gflops(self, cores: int, *, half: bool) -> float:
         """GFLOP/s that no chip with so many cores of this model reaches, at half or single precision."""
         return 2e-9 * cores * (self.fma_fp16 if half else self.fma_fp32) * FASTEST_HZ
 
 
-MODELS = (
-    Model(
-        name="Mali-G52",
-        codes=("TGOX",),
-        products=((7, 2),),
-        architecture="Bifrost",
-        generation=2,
-        warp=8,
-        fma_fp32=24,  # 16 with two execution engines
-        fma_fp16=48,
-    ),
-    Model(
-        name="Mali-G76",
-        codes=("TNOX",),
-        products=((7, 1),),
-        architecture="Bifrost",
-        generation=3,
-        warp=8,
-        fma_fp32=24,
-        fma_fp16=48,
-    ),
-    Model(
-        name="Mali-G57",
-        codes=("TNAX",),
-        products=((9, 1), (9, 3)),
-        architecture="Valhall",
-        generation=1,
-        warp=16,
-        fma_fp32=32,
-        fma_fp16=64,
-    ),
-    Model(
-        name="Mali-G77",
-        codes=("TTRX",),
-        products=((9, 0),),
-        architecture="Valhall",
-        generation=1,
-        warp=16,
-        fma_fp32=32,
-        fma_fp16=64,
-    ),
-    Model(
-        name="Mali-G68",
-        codes=("LBEX",),
-        products=((9, 4),),
-        architecture="Valhall",
-        generation=2,
-        warp=16,
-        fma_fp32=32,
-        fma_fp16=64,
-    ),
-    Model(
-        name="Mali-G78",
-        codes=("TBEX",),
-        products=((9, 2),),
-        architecture="Valhall",
-        generation=2,
-        warp=16,
-        fma_fp32=32,
-        fma_fp16=64,
-    ),
-    Model(
-        name="Mali-G310",
-        codes=("TVAX",),
-        products=((10, 4),),
-        architecture="Valhall",
-        generation=3,
-        warp=16,
-        fma_fp32=64,  # 16 to 64, in five variants
-        fma_fp16=128,
-    ),
-    Model(
-        name="Mali-G510",
-        codes=("TGRX",),
-        products=((10, 3),),
-        architecture="Valhall",
-        generation=3,
-        warp=16,
-        fma_fp32=64,  # 48 with one narrower engine
-        fma_fp16=128,
-    ),
-    Model(
-        name="Mali-G610",
-        codes=("LODX",),
-        products=((10, 7),),
-        architecture="Valhall",
-        generation=3,
-        warp=16,
-        fma_fp32=64,
-        fma_fp16=128,
-    ),
-    Model(
-        name="Mali-G710",
-        codes=("TODX",),
-        products=((10, 2),),
-        architecture="Valhall",
-        generation=3,
-        warp=16,
-        fma_fp32=64,
-        fma_fp16=128,
-    ),
+# fmt: off
+MODELS = (  # name, codes, products, architecture, generation, warp, fma_fp32, fma_fp16
+    Model("Mali-G52", ("TGOX",), ((7, 2),), "Bifrost", 2, 8, 24, 48),  # fp32: 16 with two execution engines
+    Model("Mali-G76", ("TNOX",), ((7, 1),), "Bifrost", 3, 8, 24, 48),
+    Model("Mali-G57", ("TNAX",), ((9, 1), (9, 3)), "Valhall", 1, 16, 32, 64),
+    Model("Mali-G77", ("TTRX",), ((9, 0),), "Valhall", 1, 16, 32, 64),
+    Model("Mali-G68", ("LBEX",), ((9, 4),), "Valhall", 2, 16, 32, 64),
+    Model("Mali-G78", ("TBEX",), ((9, 2),), "Valhall", 2, 16, 32, 64),
+    Model("Mali-G310", ("TVAX",), ((10, 4),), "Valhall", 3, 16, 64, 128),  # fp32: 16 to 64, in five variants
+    Model("Mali-G510", ("TGRX",), ((10, 3),), "Valhall", 3, 16, 64, 128),  # fp32: 48 with one narrower engine
+    Model("Mali-G610", ("LODX",), ((10, 7),), "Valhall", 3, 16, 64, 128),
+    Model("Mali-G710", ("TODX",), ((10, 2),), "Valhall", 3, 16, 64, 128),
 )
+# fmt: on
 # Mesa appends a variant to a product ("G310v2") and Arm a revision or a core count, after a space.
 _NAME = re.compile(r"\bmali-([a-z]+\d*)(?:v\d+)?\b")
 _BY_NAME = {name: model for model in MODELS for name in (model.name.removeprefix("Mali-"), *model.codes)}

@@ -6,24 +6,21 @@ lacks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Final
 
 from numpy.typing import ArrayLike, NDArray
 
-from honed.protocol import methods, strict
-from honed.protocol.arrivals import close_all
-from honed.protocol.errors import InvalidArgument, MissingFiles
+from honed.protocol import methods
+from honed.protocol.errors import AlreadyExists, HonedError, ResourceExhausted
 from honed.protocol.methods import Method
 from honed.protocol.params import (
     ExportParams,
     HistoryParams,
-    LoadOptions,
-    LoadParams,
     MetricsParams,
     ModelParams,
     Nothing,
@@ -39,82 +36,21 @@ from honed.protocol.params import (
     TunerStopParams,
     UnloadParams,
 )
-from honed.protocol.peer import ResponseReceived
+from honed.protocol.results import ModelBrought
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
-from . import calls, endpoint
-from .calls import InferCall, InferenceAnswer, InSequence, Outputs
+from . import additions, bringing, calls, endpoint, scratch
+from .bringing import Given
+from .calls import InferenceAnswer, InSequence, Lent, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
+from .scratch import Scratch
+from .steps import USUAL, Ask, Steps, T, operation
 
-if TYPE_CHECKING:
-    from .aio import AsyncClient
-    from .client import Client
-
-P = ParamSpec("P")
-R = TypeVar("R")
-T = TypeVar("T")
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
-_USUAL: Final = -1.0  # the client's own timeout
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """The result of a call as it travelled, and the descriptors that came with it, now the operation's."""
-
-    result: Map
-    descriptors: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """A call to make. `timeout` in seconds, None: none; the descriptors stay the operation's."""
-
-    method: Method[Any, Any]
-    params: Any
-    timeout: float | None = _USUAL
-    descriptors: Sequence[int] = ()
-    progress: Progress | None = None
-
-    def limit(self, usual: float) -> float | None:
-        """Seconds until it is given up; `usual` are the client's."""
-        return usual if self.timeout == _USUAL else self.timeout
-
-    def plain(self) -> Map:
-        """The parameters as they travel."""
-        plain: Map = strict.to_plain(self.params, omit_defaults=True)
-        return plain
-
-    def taken(self, answered: ResponseReceived) -> Reply:
-        """The answer; raises InvalidArgument where it is none, and closes descriptors not asked for."""
-        descriptors = answered.descriptors
-        if not self.method.gives or not isinstance(answered.result, dict):
-            close_all(descriptors)
-            descriptors = []
-        if not isinstance(answered.result, dict):
-            raise InvalidArgument("the service answered something that is no map; compare versions")
-        return Reply(answered.result, descriptors)
-
-
-Steps = Generator[Ask, Reply, T]
-
-
-class operation(Generic[P, R]):  # noqa: N801 - a decorator
-    """A method of both clients, made of its steps when their classes are."""
-
-    def __init__(self, steps: Callable[Concatenate[Any, P], Steps[R]]) -> None:
-        self.steps = steps
-
-    if TYPE_CHECKING:
-
-        @overload
-        def __get__(self, client: Client, owner: Any = ...) -> Callable[P, R]: ...
-        @overload
-        def __get__(self, client: AsyncClient, owner: Any = ...) -> Callable[P, Coroutine[Any, Any, R]]: ...
-        def __get__(self, client: Any, owner: Any = None) -> Any:
-            """What a type checker sees: a method that returns, or one to be awaited."""
+_NOT_LENT: Final = contextlib.nullcontext()
 
 
 class Operations:
@@ -130,6 +66,7 @@ class Operations:
         self.timeout = timeout
         self._regions: dict[str, Region] = {}
         self._made = 0  # regions so far
+        self._scratch = Scratch()
 
     def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
         """`performing` makes a method of an operation's steps."""
@@ -139,7 +76,7 @@ class Operations:
                     setattr(cls, name, functools.wraps(found.steps)(performing(found.steps)))
 
     @operation
-    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = _USUAL) -> Steps[T]:
+    def ask(self, method: Method[Any, T], params: Any = None, *, timeout: float | None = USUAL) -> Steps[T]:
         """The result of any method, typed; None: the parameters that it has by default.
 
         `timeout` in seconds, None: none. Raises Internal for nonsense.
@@ -161,13 +98,14 @@ class Operations:
     ) -> Steps[dict[str, NDArray[Any]]]:
         """Run `model` on `inputs`; gives its outputs by name.
 
-        Arrays that lie in a `region` of this client are not copied. `outputs`: the names wanted, or arrays
+        Arrays that lie in a `region` of this client are not copied; other large ones travel in shared memory,
+        too. `outputs`: the names wanted, or arrays
         by name to write them to. `timeout` in seconds; `priority` 1 (first) to 3 (last); `finite` refuses
         inputs with NaN or infinity. With `sequence` the service keeps the model's state for the next request
         of it, which need not bring it; raises SequenceLost where the service does not know the sequence.
         """
-        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
-        return calls.infer_result(call, (yield ask).result)
+        answered = yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence)
+        return answered.outputs
 
     @operation
     def answer(
@@ -182,10 +120,9 @@ class Operations:
         sequence: InSequence | None = None,
     ) -> Steps[InferenceAnswer]:
         """As `infer`, with what the service tells of it: the engine that answered, and times."""
-        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
-        return calls.answer(call, (yield ask).result)
+        return (yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence))
 
-    def _infer_ask(
+    def _answered(
         self,
         model: str,
         inputs: Mapping[str, ArrayLike],
@@ -194,19 +131,68 @@ class Operations:
         priority: int,
         finite: bool,
         sequence: InSequence | None,
-    ) -> tuple[InferCall, Ask]:
+    ) -> Steps[InferenceAnswer]:
+        """Large tensors are handed over in shared memory that the client keeps for that."""
         seconds = self.timeout if timeout is None else timeout
-        call = calls.infer_call(
-            model,
-            inputs,
-            outputs,
-            list(self._regions.values()),
-            timeout=seconds,
-            priority=priority,
-            finite=finite,
-            sequence=sequence,
-        )
-        return call, Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+        arrays, regions = calls.portable(inputs), list(self._regions.values())
+        given, room = self._scratch.bytes_for(model, calls.unplaced(arrays, regions))
+        room = room if sequence is None else 0  # whose state comes back in line
+        lent = (yield from self._lent(given, room)) if given + room else None
+        with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
+            call = calls.infer_call(
+                model,
+                arrays,
+                outputs,
+                regions,
+                timeout=seconds,
+                priority=priority,
+                finite=finite,
+                sequence=sequence,
+                lent=lent,
+            )
+            reply = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+            answered = calls.answer(call, reply.result)
+        self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
+        return answered
+
+    def _lent(self, given: int, room: int) -> Steps[Lent | None]:
+        """A region for inputs and outputs of so many bytes; None where there is none to be had.
+
+        Those that are not used any more are forgotten first.
+        """
+        for region in self._scratch.dropped():
+            self._discard(region)
+            with contextlib.suppress(HonedError):  # one that the service does not know is forgotten, too
+                yield unregister(region)
+        ready = self._scratch.take(given + room)
+        if ready is not None:
+            return Lent(ready, room)
+        try:
+            region = self._new_region(scratch.region_bytes(given + room))
+        except ResourceExhausted:
+            return None
+        self._regions[region.name] = region  # a connection that is made meanwhile knows it
+        try:
+            yield register(region)
+        except AlreadyExists:
+            pass
+        except BaseException as error:
+            self._discard(region)
+            if isinstance(error, ResourceExhausted):
+                return None
+            raise
+        return Lent(region, room)
+
+    def _forget_scratch(self) -> None:
+        """Give memory back; the service forgets regions with their connection."""
+        self._scratch.close()
+        for region in self._scratch.dropped():
+            self._discard(region)
+
+    def _discard(self, region: Region) -> None:
+        """Not to be registered again, so that its descriptor can be closed."""
+        self._regions.pop(region.name, None)
+        region.close()
 
     @operation
     def models(self) -> Steps[list[Map]]:
@@ -318,38 +304,30 @@ class Operations:
         `progress` gets each Progress map. Raises ModelRefused with every reason where the model cannot be
         served.
         """
-        file = Path(path)
-        model = name if name is not None else calls.model_name_for(file)
-        opened: dict[str, int] = {}
-        sets: dict[str, int] = {}
+        how = additions.options(shapes, variants, precision, replace, device, engine, wait, state)
+        return (yield from additions.steps(Path(path), name, how, calibration, progress))
 
-        def load() -> Ask:
-            options = LoadOptions(
-                shapes=_shapes(shapes or {}),
-                precision=precision,
-                replace=replace,
-                device=device,
-                calibration=len(sets) or None,
-                engine=engine,
-                wait=None if wait else False,
-                variants=tuple(_shapes(each) for each in variants) or None,
-                state=dict(state) if state else None,
-            )
-            params = LoadParams(model_name=model, files=(*opened, *sets), parameters=options)
-            sent = [*opened.values(), *sets.values()]
-            return Ask(methods.REPOSITORY_MODEL_LOAD, params, None, sent, progress)
+    @operation
+    def bring(
+        self,
+        model: Given,
+        *,
+        external: Mapping[str, Given] | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        precision: str = "auto",
+        engine: str | None = None,
+        progress: Progress | None = None,
+    ) -> Steps[ModelBrought]:
+        """Have the service serve an ONNX file of the app's own; returns when it does, or is known why not.
 
-        try:
-            opened[file.name] = calls.open_model(file)
-            sets |= calls.open_calibration(calibration)
-            try:
-                return (yield load()).result
-            except MissingFiles as missing:
-                opened |= calls.open_beside(file, missing)
-                return (yield load()).result
-        finally:
-            for descriptor in (*opened.values(), *sets.values()):
-                os.close(descriptor)
+        `model` is a path or the file's bytes, `external` the files of external data that go with it, by the
+        names it has for them; those of a path that are not given are taken from beside it. The rest is as
+        for `add`. Nobody but this user, and root, sees the model, whose name is in the result; bringing the
+        same again returns at once. Raises ModelRefused with every reason where it cannot be served,
+        MissingFiles where external data is not there, ResourceExhausted where the user's quota is full,
+        PermissionDenied where the service takes no models of apps.
+        """
+        return (yield from bringing.steps(model, external or {}, shapes, precision, engine, progress))
 
     @operation
     def publish(self, model: str, path: str | os.PathLike[str], *, expected: str, why: str) -> Steps[Map]:
@@ -360,7 +338,7 @@ class Operations:
         version came meanwhile, ModelRefused where it is not this model.
         """
         params = PublishParams(name=model, expected=expected, why=why)
-        descriptor = calls.open_model(Path(path))
+        descriptor = additions.open_model(Path(path))
         try:
             return (yield Ask(methods.MODEL_PUBLISH, params, None, [descriptor])).result
         finally:
@@ -432,7 +410,3 @@ def register(region: Region) -> Ask:
 def unregister(region: Region) -> Ask:
     """The call that has the service forget a region."""
     return Ask(methods.SHARED_MEMORY_UNREGISTER, RegionName(name=region.name))
-
-
-def _shapes(given: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(shape) for name, shape in given.items()}

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,9 +22,7 @@ from honed.protocol.errors import HonedError
 
 from .calls import InSequence
 
-if TYPE_CHECKING:
-    from .aio import AsyncClient
-    from .client import Client
+Answers = dict[str, NDArray[Any]]
 
 
 class _Course:
@@ -58,21 +56,22 @@ class _Course:
 class Sequence(_Course):
     """Of a `Client`. Requests of it run one after the other, in the order in which they are sent."""
 
-    def __init__(self, client: Client, model: str) -> None:
+    def __init__(self, infer: Callable[..., Answers], model: str) -> None:
+        """`infer` is `Client.infer`."""
         super().__init__(model)
-        self._client = client
+        self._infer = infer
 
-    def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
+    def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> Answers:
         """As `Client.infer`, without the state; inputs that are state may be brought all the same."""
         with self._next() as sequence:
-            return self._client.infer(self.model, inputs, sequence=sequence, **options)
+            return self._infer(self.model, inputs, sequence=sequence, **options)
 
     def close(self) -> None:
         """End it; a later request begins anew. What the service does not know any more has ended."""
         if self.begun:
             self.begun = False
             with contextlib.suppress(HonedError):
-                self._client.infer(self.model, {}, sequence=self._last)
+                self._infer(self.model, {}, sequence=self._last)
 
     def __enter__(self) -> Sequence:
         return self
@@ -86,21 +85,22 @@ class Sequence(_Course):
 class AsyncSequence(_Course):
     """Of an `AsyncClient`, with `await`."""
 
-    def __init__(self, client: AsyncClient, model: str) -> None:
+    def __init__(self, infer: Callable[..., Awaitable[Answers]], model: str) -> None:
+        """`infer` is `AsyncClient.infer`."""
         super().__init__(model)
-        self._client = client
+        self._infer = infer
 
-    async def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> dict[str, NDArray[Any]]:
+    async def infer(self, inputs: Mapping[str, ArrayLike], **options: Any) -> Answers:
         """As `AsyncClient.infer`, without the state; inputs that are state may be brought all the same."""
         with self._next() as sequence:
-            return await self._client.infer(self.model, inputs, sequence=sequence, **options)
+            return await self._infer(self.model, inputs, sequence=sequence, **options)
 
     async def close(self) -> None:
         """End it; a later request begins anew. What the service does not know any more has ended."""
         if self.begun:
             self.begun = False
             with contextlib.suppress(HonedError):
-                await self._client.infer(self.model, {}, sequence=self._last)
+                await self._infer(self.model, {}, sequence=self._last)
 
     async def __aenter__(self) -> AsyncSequence:
         return self

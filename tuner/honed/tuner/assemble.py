@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -28,23 +28,9 @@ from .frontend import Normalised, TensorSpec
 from .graph import passes_behind
 from .lower.module import LoweredModel
 from .lower.plan import Plan
+from .prove.probes import Expected
 
 _COMPILER = ("honed", "apache-tvm", "apache-tvm-ffi", "onnx")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """Probes: inputs, what the reference gave for them, and how far off the compiled form may be.
-
-    `tolerance` is per output, as in `honed.runtime.model.Probe`. `behind` is what the last part, where there
-    is one, is to give, in its order; the others are of what is compiled.
-    """
-
-    evaluator: str
-    inputs: tuple[Mapping[str, np.ndarray], ...]
-    outputs: tuple[Mapping[str, np.ndarray], ...]
-    tolerance: tuple[float, ...]
-    behind: tuple[tuple[np.ndarray, ...], ...] = ()
 
 
 def assemble(
@@ -59,15 +45,9 @@ def assemble(
 
     Raises Internal where it breaks a rule of the format, which is a fault of the compiler.
     """
-    extra = files(cut)
-    if expected is not None:
-        behind = expected.behind or ((),) * len(expected.inputs)
-        for given, wanted, last in zip(expected.inputs, expected.outputs, behind, strict=True):
-            extra += [np.ascontiguousarray(given[i.name]).reshape(i.shape) for i in normalised.inputs]
-            extra += [np.ascontiguousarray(wanted[o.name]).reshape(o.shape) for o in normalised.outputs]
-            extra += last
-    plan = lowered.plan(profile, extra)
-    first = len(plan.buffers) - len(extra)
+    parts, probed = files(cut), _arrays(expected, normalised)
+    plan = lowered.plan(profile, [*parts, *probed])
+    probes = len(plan.buffers) - len(probed)
     model = CompiledModel(
         source=source,
         compiler={name: version(name) for name in _COMPILER},
@@ -84,10 +64,8 @@ def assemble(
         prepared_bytes=plan.prepared_bytes,
         parts=_parts(normalised, plan),
         views=_views(normalised, plan),
-        proof=None
-        if expected is None
-        else _proof(expected, len(normalised.inputs), len(normalised.outputs), first + len(files(cut))),
-        split=split(cut, first),
+        proof=_proof(expected, normalised, probes) if expected is not None else None,
+        split=split(cut, probes - len(parts)),
     )
     _check(model)
     return model, plan.constants
@@ -134,12 +112,24 @@ def _tensors(specs: Sequence[TensorSpec], buffers: Sequence[int]) -> tuple[Tenso
     )
 
 
-def _proof(expected: Expected, inputs: int, outputs: int, first: int) -> Proof:
+def _arrays(expected: Expected | None, normalised: Normalised) -> list[np.ndarray]:
+    """What the probes are given and are to give, one after the other."""
+    found: list[np.ndarray] = []
+    if expected is not None:
+        behind = expected.behind or ((),) * len(expected.inputs)
+        for given, wanted, last in zip(expected.inputs, expected.outputs, behind, strict=True):
+            found += [np.ascontiguousarray(given[i.name]).reshape(i.shape) for i in normalised.inputs]
+            found += [np.ascontiguousarray(wanted[o.name]).reshape(o.shape) for o in normalised.outputs]
+            found += last
+    return found
+
+
+def _proof(expected: Expected, normalised: Normalised, first: int) -> Proof:
     """A proof not yet run; buffer `first` holds the first input of the first probe."""
     probes = []
     for n in range(len(expected.inputs)):
-        middle = first + inputs
-        end = middle + outputs
+        middle = first + len(normalised.inputs)
+        end = middle + len(normalised.outputs)
         behind = end + (len(expected.behind[n]) if expected.behind else 0)
         probes.append(
             Probe(

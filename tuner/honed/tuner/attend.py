@@ -27,9 +27,9 @@ from .lower.module import task_key
 from .lower.operands import mark_constants
 from .lower.schedule import narrow_indices
 from .search import rules, traces
-from .search.attention import Attention, attention_of
 from .search.budget import launches_of
 from .search.decisions import read
+from .search.sketches.attention import Attention, attention_of
 from .search.starts import starts
 
 _LOCAL = 0.75  # of the local memory is for scores: the rest holds what is made of whole rows

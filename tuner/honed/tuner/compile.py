@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-import math
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import onnx
 
-from honed.protocol.errors import ModelRefused
-from honed.runtime import modelfile, proof
-from honed.runtime.cpuparts import CpuParts
+from honed.runtime import modelfile
 from honed.runtime.devices import Device
-from honed.runtime.executor import Executor
 from honed.runtime.model import Choice, CompiledModel, Source
-from honed.runtime.partlimits import PROVING_MIB, PartLimits
 from honed.runtime.profile import DeviceProfile
 
 from . import frontend
-from .assemble import Expected, assemble
 from .attend import joins
 from .bind import bind_shapes
 from .cut import header
 from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
-from .lower.module import First, LoweredModel, lower_module
+from .lower.module import LoweredModel, lower_module
 from .lower.schedule import default_kernels
 from .mixed import choose
 from .prepare import Prepared, prepare
-from .prove import locate, probes, reference, steps
-from .tuned import NOTHING, Recorded, recorded
+from .proving import Prover, expect
+from .tuned import NOTHING, recorded
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
-_PROBES = 3
-# The file carries its probes; where they are larger than this, it carries one only.
-_PROBE_BYTES = 64 << 20
 
 Report = Callable[[str, float, str], None]
 
@@ -107,84 +96,60 @@ def _compile(
     stage: _Stages,
 ) -> CompileResult:
     """Compile with a choice of precision; where fp16 gives wrong answers, in the model's own types."""
-    own, made = prepared.normalised, prepared.cut
+    own, name = prepared.normalised, request.profile.identity.name
     normalised = choose.applied(choice, own) if choice is not None else own
     imported = _import(normalised, stage)
-    known = recorded(request.records, request.profile.identity) if request.records else NOTHING
-    lowered = _lower(imported, request.profile, stage, known, first_kernels, request.processes)
+    lowered = _lower(imported, request, stage)
     stage("prove", 0.0, "evaluate the reference")
-    shapes = {i.name: i.shape for i in normalised.inputs}
-    bound = bind_shapes(prepared.given, shapes)
-    expected, notes = _expect(bound, normalised)
-    if made is not None:
-        expected = header.with_behind(expected, made, bind_shapes(original, shapes))
-    sha256 = _sha256(request.path)
-
-    def attempt(lowered: LoweredModel, first: First, done: float, *more: str) -> _Attempt:
-        def assembled(expected: Expected, *more: str) -> _Assembled:
-            source = Source(
-                sha256=sha256,
-                filename=request.filename,
-                producer=normalised.producer,
-                opset=normalised.opset,
-                precision=normalised.precision,
-                notes=(*normalised.notes, *lowered.notes, *notes, *more),
-                choice=choice,
-            )
-            return assemble(source, request.profile, normalised, lowered, expected, made)
-
-        form = assembled(expected, *more)
-        if request.device is None:
-            return _Attempt(*form)
-        stage("prove", done, f"compare with {expected.evaluator} on {request.device.profile.identity.name}")
-        results = _probed(request.device, *form)
-        tried = _Attempt(*form, results=results)
-        if not tried.wrong or (choice is not None and choice.half) or (made is not None and made.between):
-            return tried
-        stage("prove", done + 0.05, f"compare part by part on {request.device.profile.identity.name}")
-        apart = _by_parts(request, request.device, tried, bound, expected, first)
-        if apart is None or apart.wrong is not None:
-            return replace(tried, apart=apart)
-        allowed = replace(expected, tolerance=apart.tolerance)
-        results = steps.judged(results, apart.tolerance)
-        return _Attempt(*assembled(allowed, *more, apart.note), results=results, apart=apart)
-
-    tried, first, fell_back = attempt(lowered, first_kernels, 0.4), first_kernels, ""
-    device = request.device
+    prover, tell = _prover(request, original, prepared, normalised, choice), stage.of("prove")
+    tried, first, fell_back = prover.attempt(lowered, first_kernels, tell, 0.4), first_kernels, ""
     if tried.wrong and (by_rules := _by_rules(lowered, imported, request, stage)) is not None:
-        fell_back = (
-            f"better schedules gave wrong answers on {request.profile.identity.name} ({tried.wrong[0]})"
-        )
+        fell_back = f"better schedules gave wrong answers on {name} ({tried.wrong[0]})"
         why = f"compiled with default rules, because {fell_back}"
-        tried, first = attempt(by_rules, default_kernels, 0.8, why), default_kernels
-    if tried.wrong and choice is not None and choice.half:
-        why = f"fp16 gave wrong answers on {request.profile.identity.name} ({tried.wrong[0]})"
+        tried, first = prover.attempt(by_rules, default_kernels, tell, 0.8, why), default_kernels
+    if tried.wrong and prover.half:
+        why = f"fp16 gave wrong answers on {name} ({tried.wrong[0]})"
         return _compile(request, original, prepared, Choice(half=False, why=why), stage.rest())
-    if tried.wrong and made is not None and made.between:
-        raise _wrong(tried, "which node is wrong is not looked for in a model of several parts")
-    if tried.wrong and device is not None:
-        raise _refusal(request, device, tried, bound, expected, first)
-    model = tried.model if device is None else _proven(tried.model, device, tried.results)
+    if tried.wrong:
+        raise prover.refusal(tried, first)
+    model = tried.proven(request.device)
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, tried.constants)
     return CompileResult(model=model, fell_back=fell_back)
 
 
-_Assembled = tuple[CompiledModel, Mapping[int, np.ndarray]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    """A compiled form, how far off its probes are, and what a proof part by part found, where they were."""
-
-    model: CompiledModel
-    constants: Mapping[int, np.ndarray]
-    results: tuple[proof.Difference, ...] = ()
-    apart: steps.ProofByParts | None = None
-
-    @property
-    def wrong(self) -> tuple[proof.Difference, ...]:
-        return tuple(result for result in self.results if not result.right)
+def _prover(
+    request: CompileRequest,
+    original: onnx.ModelProto,
+    prepared: Prepared,
+    normalised: Normalised,
+    choice: Choice | None,
+) -> Prover:
+    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
+    shapes = {i.name: i.shape for i in normalised.inputs}
+    bound = bind_shapes(prepared.given, shapes)
+    expected = expect(bound, normalised)
+    if prepared.cut is not None:
+        expected = header.with_behind(expected, prepared.cut, bind_shapes(original, shapes))
+    return Prover(
+        source=Source(
+            sha256=_sha256(request.path),
+            filename=request.filename,
+            producer=normalised.producer,
+            opset=normalised.opset,
+            precision=normalised.precision,
+            notes=normalised.notes,
+            choice=choice,
+        ),
+        profile=request.profile,
+        device=request.device,
+        normalised=normalised,
+        cut=prepared.cut,
+        expected=expected,
+        bound=bound,
+        precision=request.precision,
+        processes=request.processes,
+    )
 
 
 def check_file(request: CompileRequest, report: Report) -> None:
@@ -192,47 +157,6 @@ def check_file(request: CompileRequest, report: Report) -> None:
     stage = _Stages(report)
     stage("check", 0.0, f"read {request.filename}")
     _import(_prepare(frontend.load(request.path), request, stage).normalised, stage)
-
-
-def run_model(
-    model: onnx.ModelProto,
-    inputs: Mapping[str, np.ndarray],
-    device: Device,
-    precision: Precision = "auto",
-    first: First = first_kernels,
-) -> dict[str, np.ndarray]:
-    """Compile a model of static shapes with schedules that need no trial, and run it once, unproven.
-
-    Computes in the model's own types where the precision is "auto".
-    Raises as above.
-    """
-    return _run(model, [inputs], device, precision, first, 0)[0]
-
-
-def _run(
-    model: onnx.ModelProto,
-    inputs: Sequence[Mapping[str, np.ndarray]],
-    device: Device,
-    precision: Precision,
-    first: First,
-    processes: int,
-) -> list[dict[str, np.ndarray]]:
-    """The same with several sets of inputs."""
-    quiet = _Stages(lambda _stage, _done, _text: None)
-    limits = device.profile.limits
-    normalised = frontend.normalise(model, precision=precision, fp16=limits.fp16, fp64=limits.fp64)
-    lowered = _lower(_import(normalised, quiet), device.profile, quiet, NOTHING, first, processes)
-    source = Source(
-        sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
-        filename="(in memory)",
-        producer=normalised.producer,
-        opset=normalised.opset,
-        precision=normalised.precision,
-        notes=(),
-    )
-    compiled, constants = assemble(source, device.profile, normalised, lowered, None)
-    with opened(compiled, constants, device) as executor:
-        return [executor.run(each) for each in inputs]
 
 
 class _Stages:
@@ -245,9 +169,14 @@ class _Stages:
         n = STAGES.index(stage)
         self.report(stage, _STARTS[n] + fraction * (_STARTS[n + 1] - _STARTS[n]), text)
 
+    def of(self, stage: str, start: float = 0.0, share: float = 1.0) -> Callable[[float, str], None]:
+        """Tells of a stage, or of the `share` of it that begins at `start`."""
+        return lambda done, text: self(stage, start + share * done, text)
+
     def rest(self) -> _Stages:
         """Another compilation as the rest of the proof."""
-        return _Stages(lambda _stage, done, text: self("prove", 0.9 + 0.1 * done, text))
+        tell = self.of("prove", 0.9, 0.1)
+        return _Stages(lambda _stage, done, text: tell(done, text))
 
 
 def _sha256(path: Path) -> str:
@@ -265,20 +194,20 @@ def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
     return frontend.import_named(normalised)
 
 
-def _lower(
-    given: ImportedModule,
-    profile: DeviceProfile,
-    stage: _Stages,
-    known: Recorded,
-    first: First,
-    processes: int = 0,
-) -> LoweredModel:
-    def progress(done: float, text: str) -> None:
-        stage("lower", done, text)
-
+def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> LoweredModel:
+    """With schedules recorded, else those that need no trial."""
+    profile, records = request.profile, request.records
+    known = recorded(records, profile.identity) if records else NOTHING
     joining = joins(profile, known.times)
     lowered = lower_module(
-        given.module, profile, progress, known.schedules, first, given.names, processes, joining
+        given.module,
+        profile,
+        stage.of("lower"),
+        known.schedules,
+        first_kernels,
+        given.names,
+        request.processes,
+        joining,
     )
     return replace(lowered, notes=(*lowered.notes, *joining.notes()))
 
@@ -287,118 +216,13 @@ def _by_rules(
     lowered: LoweredModel, given: ImportedModule, request: CompileRequest, stage: _Stages
 ) -> LoweredModel | None:
     """The model with default rules alone; None where it has no other kernels already."""
-
-    def progress(done: float, text: str) -> None:
-        stage("prove", 0.5 + 0.3 * done, text)
-
     plain = lower_module(
         given.module,
         request.profile,
-        progress,
+        stage.of("prove", 0.5, 0.3),
         first=default_kernels,
         names=given.names,
         processes=request.processes,
     )
     found, before = ({name: f.source for name, f in one.functions.items()} for one in (plain, lowered))
     return None if found == before else plain
-
-
-def _expect(bound: onnx.ModelProto, normalised: Normalised) -> tuple[Expected, tuple[str, ...]]:
-    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
-    size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
-    count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
-    found = probes.choose(bound, count, normalised.precision)
-    if isinstance(found, reference.ReferenceFailure):
-        raise ModelRefused(
-            f"the model's answers cannot be proven right, so it is not served: {found.reason}",
-            (found.reason,),
-        )
-    expected = Expected(
-        evaluator=found.evaluator,
-        inputs=found.inputs,
-        outputs=found.outputs,
-        tolerance=found.tolerance,
-    )
-    return expected, found.notes
-
-
-def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
-    """An executor over a file that is gone when the executor is closed."""
-    with tempfile.TemporaryDirectory(prefix="honed-") as folder:
-        path = Path(folder) / "draft.honed"
-        modelfile.write(path, model, constants)
-        parts = CpuParts(PartLimits(memory_mib=PROVING_MIB))
-        return Executor(modelfile.read(path, verify=False), device, parts=parts)
-
-
-def _probed(
-    device: Device, model: CompiledModel, constants: Mapping[int, np.ndarray]
-) -> tuple[proof.Difference, ...]:
-    with opened(model, constants, device) as executor:
-        probes = model.proof.probes if model.proof is not None else ()
-        behind = [found for probe in probes for found in proof.check_behind(executor, probe)]
-        if wrong := tuple(str(found) for found in behind if not found.right):
-            raise ModelRefused(
-                "the part that the CPU engine is to run last does not give the reference's answers on the "
-                f"reference's own values ({wrong[0]})",
-                wrong,
-            )
-        return proof.check_probes(executor)
-
-
-def _by_parts(
-    request: CompileRequest,
-    device: Device,
-    tried: _Attempt,
-    bound: onnx.ModelProto,
-    expected: Expected,
-    first: First,
-) -> steps.ProofByParts | None:
-    """What a model whose probes are wrong is proven to instead; None where it has no steps."""
-    return steps.judge(
-        bound,
-        expected.inputs,
-        lambda variant, given: _run(variant, given, device, request.precision, first, request.processes),
-        precision=tried.model.source.precision,
-        tolerance=expected.tolerance,
-    )
-
-
-def _refusal(
-    request: CompileRequest,
-    device: Device,
-    tried: _Attempt,
-    bound: onnx.ModelProto,
-    expected: Expected,
-    first: First,
-) -> ModelRefused:
-    """Of a model with wrong answers: names the first node whose value differs."""
-    worst = next(n for n, result in enumerate(tried.results) if not result.right)
-    if tried.apart is not None:
-        where = tried.apart.wrong or "each part is right, and its steps do not explain as much"
-    else:
-        located = locate.first_difference(
-            bound,
-            expected.inputs[worst // len(tried.model.outputs)],
-            lambda variant, given: run_model(variant, given, device, request.precision, first),
-            precision=tried.model.source.precision,
-        )
-        where = str(located)
-    return _wrong(tried, where)
-
-
-def _wrong(tried: _Attempt, where: str) -> ModelRefused:
-    return ModelRefused(
-        f"the compiled model does not give the reference's answers ({tried.wrong[0]}); {where}",
-        (*map(str, tried.wrong), where),
-    )
-
-
-def _proven(model: CompiledModel, device: Device, results: tuple[proof.Difference, ...]) -> CompiledModel:
-    worst = {
-        output.name: max((r.error for r in results if r.output == output.name), default=0.0)
-        for output in model.outputs
-    }
-    assert model.proof is not None
-    done = replace(model.proof, device=device.profile.identity.name, error=tuple(worst.values()))
-    return replace(model, proof=done)

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied
 from honed.protocol.results import TensorMetadata
-from honed.runtime.dtypes import from_datatype
+from honed.runtime import strings
+from honed.runtime.dtypes import STRING, from_datatype
 from honed.runtime.files import replacing
 
 from .output import shape_text
@@ -21,6 +22,7 @@ from .parser import UsageError
 
 Array = NDArray[Any]
 Tensors = Sequence[TensorMetadata]
+_WORD = "honed"  # where text is made up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +79,10 @@ def load(file: Path, tensor: TensorMetadata) -> Array:
         array.close()
         raise InvalidArgument(f"{file} holds several arrays (.npz); save each one with numpy.save")
     expected = from_datatype(tensor.datatype).name
-    if array.dtype.name != expected or not _takes(tensor.shape, array.shape):
+    found = STRING.name if strings.is_text(array) else array.dtype.name
+    if found != expected or not _takes(tensor.shape, array.shape):
         raise InvalidArgument(
-            f"{file} is {shape_text(array.dtype.name, array.shape)} and input {tensor.name} is "
+            f"{file} is {shape_text(found, array.shape)} and input {tensor.name} is "
             f"{_type(tensor)}; convert it with astype and reshape"
         )
     return array
@@ -91,12 +94,14 @@ def _takes(shape: Sequence[int], given: Sequence[int]) -> bool:
 
 
 def generated(tensor: TensorMetadata, generator: np.random.Generator) -> Array:
-    """Made-up values: normal for floats, 0 or 1 for the rest, which as indices are seldom out of range.
+    """Made-up values: normal for floats, a word for text, 0 or 1 for the rest, which are seldom out of range.
 
     Sizes that are open are 1.
     """
     kind = from_datatype(tensor.datatype).numpy
     shape = tuple(1 if size < 0 else size for size in tensor.shape)
+    if tensor.datatype == STRING.datatype:
+        return np.full(shape, _WORD, object)
     if kind.kind == "f":
         return generator.standard_normal(shape).astype(kind)
     return generator.integers(0, 2, shape).astype(kind)
@@ -113,7 +118,8 @@ def save(folder: Path, arrays: Mapping[str, Array]) -> dict[str, Path]:
     files = {name: folder / file for name, file in file_names(list(arrays)).items()}
     for name, file in files.items():
         with replacing(file) as stream:
-            np.save(stream, arrays[name], allow_pickle=False)
+            array = arrays[name]
+            np.save(stream, array.astype(str) if strings.is_text(array) else array, allow_pickle=False)
     return files
 
 
@@ -130,6 +136,8 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
 
 def summary(array: Array) -> ArraySummary:
     """What can be said of an array in a line."""
+    if strings.is_text(array):
+        return ArraySummary(dtype=STRING.name, shape=array.shape, min=None, max=None, not_finite=0)
     finite = np.isfinite(array)
     values = array[finite]
     return ArraySummary(

@@ -17,7 +17,7 @@ from .parser import add_command
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from honed.protocol.service import ConfigReloaded, ConfigShown, SettingChange
+    from honed.protocol.config import ConfigReloaded, ConfigShown, SettingChange
 
 
 def register(commands: Any) -> None:

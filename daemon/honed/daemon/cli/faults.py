@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from honed.jobs.events import Quarantined
     from honed.protocol.faults import KernelLog
 
-_REACH = {
+REACH = {
     "out-of-memory": "GPU memory ran out",
     "queue": "one queue was lost",
     "context": "every queue of the process was lost",
@@ -85,7 +85,7 @@ def _print_log(console: Console, log: KernelLog, faults: Sequence[BlamedFault]) 
         console.print()
         by = f", process {fault.process}" if fault.process is not None else ""
         by += f" ({fault.command})" if fault.command else ""
-        line(console, f"{_date(fault.time)}  {fault.meaning}: {_REACH[fault.severity]}", "bold")
+        line(console, f"{_date(fault.time)}  {fault.meaning}: {REACH[fault.severity]}", "bold")
         line(console, f"  {fault.driver} {fault.device or ''}{by}: {WHOSE[fault.whose]}")
         for record in fault.records:
             _indented(console, record)

@@ -149,7 +149,10 @@ def peaks_text(peaks: DevicePeaks) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedModel:
-    """`inferences` since the service started, and the mean time of one on the `device` that serves it."""
+    """`inferences` since the service started, and the mean time of one on the `device` that serves it.
+
+    `owner` is the user who brought it, "" for a model of administrators.
+    """
 
     name: str
     version: str
@@ -159,6 +162,7 @@ class ListedModel:
     engine_why: str
     variants: int
     pinned_engine: str
+    owner: str
     device: str
     inferences: int
     mean_ms: float | None
@@ -199,9 +203,11 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
     if not models:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
         return
+    owners = any(model.owner for model in models)
     rows = [
         (
             model.name,
+            *((model.owner or "-",) if owners else ()),
             model.state.lower(),
             (f"{model.engine}, pinned" if model.pinned_engine else model.engine)
             + (f" +{model.variants}" if model.variants else ""),
@@ -213,7 +219,8 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
         for model in models
     ]
     device = ("device",) if devices else ()
-    headings = ("model", "state", "engine", *device, ">inferences", ">mean ms", "reason")
+    owner = ("owner",) if owners else ()
+    headings = ("model", *owner, "state", "engine", *device, ">inferences", ">mean ms", "reason")
     console.print(table(headings, rows))
 
 

@@ -115,7 +115,7 @@ def _import(arguments: argparse.Namespace, output: Output) -> int:
 
 def _imported_by_service(where: Where, arguments: argparse.Namespace) -> Imported:
     from honed.jobs.commands import Import
-    from honed.runtime.calls import open_model
+    from honed.runtime.additions import open_model
 
     from .inservice import started_in_service
 

@@ -7,7 +7,7 @@ import os
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,8 @@ def register(commands: Any) -> None:
         about="watch what the service serves, and how fast",
         details=(
             "Rates and latencies are of the last minute, and of all time for models without a request in it. "
+            "Below a model are the shapes that have a compiled form of their own, with the requests that it "
+            "answered. "
             "q or Ctrl-C ends. What is no terminal gets one table."
         ),
         examples="hone top\nhone top --interval 0.5\nhone top --json",
@@ -67,7 +69,7 @@ def _print(console: Console, document: Metrics) -> None:
     console.print(_summary(document))
     if document.models:
         console.print()
-        console.print(models_table(document, console.width, len(document.models)))
+        console.print(models_table(document, console.width, len(_rows(document))))
     else:
         line(console, "There are no models yet; add one with 'hone add FILE'.")
 
@@ -138,7 +140,7 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
         parts.append(models_table(document, width, room))
     else:
         parts.append(Text("no models yet"))
-    hidden = len(document.models) - room
+    hidden = len(_rows(document)) - room
     if hidden > 0:
         parts.append(Text(f"and {hidden} more with fewer requests"))
     parts += [Text(""), Text(clean(trouble), style="bold") if trouble else Text("q ends", style="dim")]
@@ -146,8 +148,7 @@ def rendered(document: Metrics, width: int, height: int, trouble: str = "") -> R
 
 
 def models_table(document: Metrics, width: int, room: int) -> Table:
-    """The busiest `room` models, in `width` columns: with fewer it shows less."""
-    ordered = sorted(document.models, key=lambda m: (-m.recent.per_second, -m.requests, m.name))
+    """The first `room` rows in `width` columns: with fewer it shows less."""
     columns = [
         (">req/s", _per_second),
         (">p50 ms", _latency(lambda spans: spans.p50)),
@@ -166,8 +167,25 @@ def models_table(document: Metrics, width: int, room: int) -> Table:
     if width >= _NARROW:
         columns.append(("engine", lambda model: model.engine))
     name_room = max(_NAME, width - _COLUMN * len(columns))
-    rows = [[short(m.name, name_room), *(cell(m) for _, cell in columns)] for m in ordered[:room]]
+    rows = [
+        [short(name, name_room), *(cell(figures) for _, cell in columns)]
+        for name, figures in _rows(document)[:room]
+    ]
     return table(["model", *(heading for heading, _ in columns)], rows)
+
+
+def _rows(document: Metrics) -> list[tuple[str, ModelFigures]]:
+    """Models, and below each the shapes that have a compiled form of their own; the busiest first."""
+    rows: list[tuple[str, ModelFigures]] = []
+    for model in _busiest(document.models):
+        rows.append((model.name, model))
+        own = [each for each in document.variants if each.name.startswith(f"{model.name}@")]
+        rows += [(f"  @{each.name.partition('@')[2]}", each) for each in _busiest(own)]
+    return rows
+
+
+def _busiest(figures: Iterable[ModelFigures]) -> list[ModelFigures]:
+    return sorted(figures, key=lambda each: (-each.recent.per_second, -each.requests, each.name))
 
 
 def _per_second(model: ModelFigures) -> str:

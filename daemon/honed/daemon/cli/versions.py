@@ -69,7 +69,7 @@ def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
         if version.old_us and version.new_us:
             times = f"{milliseconds(version.old_us)} -> {milliseconds(version.new_us)}"
         why = version.why
-        end = span.end or _state(history)
+        end = span.end or version_state(history)
         yield str(version.number), _time(span.since), times, why, end
     served = {span.number for span in history.stints}
     for version in history.versions:
@@ -77,7 +77,8 @@ def version_rows(history: ModelHistory) -> Iterable[tuple[str, ...]]:
             yield str(version.number), "never", "-", version.why, version.quarantine
 
 
-def _state(history: ModelHistory) -> str:
+def version_state(history: ModelHistory) -> str:
+    """What is to be said of the version that is served."""
     states = ["served"]
     if history.pinned:
         states.append("pinned")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from .finding import Finding
 from .readings import Daemon, Folder, Package, Readings
 
@@ -107,24 +109,34 @@ def _folder(folder: Folder) -> list[Finding]:
 def _packages(readings: Readings) -> list[Finding]:
     runtime = [p for p in readings.packages if p.part != "tuner"]
     findings = [Finding(SOFTWARE, "ok", f"Python {readings.python}, {_versions(runtime)}")]
-    findings += [_missing(p) for p in runtime if p.version is None and p.name != "honed"]
-    return [*findings, *_compiler([p for p in readings.packages if p.part == "tuner"])]
+    findings += [_missing(p, readings) for p in runtime if p.version is None and p.name != "honed"]
+    return [*findings, *_compiler([p for p in readings.packages if p.part == "tuner"], readings)]
 
 
-def _missing(package: Package) -> Finding:
-    debian = {"systemd-python": "python3-systemd"}.get(package.name, f"python3-{package.name}")
-    remedy = f"install it: apt install {debian}"
+def _missing(package: Package, readings: Readings) -> Finding:
     if package.name == "systemd-python":
-        what = "systemd-python is missing: under systemd the service can neither log nor report"
-        return Finding(SOFTWARE, "warn", what, remedy)
-    return Finding(SOFTWARE, "fail", f"{package.name} is missing, which honed needs", remedy)
+        what = (
+            "systemd-python is missing: the kernel log cannot be read from the journal, and systemd cannot "
+            "be notified, nor pass a socket"
+        )
+        return Finding(SOFTWARE, "warn", what, _install(readings, "python3-systemd", "systemd"))
+    what = f"{package.name} is missing, which honed needs"
+    return Finding(SOFTWARE, "fail", what, _install(readings, f"python3-{package.name}", "all"))
 
 
-def _compiler(packages: list[Package]) -> list[Finding]:
+def _install(readings: Readings, debian: str, extra: str) -> str:
+    """How to come by it: from the system, or in an environment of its own from PyPI."""
+    if not readings.venv:
+        return f"install it: apt install {debian}"
+    needs = ", which needs gcc, pkg-config and libsystemd-dev" if extra == "systemd" else ""
+    return f"install honed[{extra}] into {sys.prefix}{needs}"
+
+
+def _compiler(packages: list[Package], readings: Readings) -> list[Finding]:
     absent = [p.name for p in packages if p.version is None]
     if absent:
         what = f"the compiler is not complete ({', '.join(absent)} missing): only .honed files can be added"
-        return [Finding(SOFTWARE, "warn", what, "install it: apt install honed-tuner")]
+        return [Finding(SOFTWARE, "warn", what, _install(readings, "honed-tuner", "all"))]
     findings = [Finding(SOFTWARE, "ok", f"the compiler is installed: {_versions(packages)}")]
     findings += [
         Finding(

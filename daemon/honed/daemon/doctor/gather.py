@@ -115,6 +115,7 @@ def gather(
         folders=tuple(folder(purpose, place) for purpose, place in folders),
         daemon=daemon,
         python=platform.python_version(),
+        venv=sys.prefix != sys.base_prefix,
         packages=packages(),
     )
 

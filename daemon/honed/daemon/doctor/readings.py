@@ -173,4 +173,5 @@ class Readings:
     folders: tuple[Folder, ...]
     daemon: Daemon
     python: str
+    venv: bool  # Python runs in a virtual environment, which sees no package of the system's
     packages: tuple[Package, ...]

@@ -8,7 +8,7 @@ from . import choices, failover, trials
 from .core import Core, removed
 from .events import Added, Damaged, Explained, NotRestored, Removed, Rested
 from .scheduling import admit, dismiss, wake
-from .states import CPU_ENGINE, Deployment, Phase, ServedModel, State
+from .states import Deployment, Phase, ServedModel, State
 
 
 def added(core: Core, event: Added) -> None:
@@ -22,10 +22,17 @@ def added(core: Core, event: Added) -> None:
             _unable(core, event)
             return
         cpu = False
-    model = core.new_model(event.manifest, event.compiled, event.home, home=CPU_ENGINE if cpu else None)
+    home = core.cpu_for(event.manifest.owner) if cpu else None
+    model = core.new_model(
+        event.manifest, event.compiled, event.home, home=home.name if home is not None else None
+    )
     replaced = core.enter(model)
     engine = core.engines[model.engine]
-    wake(core, engine)
+    if engine.rests and event.proof is None:
+        model.deployment.resting = True
+    else:
+        model.deployment.used = core.now
+        wake(core, engine)
     if engine.phase is Phase.FAILED:
         failover.fail_over(core, engine)
     else:
@@ -65,7 +72,7 @@ def gone(core: Core, event: Removed) -> None:
         return
     model = core.models.pop(event.name)
     core.refuse_waiting(model, removed(model.name))
-    core.refuse_open(model.name, removed(model.name))
+    core.refuse_open(model, removed(model.name))
     _forget(core, model)
 
 

@@ -15,7 +15,7 @@ from .core import Core
 from .drift import DRIFT_SECONDS
 from .events import EngineChosen, InferenceTimed, NotCompared, WorkerReady
 from .scheduling import dismiss, load_next, wake
-from .states import CPU_ENGINE, Phase, ServedModel, State
+from .states import Phase, ServedModel, State
 
 
 def timed(core: Core, event: InferenceTimed) -> None:
@@ -37,7 +37,7 @@ def worker_ready(core: Core, event: WorkerReady) -> None:
 def reconsider(core: Core, engine: str) -> None:
     """Compare what stands on times of another device, driver or ONNX Runtime than `engine` has now."""
     for model in core.models.all():
-        if engine in (model.device, CPU_ENGINE):
+        if engine in (model.device, model.cpu_engine):
             reconsider_model(core, model)
 
 
@@ -52,8 +52,8 @@ def _outdated(core: Core, model: ServedModel) -> bool:
     if times is None:
         return True
     known = [(times.device, core.engines[model.device].fingerprint)]
-    if core.cpu is not None:
-        known.append((times.runtime, core.cpu.fingerprint))
+    if model.cpu_engine in core.engines:
+        known.append((times.runtime, core.engines[model.cpu_engine].fingerprint))
     return any(now and now != then for then, now in known)
 
 
@@ -96,7 +96,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
     core.act(Persist(model))
     if event.pinned == "" and model.manifest.times is None:
         _compare(core, model)
-    target = core.cpu if event.engine == "cpu" else core.engines[model.device]
+    target = core.cpu_for(model.manifest.owner) if event.engine == "cpu" else core.engines[model.device]
     if target is None or target.name == model.home:
         return
     trials.end_trial(core, model)

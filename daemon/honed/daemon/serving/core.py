@@ -11,13 +11,23 @@ from honed.protocol.errors import HonedError, NotFound, Unavailable
 
 from .actions import Action, Refuse, Unload
 from .registry import Registry
-from .states import CPU_ENGINE, Deployment, Engine, Phase, ServedModel, State
+from .states import (
+    CPU_ENGINE,
+    RESTING_SECONDS,
+    Deployment,
+    Engine,
+    Phase,
+    ServedModel,
+    State,
+    cpu_engine,
+)
 
 
 class Core:
     """The state of one machine. `fallback` names the engine that stands in for others; "" for none.
 
-    `cpu` is the CPU engine, None without it. `policy` is the setting serve.engine.
+    `cpu` is the CPU engine, None without it; users' are made as they are needed. `policy` is the
+    setting serve.engine.
     """
 
     def __init__(
@@ -58,6 +68,16 @@ class Core:
         self.engines[name] = engine
         return engine
 
+    def cpu_for(self, owner: int | None) -> Engine | None:
+        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        if self.cpu is None or owner is None:
+            return self.cpu
+        engine = self.engines.get(cpu_engine(owner))
+        if engine is None:
+            engine = self.add_engine(cpu_engine(owner), stand_in=True)
+            engine.owner = owner
+        return engine
+
     def new_model(
         self,
         manifest: Manifest,
@@ -92,13 +112,14 @@ class Core:
 
     def _take_over(self, model: ServedModel, replaced: ServedModel) -> None:
         """What the CPU engine has of another version of the same source is this one's, too."""
-        kept = replaced.deployments.get(CPU_ENGINE)
-        if kept is not None and model.takes_open and model.key_on(CPU_ENGINE) == replaced.key_on(CPU_ENGINE):
-            model.deployments[CPU_ENGINE] = kept
+        cpu = model.cpu_engine
+        kept = replaced.deployments.get(cpu)
+        if kept is not None and model.takes_open and model.key_on(cpu) == replaced.key_on(cpu):
+            model.deployments[cpu] = kept
             if kept.state is State.UNAVAILABLE:
-                self.deploy(model, CPU_ENGINE)
+                self.deploy(model, cpu)
             return
-        self.refuse_open(model.name, replaced_error(model.name))
+        self.refuse_open(model, replaced_error(model.name))
 
     def deploy(self, model: ServedModel, engine: str) -> Deployment:
         """Have a deployment of a model on an engine, where it is not loaded yet."""
@@ -130,10 +151,11 @@ class Core:
         for ticket in self.engines[model.engine].queue.drop_model(model.name):
             self.act(Refuse(ticket.number, error))
 
-    def refuse_open(self, name: str, error: HonedError) -> None:
+    def refuse_open(self, model: ServedModel, error: HonedError) -> None:
         """Answer what only the CPU engine can run of a model with `error`."""
-        if self.cpu is not None:
-            for ticket in self.cpu.queue.drop_model(name, open_ones=True):
+        cpu = self.engines.get(model.cpu_engine)
+        if cpu is not None:
+            for ticket in cpu.queue.drop_model(model.name, open_ones=True):
                 self.act(Refuse(ticket.number, error))
 
     def move_waiting(self, name: str, left: str, other: str) -> None:
@@ -143,7 +165,8 @@ class Core:
 
     def place(self, model: ServedModel, ticket: Ticket) -> Engine:
         """Where a request is to run."""
-        return self.cpu if ticket.open and self.cpu is not None else self.engines[model.engine]
+        cpu = self.cpu_for(model.manifest.owner) if ticket.open else None
+        return cpu or self.engines[model.engine]
 
     def leave(self, model: ServedModel, engine: Engine) -> None:
         """Have no deployment on an engine that does not serve the model, unless requests need it there."""
@@ -155,8 +178,15 @@ class Core:
 
     def needed(self, engine: Engine) -> bool:
         """Whether there is anything for it to do."""
+        if engine.rests:
+            return any(engine.kept.values()) or bool(engine.queue.models()) or self._used_lately(engine)
         belong = any(model.home == engine.name for model in self.models.all())
         return belong or bool(self.on(engine)) or any(engine.kept.values())
+
+    def _used_lately(self, engine: Engine) -> bool:
+        """Whether something was asked for there within the time after which it rests, or loads."""
+        since = self.now - RESTING_SECONDS
+        return any(each.used > since or each.loading for _, each in self.on(engine))
 
     def unload_unused(self, engine: str, key: str) -> None:
         """Have an engine forget a compiled file, unless it is that of a model there or kept."""

@@ -16,7 +16,7 @@ from .actions import Back, HandOver, Refuse, StaysAway
 from .core import Core
 from .events import Passed, ServerStopped, WorkerLost, WorkerReady
 from .scheduling import dismiss, load_next, run_next, wake
-from .states import CPU_ENGINE, MAX_CRASHES_AN_HOUR, Engine, Phase, ServedModel, State
+from .states import MAX_CRASHES_AN_HOUR, Engine, Phase, ServedModel, State, is_cpu
 
 CPU = "cpu"  # as a device: the first CPU there is
 LINGERING_SECONDS = 40.0  # that the CPU engine keeps what it does not serve
@@ -57,6 +57,10 @@ def server_stopped(core: Core, event: ServerStopped) -> None:
     engine = core.engines[event.engine]
     engine.phase = Phase.RESTING
     _forget_loaded(core, engine)
+    if engine.rests:
+        wanted = engine.queue.models()
+        for model, deployment in core.on(engine):
+            deployment.resting = model.name not in wanted
     if core.needed(engine):
         wake(core, engine)
 
@@ -75,8 +79,8 @@ def come_back(core: Core, model: ServedModel, engine: Engine) -> None:
 def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> None:
     """The engine that a model belongs to is back and cannot run it."""
     del model.deployments[engine.name]
-    if engine is core.cpu:
-        core.refuse_open(model.name, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
+    if is_cpu(engine.name):
+        core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
     stand_in = core.engines[model.engine].shown
     model.away = f"{stand_in} stands in for {engine.shown}, which fails: {reason}"
     core.act(StaysAway(model.name, stand_in, reason))
@@ -84,16 +88,20 @@ def stay_away(core: Core, model: ServedModel, engine: Engine, reason: str) -> No
 
 def passed(core: Core, _: Passed) -> None:
     """Let go of what the CPU engine does not serve, and nobody asked for lately."""
-    if core.cpu is None:
-        return
-    wanted = core.cpu.queue.models()
-    for model, deployment in core.on(core.cpu):
+    for engine in list(core.engines.values()):
+        if is_cpu(engine.name):
+            _let_go(core, engine)
+
+
+def _let_go(core: Core, cpu: Engine) -> None:
+    wanted = cpu.queue.models()
+    for model, deployment in core.on(cpu):
         idle = core.now - deployment.used > LINGERING_SECONDS and model.name not in wanted
         if model.on_cpu or deployment.loading or not idle:
             continue
-        if core.cpu.running is None or core.cpu.running.model is not model:
-            core.leave(model, core.cpu)
-    dismiss(core, core.cpu)
+        if cpu.running is None or cpu.running.model is not model:
+            core.leave(model, cpu)
+    dismiss(core, cpu)
 
 
 def fail_over(core: Core, engine: Engine) -> None:
@@ -149,11 +157,12 @@ def _move(core: Core, models: Sequence[ServedModel], engine: Engine, other: Engi
 
 def _other_for(core: Core, engine: Engine, model: ServedModel) -> Engine | None:
     """Who serves a model while an engine is lost: the CPU engine where it can, the device in its place."""
-    if engine is core.cpu:
+    if is_cpu(engine.name):
         usable = model.compiled is not None and model.device not in model.failed
         return core.engines[model.device] if usable else None
-    if core.cpu is not None and model.takes_open and CPU_ENGINE not in model.failed:
-        return core.cpu
+    cpu = core.cpu_for(model.manifest.owner)
+    if cpu is not None and model.takes_open and cpu.name not in model.failed:
+        return cpu
     return _stand_in_for(core, engine)
 
 

@@ -42,6 +42,11 @@ class Machine:
         """By name; to be looked at."""
         return self._core.engines
 
+    def cpu_for(self, owner: int | None) -> str | None:
+        """The CPU engine for the own models of a user, None: of administrators; None where it is missing."""
+        engine = self._core.cpu_for(owner)
+        return engine.name if engine is not None else None
+
     def limit_queues(self, max_queue: int) -> None:
         """So many requests may wait from now on; what waits already keeps waiting."""
         self._core.max_queue = max_queue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from honed.daemon.apps.viewer import EVERYTHING, Viewer
 from honed.daemon.compiled import Compiled
 from honed.daemon.statistics import Statistics
 from honed.daemon.store import Manifest
@@ -14,13 +15,15 @@ from .states import ServedModel, State
 class Registry:
     """Every model at the version that is served.
 
-    `whole` counts the requests for all of them, those gone and those unknown too.
+    `whole` counts the requests for all of them, those gone and those unknown too; `common` the same without
+    users' own.
     """
 
     def __init__(self) -> None:
         self._models: dict[str, ServedModel] = {}
         self._resting: dict[str, ServedModel] = {}  # variants
         self.whole = Statistics()
+        self.common = Statistics(whole=self.whole)
 
     def put(self, model: ServedModel) -> ServedModel | None:
         """Enter a model; gives the one it replaces, whose statistics it goes on with."""
@@ -44,7 +47,8 @@ class Registry:
             model.statistics = before.statistics
         elif model.statistics.whole is None:
             of = self._models.get(model_of(model.name))
-            model.statistics = Statistics(whole=of.statistics if of is not None else self.whole)
+            every = self.common if model.manifest.owner is None else self.whole
+            model.statistics = Statistics(whole=of.statistics if of is not None else every)
 
     def pop(self, name: str) -> ServedModel:
         """Take a model out; raises NotFound."""
@@ -98,7 +102,7 @@ class Registry:
     def statistics(self, name: str) -> Statistics:
         """Where requests for that name are counted."""
         model = self._models.get(name)
-        return model.statistics if model else self.whole
+        return model.statistics if model else self.common
 
     def compiled(self, name: str) -> tuple[ServedModel, Compiled]:
         """A model whose compiled file is there and readable; raises NotFound or Unavailable."""
@@ -114,9 +118,10 @@ class Registry:
         """Every model and variant that is served, by name."""
         return [self._models[name] for name in sorted(self._models)]
 
-    def models(self) -> list[ServedModel]:
-        """Every model, by name, without variants."""
-        return [model for model in self.all() if not is_variant(model.name)]
+    def models(self, viewer: Viewer = EVERYTHING) -> list[ServedModel]:
+        """Every model that is there for `viewer`, by name, without variants."""
+        models = (model for model in self.all() if not is_variant(model.name))
+        return [model for model in models if viewer.sees(model.manifest.owner)]
 
     def variants(self, model: str = "") -> list[ServedModel]:
         """The variants of a model, "": of all, by name; those that rest, too."""
@@ -131,6 +136,6 @@ class Registry:
         """Of every model and variant, for the store to know what is used."""
         return [model.manifest for model in (*self.all(), *self._resting.values())]
 
-    def count(self, state: State) -> int:
+    def count(self, state: State, viewer: Viewer = EVERYTHING) -> int:
         """How many models are in a state."""
-        return sum(model.state is state for model in self.models())
+        return sum(model.state is state for model in self.models(viewer))

@@ -31,6 +31,10 @@ def asked(core: Core, event: Asked) -> None:
         wake(core, engine)
         load_next(core, engine)
     deployment.used = core.now
+    if deployment.resting:
+        deployment.resting = False
+        wake(core, engine)
+        load_next(core, engine)
     run_next(core, engine)
 
 

@@ -92,7 +92,9 @@ def _next_to_serve(core: Core, engine: Engine) -> tuple[ServedModel, Deployment]
     waiting = [
         (model, deployment)
         for model, deployment in core.on(engine)
-        if deployment.state is State.LOADING and (model.engine == engine.name or model.name in wanted)
+        if deployment.state is State.LOADING
+        and not deployment.resting
+        and (model.engine == engine.name or model.name in wanted)
     ]
     return min(waiting, key=lambda m: (m[0].blame.load_crashes, m[0].name not in wanted), default=None)
 

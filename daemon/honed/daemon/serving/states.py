@@ -15,9 +15,20 @@ from honed.protocol.results import ModelChecked
 from .drift import Drift
 
 CPU_ENGINE = "ONNX Runtime/CPU"  # the engine that runs models as they were given
+RESTING_SECONDS = 60.0  # without a request, after which a user's CPU engine rests
 MAX_CRASHES_AN_HOUR = 6  # of workers that ran one model and that nobody else ended
 MAX_CRASHES = 4  # in a row, of workers that ran one model: two requests with two attempts each
 _HOUR = 3600.0
+
+
+def cpu_engine(owner: int | None) -> str:
+    """The CPU engine that runs a user's own models, None: those of administrators."""
+    return CPU_ENGINE if owner is None else f"{CPU_ENGINE} {owner}"
+
+
+def is_cpu(engine: str) -> bool:
+    """Whether it is the CPU engine, or that of a user."""
+    return engine.startswith(CPU_ENGINE)
 
 
 class State(enum.Enum):
@@ -42,7 +53,8 @@ class Phase(enum.Enum):
 class Deployment:
     """A version of a model on one engine.
 
-    `checked` is the engine's comparison with the probes, of which those in `left` are to follow.
+    `checked` is the engine's comparison with the probes, of which those in `left` are to follow. One that
+    is `resting` is loaded when it is asked for.
     """
 
     number: int
@@ -52,7 +64,8 @@ class Deployment:
     checked: ModelChecked | None = None
     left: tuple[int, ...] = ()
     loading: bool = False  # a Load is under way
-    used: float = 0.0  # when a request came for it last, in monotonic seconds
+    used: float = float("-inf")  # when a request came for it last, in monotonic seconds
+    resting: bool = False
 
     def ready(self, checked: ModelChecked | None, left: tuple[int, ...] = ()) -> None:
         """The engine has loaded it and found it right."""
@@ -128,12 +141,17 @@ class ServedModel:
 
     def key_on(self, engine: str) -> str:
         """What the worker of an engine calls it."""
-        return self.manifest.source_key if engine == CPU_ENGINE else self.key
+        return self.manifest.source_key if is_cpu(engine) else self.key
+
+    @property
+    def cpu_engine(self) -> str:
+        """The CPU engine that may run it."""
+        return cpu_engine(self.manifest.owner)
 
     @property
     def on_cpu(self) -> bool:
         """Whether the CPU engine serves it."""
-        return self.engine == CPU_ENGINE
+        return is_cpu(self.engine)
 
     @property
     def kind(self) -> str:
@@ -168,7 +186,10 @@ class ServedModel:
     @property
     def state(self) -> State:
         """Whether it can be run."""
-        return self.deployment.state
+        deployment = self.deployment
+        if deployment.resting and deployment.state is State.LOADING:
+            return State.READY
+        return deployment.state
 
     @property
     def reason(self) -> str:
@@ -199,14 +220,15 @@ class Running:
 class Engine:
     """One that runs models, a request at a time: the worker of an OpenCL device, or the CPU engine.
 
-    `name` is the device's as configured, "" for the best there is, or CPU_ENGINE. A `stand_in`, and the CPU
-    engine is one, runs only while it has something to do. `worker` counts its workers; what one had loaded is
-    gone with it.
+    `name` is the device's as configured, "" for the best there is, or what `cpu_engine` says. A `stand_in`,
+    and the CPU engine is one, runs only while it has something to do; a user's also rests with the models
+    that it serves. `worker` counts its workers; what one had loaded is gone with it.
     """
 
     name: str
     queue: Queue
     stand_in: bool = False
+    owner: int | None = None  # the user whose own models it runs
     phase: Phase = Phase.STARTING
     worker: int = 0
     spec: str = ""  # the device's full name, once it was seen
@@ -218,6 +240,11 @@ class Engine:
     suspect: ServedModel | None = None  # what ran when the worker was lost
     proving: int | None = None  # the deployment that is compared with the probes left
     kept: Counter[str] = field(default_factory=Counter)  # compiled files that no model stands for yet
+
+    @property
+    def rests(self) -> bool:
+        """Whether it ends, too, while what it serves is not asked for."""
+        return self.owner is not None
 
     @property
     def shown(self) -> str:

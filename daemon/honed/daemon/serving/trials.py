@@ -16,7 +16,7 @@ from .actions import FallBack, GiveUp, Inspect, Judge, Persist, Settled, Switche
 from .core import Core
 from .events import Inspected, Judged, JudgingBroken, Pinned, SuccessorReady, TurnedAway, VersionChosen
 from .scheduling import admit, dismiss, load_next, load_now, run_next, wake
-from .states import Engine, Phase, ServedModel, State, Trial
+from .states import Engine, Phase, ServedModel, State, Trial, is_cpu
 
 _STRIKES = 2
 
@@ -145,7 +145,7 @@ def give_up_on(core: Core, model: ServedModel, engine: Engine, reason: str) -> N
     deployment = model.deployments.get(engine.name)
     if deployment is not None:
         deployment.state, deployment.reason = State.UNAVAILABLE, reason
-        core.refuse_open(model.name, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
+        core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used: {reason}"))
 
 
 def _switched(core: Core, model: ServedModel, reason: str) -> bool:
@@ -153,18 +153,18 @@ def _switched(core: Core, model: ServedModel, reason: str) -> bool:
     left = core.engines[model.engine]
     model.failed.add(left.name)
     if not model.on_cpu:
-        other = core.cpu if model.takes_open else None
+        other = core.cpu_for(model.manifest.owner) if model.takes_open else None
     else:
         other = core.engines[model.device] if model.compiled is not None else None
     if other is None or other.name in model.failed or other.phase is Phase.FAILED:
         return False
-    chosen = "cpu" if other is core.cpu else "gpu"
+    chosen = "cpu" if is_cpu(other.name) else "gpu"
     why = f"{left.shown} does not serve it: {reason}"
     model.manifest = dataclasses.replace(model.manifest, chosen=chosen, why=why)
     waits_here = model.deployments[left.name]
     waits_here.state, waits_here.reason = State.UNAVAILABLE, reason
-    if left is core.cpu:
-        core.refuse_open(model.name, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
+    if is_cpu(left.name):
+        core.refuse_open(model, Unavailable(f"model {model.name!r} cannot be used so: {reason}"))
     model.home = model.engine = other.name
     model.away = ""
     core.move_waiting(model.name, left.name, other.name)

@@ -173,6 +173,7 @@ class VariantKeeper:
         manifest = entry.manifest
         ready = self.maker.pool.device_of(entry).state == "ready" and not entry.away
         compiled = not self._by_cpu(entry) and not unfinished(manifest, self.maker.policy)
+        compiled = compiled and manifest.owner is None  # users' own have a share in compiling, and no more
         return bool(manifest.interface and manifest.sources and ready and compiled)
 
     def _by_cpu(self, entry: ServedModel) -> bool:

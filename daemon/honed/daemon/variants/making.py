@@ -71,14 +71,14 @@ class VariantMaker:
 
     async def _choice(self, job: AddJob, model: ServedModel, made: Built, held: AsyncExitStack) -> Choice:
         """Which engine is to serve these shapes."""
-        manifest, cpu = model.manifest, self.pool.cpu
+        manifest, cpu = model.manifest, self.pool.cpu_for(model.manifest.owner)
         if cpu is None or manifest.interface is None or manifest.engine_wanted(self.policy) == "gpu":
             return Choice("gpu", "")
         key = manifest.source_key
         job.report("load", BUILT, "comparing engines")
         held.enter_context(self.pool.keeping(cpu, key))
         await load(cpu, key, self.store.form(manifest, key), self.limits)
-        return await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key)
+        return await compare(made.server.loader, made.file.sha256, made.path, cpu.loader, key, manifest.owner)
 
     async def _commit(self, model: ServedModel, variant: Manifest, made: Built) -> None:
         async with self.commits.turn:
@@ -120,4 +120,5 @@ def _manifest(
         chosen=choice.engine,
         why=choice.why,
         by_hand=by_hand,
+        owner=model.manifest.owner,
     )

@@ -9,400 +9,164 @@ from __future__ import annotations
 from typing import Final
 
 from .fault import Severity
-from .pattern import Pattern, in_file
-
-_GMC_V12_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gmc_v12_0.c", "Linux ")
-_GMC_V11_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gmc_v11_0.c", "Linux ")
-_GMC_V10_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gmc_v10_0.c", "Linux ")
-_GMC_V9_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gmc_v9_0.c", "Linux ")
-_GMC_V8_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gmc_v8_0.c", "Linux ")
-_GMC_V7_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gmc_v7_0.c", "Linux ")
-_GMC_V6_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gmc_v6_0.c", "Linux ")
-_AMDGPU_VM: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu_vm.c", "Linux ")
-_AMDGPU_JOB: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu_job.c", "Linux ")
-_GFX_V9_4_3: Final = in_file("drivers/gpu/drm/amd/amdgpu/gfx_v9_4_3.c", "Linux ")
-_SDMA_V4_4_2: Final = in_file("drivers/gpu/drm/amd/amdgpu/sdma_v4_4_2.c", "Linux ")
-_MES_V12_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/mes_v12_0.c", "Linux ")
-_MES_V11_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/mes_v11_0.c", "Linux ")
-_KFD_DEVICE_QUEUE_MANAGER: Final = in_file("drivers/gpu/drm/amd/amdkfd/kfd_device_queue_manager.c", "Linux ")
-_KFD_EVENTS: Final = in_file("drivers/gpu/drm/amd/amdkfd/kfd_events.c", "Linux ")
-_AMDGPU_AMDKFD_GFX_V9: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu_amdkfd_gfx_v9.c", "Linux ")
-_AMDGPU_DEVICE: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu_device.c", "Linux ")
-_AMDGPU_GFX: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu_gfx.c", "Linux ")
-_GFX_V8_0: Final = in_file("drivers/gpu/drm/amd/amdgpu/gfx_v8_0.c", "Linux ")
-_AMDGPU_RAS: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu_ras.c", "Linux ")
-_NBIO_V7_9: Final = in_file("drivers/gpu/drm/amd/amdgpu/nbio_v7_9.c", "Linux ")
-_NBIO_V7_4: Final = in_file("drivers/gpu/drm/amd/amdgpu/nbio_v7_4.c", "Linux ")
-_SMU_V13_0_10: Final = in_file("drivers/gpu/drm/amd/amdgpu/smu_v13_0_10.c", "Linux ")
-_AMDGPU_DRV: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu_drv.c", "Linux ")
-_AMDGPU: Final = in_file("drivers/gpu/drm/amd/amdgpu/amdgpu.h", "Linux ")
-_MXGPU_NV: Final = in_file("drivers/gpu/drm/amd/amdgpu/mxgpu_nv.c", "Linux ")
-_MXGPU_AI: Final = in_file("drivers/gpu/drm/amd/amdgpu/mxgpu_ai.c", "Linux ")
+from .pattern import SourceTree
 
 _QUEUE, _CONTEXT, _RESET, _LOST = Severity.QUEUE, Severity.CONTEXT, Severity.RESET, Severity.DEVICE_LOST
 
+_rows = SourceTree("drivers/gpu/drm/amd/", "Linux ").rows
+
+# fmt: off
 PATTERNS: Final = (
-    Pattern(
-        "[%s] page fault (src_id:%u ring:%u vmid:%u pasid:%u)",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V12_0("gmc_v12_0_process_interrupt", "6.12 to 6.18"),
+    *_rows("page-fault", _CONTEXT)(
+        ("[%s] page fault (src_id:%u ring:%u vmid:%u pasid:%u)",
+         "amdgpu/gmc_v12_0.c gmc_v12_0_process_interrupt 6.12 to 6.18"),
+        ("[%s] page fault (src_id:%u ring:%u vmid:%u pasid:%u, for process %s pid %d thread %s pid %d)",
+         "amdgpu/gmc_v11_0.c gmc_v11_0_process_interrupt 6.1; amdgpu/gmc_v10_0.c "
+         "gmc_v10_0_process_interrupt 5.10 to 6.1",
+         "- - - - - comm tgid - tid"),
+        ("[%s] %s page fault (src_id:%u ring:%u vmid:%u pasid:%u)",
+         "amdgpu/gmc_v9_0.c gmc_v9_0_process_interrupt 6.12 to 6.18"),
+        ("[%s] %s page fault (src_id:%u ring:%u vmid:%u pasid:%u, for process %s pid %d thread %s pid %d)",
+         "amdgpu/gmc_v9_0.c gmc_v9_0_process_interrupt 5.10 to 6.1", "- - - - - - comm tgid - tid"),
+        ("GPU fault detected: %d 0x%08x for process %s pid %d thread %s pid %d",
+         "amdgpu/gmc_v8_0.c gmc_v8_0_process_interrupt 5.10 to 6.1", "- - comm tgid - tid"),
+        ("GPU fault detected: %d 0x%08x", "amdgpu/gmc_v8_0.c gmc_v8_0_process_interrupt 5.10 to 6.18"),
     ),
-    Pattern(
-        "[%s] page fault (src_id:%u ring:%u vmid:%u pasid:%u, for process %s pid %d thread %s pid %d)",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V11_0("gmc_v11_0_process_interrupt", "6.1")
-        + _GMC_V10_0("gmc_v10_0_process_interrupt", "5.10 to 6.1"),
-        fields=(None, None, None, None, None, "comm", "tgid", None, "tid"),
+    *_rows("page-fault", _CONTEXT, consequence=True)(
+        ("VM fault (0x%02x, vmid %d, pasid %d) at page %u, %s from",
+         "amdgpu/gmc_v8_0.c gmc_v8_0_vm_decode_fault 5.10 to 6.18; amdgpu/gmc_v7_0.c "
+         "gmc_v7_0_vm_decode_fault 5.10 to 6.18",
+         "- - - - access"),
+        ("VM fault (0x%02x, vmid %d) at page %u, %s from",
+         "amdgpu/gmc_v6_0.c gmc_v6_0_vm_decode_fault 5.10 to 6.18", "- - - access"),
+        ("  in page starting at address 0x%016llx from",
+         "amdgpu/gmc_v9_0.c gmc_v9_0_process_interrupt 5.10 to 6.18", "address"),
+        ("Can't handle page fault (%d)", "amdgpu/amdgpu_vm.c amdgpu_vm_handle_fault 5.10 to 6.18"),
     ),
-    Pattern(
-        "[%s] %s page fault (src_id:%u ring:%u vmid:%u pasid:%u)",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V9_0("gmc_v9_0_process_interrupt", "6.12 to 6.18"),
+    *_rows("owner", _QUEUE, consequence=True)(
+        (" Process %s pid %d thread %s pid %d",
+         "amdgpu/amdgpu_vm.c amdgpu_vm_print_task_info 6.18", "comm tgid - tid"),
+        ("Process information: process %s pid %d thread %s pid %d",
+         "amdgpu/amdgpu_job.c amdgpu_job_timedout 5.10 to 6.12", "comm tgid - tid"),
     ),
-    Pattern(
-        "[%s] %s page fault (src_id:%u ring:%u vmid:%u pasid:%u, for process %s pid %d thread %s pid %d)",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V9_0("gmc_v9_0_process_interrupt", "5.10 to 6.1"),
-        fields=(None, None, None, None, None, None, "comm", "tgid", None, "tid"),
+    *_rows("job-error", _QUEUE)(
+        ("Illegal register access in command stream",
+         "amdgpu/gfx_v9_4_3.c gfx_v9_4_3_priv_reg_irq 5.10 to 6.18"),
+        ("Illegal opcode in command stream", "amdgpu/gfx_v9_4_3.c gfx_v9_4_3_bad_op_irq 6.12 to 6.18"),
+        ("Illegal instruction in command stream",
+         "amdgpu/gfx_v9_4_3.c gfx_v9_4_3_priv_inst_irq 5.10 to 6.18"),
+        ("Illegal instruction in SDMA command stream",
+         "amdgpu/sdma_v4_4_2.c sdma_v4_4_2_process_illegal_inst_irq 5.10 to 6.18"),
     ),
-    Pattern(
-        "GPU fault detected: %d 0x%08x for process %s pid %d thread %s pid %d",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V8_0("gmc_v8_0_process_interrupt", "5.10 to 6.1"),
-        fields=(None, None, "comm", "tgid", None, "tid"),
+    *_rows("job-timeout", _QUEUE, hang=True)(
+        ("ring %s timeout, signaled seq=%u, emitted seq=%u",
+         "amdgpu/amdgpu_job.c amdgpu_job_timedout 5.10 to 6.18"),
+        ("ring %s timeout, but soft recovered", "amdgpu/amdgpu_job.c amdgpu_job_timedout 5.10 to 6.18"),
     ),
-    Pattern(
-        "GPU fault detected: %d 0x%08x",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V8_0("gmc_v8_0_process_interrupt", "5.10 to 6.18"),
+    *_rows("ring-reset", _QUEUE)(
+        ("Starting %s ring reset", "amdgpu/amdgpu_job.c amdgpu_job_timedout 6.18"),
+        ("Ring %s reset succeeded", "amdgpu/amdgpu_job.c amdgpu_job_timedout 6.18"),
     ),
-    Pattern(
-        "VM fault (0x%02x, vmid %d, pasid %d) at page %u, %s from",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V8_0("gmc_v8_0_vm_decode_fault", "5.10 to 6.18")
-        + _GMC_V7_0("gmc_v7_0_vm_decode_fault", "5.10 to 6.18"),
-        fields=(None, None, None, None, "access"),
-        consequence=True,
+    *_rows("soft-reset-failed", _RESET)(
+        ("Ring %s reset failed", "amdgpu/amdgpu_job.c amdgpu_job_timedout 6.18"),
     ),
-    Pattern(
-        "VM fault (0x%02x, vmid %d) at page %u, %s from",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V6_0("gmc_v6_0_vm_decode_fault", "5.10 to 6.18"),
-        fields=(None, None, None, "access"),
-        consequence=True,
+    *_rows("queue-reset", _QUEUE)(
+        ("reset gfx queue (%d:%d:%d: vmid:%d)",
+         "amdgpu/mes_v12_0.c mes_v12_0_reset_queue_mmio 6.18; amdgpu/mes_v11_0.c "
+         "mes_v11_0_reset_queue_mmio 6.12 to 6.18"),
+        ("reset compute queue (%d:%d:%d)",
+         "amdgpu/mes_v12_0.c mes_v12_0_reset_queue_mmio 6.18; amdgpu/mes_v11_0.c "
+         "mes_v11_0_reset_queue_mmio 6.12 to 6.18"),
+        ("reset sdma queue (%d:%d:%d)",
+         "amdgpu/mes_v12_0.c mes_v12_0_reset_queue_mmio 6.18; amdgpu/mes_v11_0.c "
+         "mes_v11_0_reset_queue_mmio 6.18"),
+        ("queue id 0x%0x at pasid %d is reset", "amdkfd/kfd_device_queue_manager.c set_queue_as_reset 6.18"),
+        ("Queues reset on process %s tid %d thread %s pid %d",
+         "amdkfd/kfd_events.c kfd_signal_reset_event 6.12 to 6.18", "comm tgid - tid"),
+        ("Resetting wave fronts (cpsch) on dev %p",
+         "amdkfd/kfd_device_queue_manager.c process_termination_cpsch 5.10 to 6.18"),
+        ("Resetting wave fronts (nocpsch) on dev %p",
+         "amdkfd/kfd_device_queue_manager.c destroy_queue_nocpsch_locked 5.10 to 6.18"),
     ),
-    Pattern(
-        "  in page starting at address 0x%016llx from",
-        _CONTEXT,
-        "page-fault",
-        _GMC_V9_0("gmc_v9_0_process_interrupt", "5.10 to 6.18"),
-        fields=("address",),
-        consequence=True,
+    *_rows("termination-timeout", _QUEUE, hang=True)(
+        ("cp queue preemption time out", "amdgpu/amdgpu_amdkfd_gfx_v9.c kgd_gfx_v9_hqd_destroy 5.10 to 6.18"),
     ),
-    Pattern(
-        "Can't handle page fault (%d)",
-        _CONTEXT,
-        "page-fault",
-        _AMDGPU_VM("amdgpu_vm_handle_fault", "5.10 to 6.18"),
-        consequence=True,
+    *_rows("termination-timeout", _RESET, hang=True)(
+        ("qcm fence wait loop timeout expired",
+         "amdkfd/kfd_device_queue_manager.c amdkfd_fence_wait_timeout 5.10 to 6.18"),
+        ("The cp might be in an unrecoverable state due to an unsuccessful queues preemption",
+         "amdkfd/kfd_device_queue_manager.c unmap_queues_cpsch 5.10 to 6.18"),
     ),
-    Pattern(
-        " Process %s pid %d thread %s pid %d",
-        _QUEUE,
-        "owner",
-        _AMDGPU_VM("amdgpu_vm_print_task_info", "6.18"),
-        fields=("comm", "tgid", None, "tid"),
-        consequence=True,
+    *_rows("firmware-fault", _RESET)(
+        ("MES might be in unrecoverable state, issue a GPU reset",
+         "amdkfd/kfd_device_queue_manager.c resume_all_queues_mes 6.1 to 6.18"),
     ),
-    Pattern(
-        "Process information: process %s pid %d thread %s pid %d",
-        _QUEUE,
-        "owner",
-        _AMDGPU_JOB("amdgpu_job_timedout", "5.10 to 6.12"),
-        fields=("comm", "tgid", None, "tid"),
-        consequence=True,
+    *_rows("flush-stuck", _QUEUE, hang=True)(
+        ("Timeout waiting for VM flush ACK!", "amdgpu/gmc_v9_0.c gmc_v9_0_flush_gpu_tlb 5.10 to 6.18"),
+        ("Timeout waiting for VM flush hub: %d!", "amdgpu/gmc_v10_0.c gmc_v10_0_flush_gpu_tlb 6.1 to 6.18"),
+        ("Timeout waiting for sem acquire in VM flush!",
+         "amdgpu/gmc_v9_0.c gmc_v9_0_flush_gpu_tlb 5.10 to 6.18"),
     ),
-    Pattern(
-        "Illegal register access in command stream",
-        _QUEUE,
-        "job-error",
-        _GFX_V9_4_3("gfx_v9_4_3_priv_reg_irq", "5.10 to 6.18"),
+    *_rows("job-timeout", _RESET, hang=True)(
+        ("IP block:%s is hung!", "amdgpu/amdgpu_device.c amdgpu_device_ip_check_soft_reset 5.10 to 6.18"),
     ),
-    Pattern(
-        "Illegal opcode in command stream",
-        _QUEUE,
-        "job-error",
-        _GFX_V9_4_3("gfx_v9_4_3_bad_op_irq", "6.12 to 6.18"),
+    *_rows("memory-error", _CONTEXT)(
+        ("Send SIGBUS to process %s(pasid:%d)",
+         "amdkfd/kfd_events.c kfd_signal_poison_consumed_event 6.12 to 6.18", "comm"),
     ),
-    Pattern(
-        "Illegal instruction in command stream",
-        _QUEUE,
-        "job-error",
-        _GFX_V9_4_3("gfx_v9_4_3_priv_inst_irq", "5.10 to 6.18"),
+    *_rows("memory-error", _RESET)(
+        ("CP ECC ERROR IRQ", "amdgpu/amdgpu_gfx.c amdgpu_gfx_cp_ecc_error_irq 5.10 to 6.18"),
+        ("CP EDC/ECC error detected.", "amdgpu/gfx_v8_0.c gfx_v8_0_cp_ecc_error_irq 5.10 to 6.18"),
+        ("uncorrectable hardware error (ERREVENT_ATHUB_INTERRUPT) detected!",
+         "amdgpu/amdgpu_ras.c amdgpu_ras_global_ras_isr 6.18"),
+        ("socket: %d, die: %d, %lld new uncorrectable hardware errors detected in %s block",
+         "amdgpu/amdgpu_ras.c amdgpu_ras_error_generate_report 6.12 to 6.18"),
+        ("socket: %d, die: %d %ld uncorrectable hardware errors detected in %s block",
+         "amdgpu/amdgpu_ras.c amdgpu_ras_query_error_status 6.1"),
+        ("%ld uncorrectable hardware errors detected in %s block",
+         "amdgpu/nbio_v7_9.c nbio_v7_9_handle_ras_controller_intr_no_bifring 5.10 to 6.18"),
+        ("RAS controller interrupt triggered by NBIF error",
+         "amdgpu/nbio_v7_9.c nbio_v7_9_handle_ras_controller_intr_no_bifring 6.12 to 6.18; "
+         "amdgpu/nbio_v7_4.c nbio_v7_4_handle_ras_controller_intr_no_bifring 5.10 to 6.18"),
     ),
-    Pattern(
-        "Illegal instruction in SDMA command stream",
-        _QUEUE,
-        "job-error",
-        _SDMA_V4_4_2("sdma_v4_4_2_process_illegal_inst_irq", "5.10 to 6.18"),
+    *_rows("reset", _RESET)(
+        ("GPU reset begin!", "amdgpu/amdgpu_device.c amdgpu_device_gpu_recover 5.10 to 6.18"),
+        ("VRAM is lost due to GPU reset!",
+         "amdgpu/amdgpu_device.c amdgpu_device_reinit_after_reset 5.10 to 6.18"),
     ),
-    Pattern(
-        "ring %s timeout, signaled seq=%u, emitted seq=%u",
-        _QUEUE,
-        "job-timeout",
-        _AMDGPU_JOB("amdgpu_job_timedout", "5.10 to 6.18"),
-        hang=True,
+    *_rows("soft-reset-failed", _RESET)(
+        ("soft reset failed, will fallback to full reset!",
+         "amdgpu/amdgpu_device.c amdgpu_device_pre_asic_reset 5.10 to 6.18"),
     ),
-    Pattern(
-        "ring %s timeout, but soft recovered",
-        _QUEUE,
-        "job-timeout",
-        _AMDGPU_JOB("amdgpu_job_timedout", "5.10 to 6.18"),
-        hang=True,
+    *_rows("reset", _RESET)(
+        ("GPU reset succeeded, trying to resume",
+         "amdgpu/smu_v13_0_10.c smu_v13_0_10_mode2_restore_hwcontext 5.10 to 6.18"),
+        ("GPU reset(%d) succeeded!", "amdgpu/amdgpu_device.c amdgpu_device_sched_resume 5.10 to 6.18"),
+        ("GPU reset end with ret = %d", "amdgpu/amdgpu_device.c amdgpu_device_gpu_recover 5.10 to 6.18"),
     ),
-    Pattern("Starting %s ring reset", _QUEUE, "ring-reset", _AMDGPU_JOB("amdgpu_job_timedout", "6.18")),
-    Pattern("Ring %s reset succeeded", _QUEUE, "ring-reset", _AMDGPU_JOB("amdgpu_job_timedout", "6.18")),
-    Pattern("Ring %s reset failed", _RESET, "soft-reset-failed", _AMDGPU_JOB("amdgpu_job_timedout", "6.18")),
-    Pattern(
-        "reset gfx queue (%d:%d:%d: vmid:%d)",
-        _QUEUE,
-        "queue-reset",
-        _MES_V12_0("mes_v12_0_reset_queue_mmio", "6.18")
-        + _MES_V11_0("mes_v11_0_reset_queue_mmio", "6.12 to 6.18"),
+    *_rows("reset-failed", _LOST)(
+        ("GPU reset(%d) failed", "amdgpu/amdgpu_device.c amdgpu_device_sched_resume 5.10 to 6.18"),
+        ("GPU Recovery Failed: %d", "amdgpu/amdgpu_job.c amdgpu_job_timedout 6.1 to 6.18"),
+        ("GPU pre asic reset failed with err, %d for drm dev",
+         "amdgpu/amdgpu_device.c amdgpu_device_asic_reset 5.10 to 6.18; amdgpu/amdgpu_drv.c "
+         "amdgpu_drv_delayed_reset_work_handler 6.1 to 6.12"),
+        ("ASIC reset failed with error, %d",
+         "amdgpu/smu_v13_0_10.c smu_v13_0_10_mode2_perform_reset 5.10 to 6.18"),
+        ("GPU recovery disabled.", "amdgpu/amdgpu_device.c amdgpu_device_should_recover_gpu 5.10 to 6.18"),
     ),
-    Pattern(
-        "reset compute queue (%d:%d:%d)",
-        _QUEUE,
-        "queue-reset",
-        _MES_V12_0("mes_v12_0_reset_queue_mmio", "6.18")
-        + _MES_V11_0("mes_v11_0_reset_queue_mmio", "6.12 to 6.18"),
+    *_rows("reset", _RESET)(
+        ("PCI error: detected callback!!", "amdgpu/amdgpu_device.c amdgpu_pci_error_detected 6.18"),
+        ("PCI error: slot reset callback!!", "amdgpu/amdgpu_device.c amdgpu_pci_slot_reset 5.10 to 6.18"),
     ),
-    Pattern(
-        "reset sdma queue (%d:%d:%d)",
-        _QUEUE,
-        "queue-reset",
-        _MES_V12_0("mes_v12_0_reset_queue_mmio", "6.18") + _MES_V11_0("mes_v11_0_reset_queue_mmio", "6.18"),
+    *_rows("reset-failed", _LOST)(
+        ("PCIe error recovery failed, err:%d", "amdgpu/amdgpu_device.c amdgpu_pci_slot_reset 5.10 to 6.18"),
     ),
-    Pattern(
-        "queue id 0x%0x at pasid %d is reset",
-        _QUEUE,
-        "queue-reset",
-        _KFD_DEVICE_QUEUE_MANAGER("set_queue_as_reset", "6.18"),
-    ),
-    Pattern(
-        "Queues reset on process %s tid %d thread %s pid %d",
-        _QUEUE,
-        "queue-reset",
-        _KFD_EVENTS("kfd_signal_reset_event", "6.12 to 6.18"),
-        fields=("comm", "tgid", None, "tid"),
-    ),
-    Pattern(
-        "Resetting wave fronts (cpsch) on dev %p",
-        _QUEUE,
-        "queue-reset",
-        _KFD_DEVICE_QUEUE_MANAGER("process_termination_cpsch", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "Resetting wave fronts (nocpsch) on dev %p",
-        _QUEUE,
-        "queue-reset",
-        _KFD_DEVICE_QUEUE_MANAGER("destroy_queue_nocpsch_locked", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "cp queue preemption time out",
-        _QUEUE,
-        "termination-timeout",
-        _AMDGPU_AMDKFD_GFX_V9("kgd_gfx_v9_hqd_destroy", "5.10 to 6.18"),
-        hang=True,
-    ),
-    Pattern(
-        "qcm fence wait loop timeout expired",
-        _RESET,
-        "termination-timeout",
-        _KFD_DEVICE_QUEUE_MANAGER("amdkfd_fence_wait_timeout", "5.10 to 6.18"),
-        hang=True,
-    ),
-    Pattern(
-        "The cp might be in an unrecoverable state due to an unsuccessful queues preemption",
-        _RESET,
-        "termination-timeout",
-        _KFD_DEVICE_QUEUE_MANAGER("unmap_queues_cpsch", "5.10 to 6.18"),
-        hang=True,
-    ),
-    Pattern(
-        "MES might be in unrecoverable state, issue a GPU reset",
-        _RESET,
-        "firmware-fault",
-        _KFD_DEVICE_QUEUE_MANAGER("resume_all_queues_mes", "6.1 to 6.18"),
-    ),
-    Pattern(
-        "Timeout waiting for VM flush ACK!",
-        _QUEUE,
-        "flush-stuck",
-        _GMC_V9_0("gmc_v9_0_flush_gpu_tlb", "5.10 to 6.18"),
-        hang=True,
-    ),
-    Pattern(
-        "Timeout waiting for VM flush hub: %d!",
-        _QUEUE,
-        "flush-stuck",
-        _GMC_V10_0("gmc_v10_0_flush_gpu_tlb", "6.1 to 6.18"),
-        hang=True,
-    ),
-    Pattern(
-        "Timeout waiting for sem acquire in VM flush!",
-        _QUEUE,
-        "flush-stuck",
-        _GMC_V9_0("gmc_v9_0_flush_gpu_tlb", "5.10 to 6.18"),
-        hang=True,
-    ),
-    Pattern(
-        "IP block:%s is hung!",
-        _RESET,
-        "job-timeout",
-        _AMDGPU_DEVICE("amdgpu_device_ip_check_soft_reset", "5.10 to 6.18"),
-        hang=True,
-    ),
-    Pattern(
-        "Send SIGBUS to process %s(pasid:%d)",
-        _CONTEXT,
-        "memory-error",
-        _KFD_EVENTS("kfd_signal_poison_consumed_event", "6.12 to 6.18"),
-        fields=("comm",),
-    ),
-    Pattern(
-        "CP ECC ERROR IRQ", _RESET, "memory-error", _AMDGPU_GFX("amdgpu_gfx_cp_ecc_error_irq", "5.10 to 6.18")
-    ),
-    Pattern(
-        "CP EDC/ECC error detected.",
-        _RESET,
-        "memory-error",
-        _GFX_V8_0("gfx_v8_0_cp_ecc_error_irq", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "uncorrectable hardware error (ERREVENT_ATHUB_INTERRUPT) detected!",
-        _RESET,
-        "memory-error",
-        _AMDGPU_RAS("amdgpu_ras_global_ras_isr", "6.18"),
-    ),
-    Pattern(
-        "socket: %d, die: %d, %lld new uncorrectable hardware errors detected in %s block",
-        _RESET,
-        "memory-error",
-        _AMDGPU_RAS("amdgpu_ras_error_generate_report", "6.12 to 6.18"),
-    ),
-    Pattern(
-        "socket: %d, die: %d %ld uncorrectable hardware errors detected in %s block",
-        _RESET,
-        "memory-error",
-        _AMDGPU_RAS("amdgpu_ras_query_error_status", "6.1"),
-    ),
-    Pattern(
-        "%ld uncorrectable hardware errors detected in %s block",
-        _RESET,
-        "memory-error",
-        _NBIO_V7_9("nbio_v7_9_handle_ras_controller_intr_no_bifring", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "RAS controller interrupt triggered by NBIF error",
-        _RESET,
-        "memory-error",
-        _NBIO_V7_9("nbio_v7_9_handle_ras_controller_intr_no_bifring", "6.12 to 6.18")
-        + _NBIO_V7_4("nbio_v7_4_handle_ras_controller_intr_no_bifring", "5.10 to 6.18"),
-    ),
-    Pattern("GPU reset begin!", _RESET, "reset", _AMDGPU_DEVICE("amdgpu_device_gpu_recover", "5.10 to 6.18")),
-    Pattern(
-        "VRAM is lost due to GPU reset!",
-        _RESET,
-        "reset",
-        _AMDGPU_DEVICE("amdgpu_device_reinit_after_reset", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "soft reset failed, will fallback to full reset!",
-        _RESET,
-        "soft-reset-failed",
-        _AMDGPU_DEVICE("amdgpu_device_pre_asic_reset", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "GPU reset succeeded, trying to resume",
-        _RESET,
-        "reset",
-        _SMU_V13_0_10("smu_v13_0_10_mode2_restore_hwcontext", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "GPU reset(%d) succeeded!",
-        _RESET,
-        "reset",
-        _AMDGPU_DEVICE("amdgpu_device_sched_resume", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "GPU reset end with ret = %d",
-        _RESET,
-        "reset",
-        _AMDGPU_DEVICE("amdgpu_device_gpu_recover", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "GPU reset(%d) failed",
-        _LOST,
-        "reset-failed",
-        _AMDGPU_DEVICE("amdgpu_device_sched_resume", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "GPU Recovery Failed: %d", _LOST, "reset-failed", _AMDGPU_JOB("amdgpu_job_timedout", "6.1 to 6.18")
-    ),
-    Pattern(
-        "GPU pre asic reset failed with err, %d for drm dev",
-        _LOST,
-        "reset-failed",
-        _AMDGPU_DEVICE("amdgpu_device_asic_reset", "5.10 to 6.18")
-        + _AMDGPU_DRV("amdgpu_drv_delayed_reset_work_handler", "6.1 to 6.12"),
-    ),
-    Pattern(
-        "ASIC reset failed with error, %d",
-        _LOST,
-        "reset-failed",
-        _SMU_V13_0_10("smu_v13_0_10_mode2_perform_reset", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "GPU recovery disabled.",
-        _LOST,
-        "reset-failed",
-        _AMDGPU_DEVICE("amdgpu_device_should_recover_gpu", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "PCI error: detected callback!!", _RESET, "reset", _AMDGPU_DEVICE("amdgpu_pci_error_detected", "6.18")
-    ),
-    Pattern(
-        "PCI error: slot reset callback!!",
-        _RESET,
-        "reset",
-        _AMDGPU_DEVICE("amdgpu_pci_slot_reset", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "PCIe error recovery failed, err:%d",
-        _LOST,
-        "reset-failed",
-        _AMDGPU_DEVICE("amdgpu_pci_slot_reset", "5.10 to 6.18"),
-    ),
-    Pattern(
-        "device lost from bus!",
-        _LOST,
-        "gpu-lost",
-        _AMDGPU("amdgpu_device_bus_status_check", "6.18")
-        + _AMDGPU_DEVICE("amdgpu_device_health_check", "6.12"),
-    ),
-    Pattern(
-        "VF is in an unrecoverable state. Runtime Services are halted.",
-        _LOST,
-        "gpu-lost",
-        _MXGPU_NV("xgpu_nv_mailbox_rcv_irq", "6.18") + _MXGPU_AI("xgpu_ai_mailbox_rcv_irq", "6.18"),
+    *_rows("gpu-lost", _LOST)(
+        ("device lost from bus!",
+         "amdgpu/amdgpu.h amdgpu_device_bus_status_check 6.18; amdgpu/amdgpu_device.c "
+         "amdgpu_device_health_check 6.12"),
+        ("VF is in an unrecoverable state. Runtime Services are halted.",
+         "amdgpu/mxgpu_nv.c xgpu_nv_mailbox_rcv_irq 6.18; amdgpu/mxgpu_ai.c xgpu_ai_mailbox_rcv_irq 6.18"),
     ),
 )
+# fmt: on

@@ -5,18 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from .fault import Severity
-from .pattern import Pattern, in_file
-
-_DRM_DRV: Final = in_file("drivers/gpu/drm/drm_drv.c", "Linux ")
+from .pattern import SourceTree
 
 _RESET, _LOST = Severity.RESET, Severity.DEVICE_LOST
 
+_rows = SourceTree("drivers/gpu/drm/", "Linux ").rows
+
+# fmt: off
 PATTERNS: Final = (
-    Pattern(
-        "device wedged, but recovered through reset",
-        _RESET,
-        "reset",
-        _DRM_DRV("drm_dev_wedged_event", "6.18"),
+    *_rows("reset", _RESET)(
+        ("device wedged, but recovered through reset", "drm_drv.c drm_dev_wedged_event 6.18"),
     ),
-    Pattern("device wedged, needs recovery", _LOST, "gpu-lost", _DRM_DRV("drm_dev_wedged_event", "6.18")),
+    *_rows("gpu-lost", _LOST)(
+        ("device wedged, needs recovery", "drm_drv.c drm_dev_wedged_event 6.18"),
+    ),
 )
+# fmt: on

@@ -8,82 +8,51 @@ from __future__ import annotations
 from typing import Final
 
 from .fault import Severity
-from .pattern import Pattern, in_file
-
-_LIMA_PP: Final = in_file("drivers/gpu/drm/lima/lima_pp.c", "Linux ")
-_LIMA_GP: Final = in_file("drivers/gpu/drm/lima/lima_gp.c", "Linux ")
-_LIMA_MMU: Final = in_file("drivers/gpu/drm/lima/lima_mmu.c", "Linux ")
-_LIMA_SCHED: Final = in_file("drivers/gpu/drm/lima/lima_sched.c", "Linux ")
-_LIMA_L2_CACHE: Final = in_file("drivers/gpu/drm/lima/lima_l2_cache.c", "Linux ")
-_LIMA_PMU: Final = in_file("drivers/gpu/drm/lima/lima_pmu.c", "Linux ")
+from .pattern import SourceTree
 
 _QUEUE, _CONTEXT, _RESET, _LOST = Severity.QUEUE, Severity.CONTEXT, Severity.RESET, Severity.DEVICE_LOST
 
+_rows = SourceTree("drivers/gpu/drm/lima/", "Linux ").rows
+
+# fmt: off
 PATTERNS: Final = (
-    Pattern(
-        "%s error irq state=%x status=%x",
-        _QUEUE,
-        "job-error",
-        _LIMA_PP("lima_pp_handle_irq", "5.10 to 6.18") + _LIMA_GP("lima_gp_irq_handler", "5.10 to 6.18"),
+    *_rows("job-error", _QUEUE)(
+        ("%s error irq state=%x status=%x",
+         "lima_pp.c lima_pp_handle_irq 5.10 to 6.18; lima_gp.c lima_gp_irq_handler 5.10 to 6.18"),
     ),
-    Pattern(
-        "%s task error int_state=%x status=%x",
-        _QUEUE,
-        "job-fault",
-        _LIMA_GP("lima_gp_task_error", "5.10 to 6.18"),
+    *_rows("job-fault", _QUEUE)(
+        ("%s task error int_state=%x status=%x", "lima_gp.c lima_gp_task_error 5.10 to 6.18"),
+        ("%s task error %d int_state=%x status=%x", "lima_pp.c lima_pp_task_error 5.10 to 6.18"),
     ),
-    Pattern(
-        "%s task error %d int_state=%x status=%x",
-        _QUEUE,
-        "job-fault",
-        _LIMA_PP("lima_pp_task_error", "5.10 to 6.18"),
+    *_rows("page-fault", _CONTEXT)(
+        ("%s page fault at 0x%x from bus id %d of type %s",
+         "lima_mmu.c lima_mmu_irq_handler 5.10 to 6.18", "- address - access"),
     ),
-    Pattern(
-        "%s page fault at 0x%x from bus id %d of type %s",
-        _CONTEXT,
-        "page-fault",
-        _LIMA_MMU("lima_mmu_irq_handler", "5.10 to 6.18"),
-        fields=(None, "address", None, "access"),
+    *_rows("bus-fault", _CONTEXT)(
+        ("%s irq bus error", "lima_mmu.c lima_mmu_irq_handler 6.12 to 6.18"),
     ),
-    Pattern("%s irq bus error", _CONTEXT, "bus-fault", _LIMA_MMU("lima_mmu_irq_handler", "6.12 to 6.18")),
-    Pattern(
-        "%s job timeout",
-        _RESET,
-        "job-timeout",
-        _LIMA_SCHED("lima_sched_timedout_job", "5.10 to 6.18"),
-        hang=True,
+    *_rows("job-timeout", _RESET, hang=True)(
+        ("%s job timeout", "lima_sched.c lima_sched_timedout_job 5.10 to 6.18"),
     ),
-    Pattern(
-        "%s soft reset time out",
-        _RESET,
-        "soft-reset-failed",
-        _LIMA_GP("lima_gp_soft_reset_async_wait", "5.10 to 6.18"),
+    *_rows("soft-reset-failed", _RESET)(
+        ("%s soft reset time out", "lima_gp.c lima_gp_soft_reset_async_wait 5.10 to 6.18"),
+        ("%s reset time out", "lima_pp.c lima_pp_soft_reset_async_wait_one 5.10 to 6.18"),
+        ("%s bus stop timeout",
+         "lima_pp.c lima_pp_hard_reset 6.12 to 6.18; lima_gp.c lima_gp_hard_reset 5.10 to 6.18"),
     ),
-    Pattern(
-        "%s reset time out",
-        _RESET,
-        "soft-reset-failed",
-        _LIMA_PP("lima_pp_soft_reset_async_wait_one", "5.10 to 6.18"),
+    *_rows("reset-failed", _LOST)(
+        ("%s hard reset timeout",
+         "lima_pp.c lima_pp_hard_reset 5.10 to 6.18; lima_gp.c lima_gp_hard_reset 5.10 to 6.18"),
     ),
-    Pattern(
-        "%s bus stop timeout",
-        _RESET,
-        "soft-reset-failed",
-        _LIMA_PP("lima_pp_hard_reset", "6.12 to 6.18") + _LIMA_GP("lima_gp_hard_reset", "5.10 to 6.18"),
+    *_rows("mmu-stuck", _RESET)(
+        ("%s command %x timeout", "lima_mmu.c lima_mmu_send_command 5.10 to 6.18"),
     ),
-    Pattern(
-        "%s hard reset timeout",
-        _LOST,
-        "reset-failed",
-        _LIMA_PP("lima_pp_hard_reset", "5.10 to 6.18") + _LIMA_GP("lima_gp_hard_reset", "5.10 to 6.18"),
+    *_rows("flush-stuck", _RESET)(
+        ("%s wait command timeout", "lima_l2_cache.c lima_l2_cache_wait_idle 5.10 to 6.18"),
     ),
-    Pattern("%s command %x timeout", _RESET, "mmu-stuck", _LIMA_MMU("lima_mmu_send_command", "5.10 to 6.18")),
-    Pattern(
-        "%s wait command timeout",
-        _RESET,
-        "flush-stuck",
-        _LIMA_L2_CACHE("lima_l2_cache_wait_idle", "5.10 to 6.18"),
+    *_rows("power-stuck", _RESET)(
+        ("%s timeout wait pmu cmd", "lima_pmu.c lima_pmu_wait_cmd 6.12 to 6.18"),
+        ("timeout wait pmu cmd", "lima_pmu.c lima_pmu_wait_cmd 5.10 to 6.1"),
     ),
-    Pattern("%s timeout wait pmu cmd", _RESET, "power-stuck", _LIMA_PMU("lima_pmu_wait_cmd", "6.12 to 6.18")),
-    Pattern("timeout wait pmu cmd", _RESET, "power-stuck", _LIMA_PMU("lima_pmu_wait_cmd", "5.10 to 6.1")),
 )
+# fmt: on

@@ -8,15 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from .fault import Severity
-from .pattern import Pattern, in_file
+from .pattern import Pattern, SourceTree
 from .xids import XIDS, Xid
 
-_RC: Final = in_file("src/nvidia/src/kernel/gpu/rc/kernel_rc.c")
-_GPU: Final = in_file("src/nvidia/src/kernel/gpu/gpu.c")
-_OSINIT: Final = in_file("src/nvidia/arch/nvalloc/unix/src/osinit.c")
-_OSAPI: Final = in_file("src/nvidia/arch/nvalloc/unix/src/osapi.c")
-_NV: Final = in_file("kernel-open/nvidia/nv.c")
-_READ: Final = "595.45.04"
+_TREE: Final = SourceTree()
 
 OPENINGS: Final = ("NVRM: Xid (PCI:", "NVRM: GPU ", "NVRM: The NVIDIA GPU ")
 
@@ -34,7 +29,7 @@ def _events(severity: Severity, numbers: str, *, hang: bool = False, consequence
         "NVRM: Xid (PCI:%04x:%02x:%02x): %d, pid=%s, name=%s, %s",
         severity,
         "xid",
-        _RC("krcReportXid_IMPL", _READ),
+        _TREE.sources("src/nvidia/src/kernel/gpu/rc/kernel_rc.c krcReportXid_IMPL 595.45.04"),
         expression=rf"{_XID}(?P<xid>{numbers})\b{_PROCESS}{_ADDRESS}",
         hang=hang,
         consequence=consequence,
@@ -57,7 +52,7 @@ PATTERNS: Final = (
         "NVRM: Xid (PCI:%04x:%02x:%02x): %d, GPU recovery action changed from 0x%x (%s) to 0x%x (%s)",
         Severity.DEVICE_LOST,
         "xid",
-        _GPU("_gpuRefreshRecoveryActionInLock", _READ),
+        _TREE.sources("src/nvidia/src/kernel/gpu/gpu.c _gpuRefreshRecoveryActionInLock 595.45.04"),
         expression=_XID + _CHANGED,
         consequence=True,
     ),
@@ -70,7 +65,7 @@ PATTERNS: Final = (
         "NVRM: GPU %04x:%02x:%02x.%x: GPU has fallen off the bus.",
         Severity.DEVICE_LOST,
         "gpu-lost",
-        _OSINIT("osHandleGpuLost", _READ),
+        _TREE.sources("src/nvidia/arch/nvalloc/unix/src/osinit.c osHandleGpuLost 595.45.04"),
         expression=rf"NVRM: GPU {_PCI}: GPU has fallen off the bus",
     ),
     Pattern(
@@ -78,21 +73,21 @@ PATTERNS: Final = (
         "NVRM: fallen off the bus and is not responding to commands.",
         Severity.DEVICE_LOST,
         "gpu-lost",
-        _OSAPI("rm_is_supported_device", _READ),
+        _TREE.sources("src/nvidia/arch/nvalloc/unix/src/osapi.c rm_is_supported_device 595.45.04"),
         expression=rf"NVRM: The NVIDIA GPU {_PCI}\nNVRM: [^\n]{{0,100}}\nNVRM: fallen off the bus",
     ),
     Pattern(
         "NVRM: GPU %04x:%02x:%02x.%x: RmInitAdapter failed! (0x%x:0x%x:%d)",
         Severity.DEVICE_LOST,
         "start-failed",
-        _OSINIT("RmInitAdapter", _READ),
+        _TREE.sources("src/nvidia/arch/nvalloc/unix/src/osinit.c RmInitAdapter 595.45.04"),
         expression=rf"NVRM: GPU {_PCI}: RmInitAdapter failed!",
     ),
     Pattern(
         "NVRM: GPU %04x:%02x:%02x.%x: rm_init_adapter failed, device minor number %d",
         Severity.DEVICE_LOST,
         "start-failed",
-        _NV("nv_start_device", _READ),
+        _TREE.sources("kernel-open/nvidia/nv.c nv_start_device 595.45.04"),
         expression=rf"NVRM: GPU {_PCI}: rm_init_adapter failed",
         consequence=True,
     ),

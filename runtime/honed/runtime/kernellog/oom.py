@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from .fault import Severity
-from .pattern import Pattern, in_file
-
-_OOM_KILL: Final = in_file("mm/oom_kill.c", "Linux ")
+from .pattern import Pattern, SourceTree
 
 OPENINGS: Final = ("Memory cgroup out of memory: ", "Out of memory: ", "Out of memory (")
 
@@ -16,7 +14,7 @@ PATTERNS: Final = (
         "%s: Killed process %d (%s)",
         Severity.PROCESS_KILLED,
         "killed",
-        _OOM_KILL("__oom_kill_process", "5.10 to 6.18"),
+        SourceTree(release="Linux ").sources("mm/oom_kill.c __oom_kill_process 5.10 to 6.18"),
         expression=(
             r"(?:Memory cgroup out of memory|Out of memory[^:\n]{0,60}): "
             r"Kill(?:ed)? process (?P<tgid>\d{1,10})(?: \((?P<comm>[^\n]*?)\))?"

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import cache
-from typing import Literal
+from typing import Final, Literal, cast, get_args
 
 from .fault import Driver, Severity
 
 FieldName = Literal[
-    "tgid",
-    "tid",
-    "comm",
-    "context",
-    "group",
-    "slot",
-    "stream",
-    "address_space",
-    "code",
-    "status",
-    "address",
-    "name",
-    "access",
-]
+    "tgid", "tid", "comm", "context", "group", "slot", "stream", "address_space", "code", "status", "address",
+    "name", "access",
+]  # fmt: skip
+FIELD_NAMES: Final = get_args(FieldName)
+# The format, where the driver writes it (see `SourceTree.sources`), and the fields, "-" for what is none.
+Row = tuple[str, str] | tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +26,6 @@ class DriverSource:
     file: str
     function: str
     versions: str
-
-
-def in_file(file: str, release: str = "") -> Callable[[str, str], tuple[DriverSource, ...]]:
-    """Sources in `file`: what is returned takes a function and versions, of what `release` names."""
-    return lambda function, versions: (DriverSource(file, function, release + versions),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +45,7 @@ class Pattern:
     fields: tuple[FieldName | None, ...] = ()
     expression: str | None = None
     driver: Driver | None = None  # where it is another than that of the table
-    by_code: Mapping[int, Severity] = field(default_factory=dict)  # in place of `severity`
+    by_code: Mapping[int, Severity] | None = None  # in place of `severity`
     hang: bool = False
     announces: bool = False  # names the owner of the record that the driver writes next
     consequence: bool = False
@@ -67,6 +54,54 @@ class Pattern:
     def start(self) -> re.Pattern[str]:
         """Matches the start of the record, after what the driver puts before every message."""
         return _compiled(self.format, self.fields, self.expression)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTree:
+    """Where the files of a driver lie, and what its versions are of."""
+
+    folder: str = ""
+    release: str = ""
+    driver: Driver | None = None  # where it is another than that of the table
+
+    def sources(self, written: str) -> tuple[DriverSource, ...]:
+        """Places in files below the folder, as "FILE FUNCTION VERSIONS; ..."."""
+        places = (place.split(" ", 2) for place in written.split("; "))
+        return tuple(DriverSource(self.folder + f, function, self.release + v) for f, function, v in places)
+
+    def rows(
+        self,
+        kind: str,
+        severity: Severity,
+        *,
+        by_code: Mapping[int, Severity] | None = None,
+        hang: bool = False,
+        announces: bool = False,
+        consequence: bool = False,
+    ) -> Callable[[*tuple[Row, ...]], tuple[Pattern, ...]]:
+        """Takes the records of one kind, in the order in which they are tried."""
+        return lambda *rows: tuple(
+            Pattern(
+                format_,
+                severity,
+                kind,
+                self.sources(written),
+                fields=_fields(*names),
+                driver=self.driver,
+                by_code=by_code,
+                hang=hang,
+                announces=announces,
+                consequence=consequence,
+            )
+            for format_, written, *names in rows
+        )
+
+
+def _fields(names: str = "") -> tuple[FieldName | None, ...]:
+    fields = names.split()
+    if unknown := set(fields) - {"-", *FIELD_NAMES}:
+        raise ValueError(f"{', '.join(unknown)}: no field of Fault; the fields are {', '.join(FIELD_NAMES)}")
+    return tuple(cast(FieldName, name) if name != "-" else None for name in fields)
 
 
 def starts(expression: str) -> re.Pattern[str]:

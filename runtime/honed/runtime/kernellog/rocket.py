@@ -5,18 +5,16 @@ from __future__ import annotations
 from typing import Final
 
 from .fault import Severity
-from .pattern import Pattern, in_file
-
-_ROCKET_JOB: Final = in_file("drivers/accel/rocket/rocket_job.c", "Linux ")
+from .pattern import SourceTree
 
 _RESET = Severity.RESET
 
+_rows = SourceTree("drivers/accel/rocket/", "Linux ").rows
+
+# fmt: off
 PATTERNS: Final = (
-    Pattern(
-        "NPU job timed out",
-        _RESET,
-        "job-timeout",
-        _ROCKET_JOB("rocket_job_timedout", "6.12 to 6.18"),
-        hang=True,
+    *_rows("job-timeout", _RESET, hang=True)(
+        ("NPU job timed out", "rocket_job.c rocket_job_timedout 6.12 to 6.18"),
     ),
 )
+# fmt: on

@@ -36,6 +36,11 @@ class PartModel:
     flops: int
     why: tuple[str, ...]
 
+    @property
+    def names(self) -> tuple[list[str], list[str]]:
+        """What it takes and gives."""
+        return [spec.name for spec in self.inputs], [spec.name for spec in self.outputs]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
@@ -140,44 +145,48 @@ def _cut(
 ) -> Cut:
     extractor = Extractor(model, found)
     stages: dict[int, list[SurveyedNode]] = {}
-    for one, stage in zip(nodes, divided.stages, strict=True):
+    for one, stage in sorted(zip(nodes, divided.stages, strict=True), key=lambda pair: pair[1]):
         stages.setdefault(stage, []).append(one)
-    order = sorted(stages)
-    odd = [stage for stage in order if stage % 2]
-    if not odd or len(odd) > MAX_PARTS or len(odd) == len(order):
+    odd = [stage for stage in stages if stage % 2]
+    if not odd or len(odd) > MAX_PARTS or len(odd) == len(stages):
         raise Refuse("no stretch of it that can be compiled has work that pays")
-    parts = [_part(model, found, extractor, stages, stage, outputs) for stage in odd]
-    last = odd.index(divided.behind) if divided.behind is not None else None
+    parts = {stage: _part(model, found, extractor, stages, stage, outputs) for stage in odd}
+    last = divided.behind
     specs = tuple(_output(model, found, name) for name in outputs)
-    by_last = {spec.name for spec in parts[last].outputs} if last is not None else set()
-    inputs = {spec.name for spec in found.inputs}
-    handed = parts[last].inputs if last is not None else ()
-    gives = {spec.name: spec for spec in specs if spec.name not in by_last}
-    gives |= {spec.name: spec for spec in handed if spec.name not in inputs}
-    if not gives:
-        raise Refuse("nothing that can be compiled of it is used by the rest")
-    behind = {one.index for one in (stages[divided.behind] if divided.behind is not None else ())}
-    given = extractor.without(behind, tuple(gives.values()))
+    gives = _compiled_outputs(found, specs, None if last is None else parts[last])
+    given = extractor.without({one.index for one in ([] if last is None else stages[last])}, gives)
     program = given
     if len(odd) > (last is not None):
         stretches = [
-            (odd.index(stage), [t.name for t in part.inputs], [t.name for t in part.outputs])
-            if (part := parts[odd.index(stage)] if stage % 2 else None) is not None
-            else stages[stage]
-            for stage in order
-            if stage != divided.behind
+            (odd.index(stage), *parts[stage].names) if stage % 2 else stages[stage]
+            for stage in stages
+            if stage != last
         ]
-        program = extractor.program(stretches, tuple(gives.values()))
-    compiled = [one for stage in order if stage % 2 == 0 for one in stages[stage]]
+        program = extractor.program(stretches, gives)
+    compiled = [one for stage, those in stages.items() if stage % 2 == 0 for one in those]
     return Cut(
         program=program,
         given=given,
-        parts=tuple(parts),
-        last=last,
+        parts=tuple(parts.values()),
+        last=None if last is None else odd.index(last),
         outputs=specs,
         nodes=len(compiled),
         flops=sum(flops(one.node, found.types) for one in compiled),
     )
+
+
+def _compiled_outputs(
+    found: NodeSurvey, outputs: Sequence[TensorSpec], last: PartModel | None
+) -> tuple[TensorSpec, ...]:
+    """What the compiled form gives: the model's outputs, and what its last part takes of it."""
+    by_last = {spec.name for spec in last.outputs} if last is not None else set()
+    inputs = {spec.name for spec in found.inputs}
+    gives = {spec.name: spec for spec in outputs if spec.name not in by_last}
+    handed = last.inputs if last is not None else ()
+    gives |= {spec.name: spec for spec in handed if spec.name not in inputs}
+    if not gives:
+        raise Refuse("nothing that can be compiled of it is used by the rest")
+    return tuple(gives.values())
 
 
 def _part(

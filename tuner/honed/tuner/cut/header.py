@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 
-from honed.protocol.errors import ModelRefused
 from honed.runtime.model import CpuPart, PartTensor, Split
 from honed.tuner.frontend.signature import TensorSpec
 from honed.tuner.prove import reference
+from honed.tuner.prove.probes import Expected
 
 from . import Cut
-
-if TYPE_CHECKING:  # which puts headers together
-    from honed.tuner.assemble import Expected
 
 
 def files(cut: Cut | None) -> list[np.ndarray]:
@@ -53,10 +49,7 @@ def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expecte
         return expected
     found = reference.evaluate(bound, expected.inputs)
     if isinstance(found, reference.ReferenceFailure):
-        raise ModelRefused(
-            f"the model's answers cannot be proven right, so it is not served: {found.reason}",
-            (found.reason,),
-        )
+        raise found.refusal()
     names = [spec.name for spec in cut.behind.outputs]
     behind = tuple(tuple(np.ascontiguousarray(one[name]) for name in names) for one in found.outputs)
     return replace(expected, behind=behind)

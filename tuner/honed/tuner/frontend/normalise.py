@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx
 from onnx import helper, numpy_helper
 
-from honed.protocol.errors import ModelRefused
 from honed.tuner.graph import PASSES, Applied, Pass, improve
 from honed.tuner.mixed.halves import Keep
 
 from . import rules  # importing them registers them
 from .builder import TARGET_OPSET, Builder
-from .expansion import check_expansion
 from .load import FrontendLimits
 from .partnodes import NO_PARTS, Parts
 from .precision import Precision, convert, halve
 from .reasons import Reasons
-from .signature import TensorSpec, bind_inputs, carried
+from .signature import TensorSpec, carried
 from .values import Item, Refuse, Unknown, Value
-from .walk import MAX_STEPS, Scope, Walker
+from .walk import Walker, begin
 
 __all__ = ["Normalised", "in_half", "normalise", "rules"]
 
@@ -65,44 +63,22 @@ def normalise(
     Raises ModelRefused with every reason found, InvalidArgument where `shapes` or `precision` cannot be
     met by the model or the device.
     """
-    limits = limits or FrontendLimits()
-    check_expansion(model, MAX_STEPS)
-    found = Reasons()
-    specs, notes, refused = bind_inputs(model, shapes or {}, found)
-    reserved = [i.name for i in model.graph.input] + [o.name for o in model.graph.output]
-    builder = Builder(
-        reserved,
-        fold_limit_bytes=limits.fold_bytes,
-        tensor_limit_bytes=limits.tensor_bytes,
-        constant_limit_bytes=limits.constant_bytes,
-    )
-    scope: Scope = {name: Unknown() for name in refused}
-    for spec in specs:
-        if spec.name not in refused:
-            scope[spec.name] = builder.input(spec.name, spec.numpy, spec.shape)
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
-    functions = {(f.domain, f.name): f for f in model.functions}
-    walker = Walker(builder, functions, found, limits.fold_bytes, parts)
-    items = walker.graph(model.graph, scope, opsets)
+    limits, found = limits or FrontendLimits(), Reasons()
+    start = begin(model, shapes or {}, limits, found)
+    items = Walker(start, found, limits.fold_bytes, parts).graph(model.graph, start.scope, start.opsets)
     outputs = _output_specs(model, items, found)
-    texts = found.texts()
-    if texts:
-        if len(texts) == 1:
-            raise ModelRefused(f"the model cannot be compiled: {texts[0]}", texts)
-        operators = found.operators()
-        named = f" (operators {', '.join(operators)})" if operators else ""
-        raise ModelRefused(f"the model cannot be compiled, for {len(texts)} reasons{named}", texts)
+    found.check()
     values = [item for item in items if isinstance(item, Value)]
-    graph = _assemble(builder, specs, outputs, values, model.graph.name or "model")
+    graph = _assemble(start.builder, start.inputs, outputs, values, model.graph.name or "model")
     graph, applied = improve(graph, passes)
-    converted = convert(graph, specs, precision, fp16=fp16, fp64=fp64)
+    converted = convert(graph, start.inputs, precision, fp16=fp16, fp64=fp64)
     return Normalised(
         model=_model(converted.graph),
-        inputs=specs,
+        inputs=start.inputs,
         outputs=tuple(outputs),
-        notes=notes + converted.notes,
+        notes=start.notes + converted.notes,
         precision=converted.precision,
-        opset=opsets.get("", 1),
+        opset=start.opsets.get("", 1),
         producer=" ".join(f"{model.producer_name} {model.producer_version}".split()),
         applied=applied,
     )
@@ -154,34 +130,37 @@ def _assemble(
             needed.update(node.input)
     kept.reverse()
     produced = {o for node in kept for o in node.output}
+    renamed = _name_outputs(kept, produced, outputs, values)
+    shown = {spec.name for spec in (*inputs, *outputs)}
+    constants = [
+        v for n, v in builder.values.items() if n in needed and v.data is not None and n not in shown
+    ]
+    graph = helper.make_graph(
+        kept,
+        name,
+        [_info(i.name, i) for i in inputs],
+        [_info(o.name, o) for o in outputs],
+        value_info=[_info(n, builder.values[n]) for n in produced if n not in renamed],
+    )
+    graph.initializer.extend(numpy_helper.from_array(v.data, v.name) for v in constants if v.data is not None)
+    return graph
+
+
+def _name_outputs(
+    nodes: list[onnx.NodeProto], produced: Collection[str], outputs: list[TensorSpec], values: list[Value]
+) -> dict[str, str]:
+    """Have nodes make the outputs under their names, which are given by the names before."""
     renamed: dict[str, str] = {}
     for spec, value in zip(outputs, values, strict=True):
         if value.name in produced and value.name not in renamed:
             renamed[value.name] = spec.name
         else:
             source = renamed.get(value.name, value.name)
-            kept.append(helper.make_node("Identity", [source], [spec.name], name=f"{spec.name}/Identity"))
-    for node in kept:
-        for index, old in enumerate(node.input):
-            if old in renamed:
-                node.input[index] = renamed[old]
-        for index, old in enumerate(node.output):
-            if old in renamed:
-                node.output[index] = renamed[old]
-    shown = {i.name for i in inputs} | {o.name for o in outputs}
-    constants = [
-        v for n, v in builder.values.items() if n in needed and v.data is not None and n not in shown
-    ]
-    infos = [_info(n, builder.values[n]) for n in produced if n not in renamed]
-    graph = helper.make_graph(
-        kept,
-        name,
-        [_info(i.name, i) for i in inputs],
-        [_info(o.name, o) for o in outputs],
-        value_info=infos,
-    )
-    graph.initializer.extend(numpy_helper.from_array(v.data, v.name) for v in constants if v.data is not None)
-    return graph
+            nodes.append(helper.make_node("Identity", [source], [spec.name], name=f"{spec.name}/Identity"))
+    for node in nodes:
+        node.input[:] = [renamed.get(old, old) for old in node.input]
+        node.output[:] = [renamed.get(old, old) for old in node.output]
+    return renamed
 
 
 def _info(name: str, typed: Value | TensorSpec) -> onnx.ValueInfoProto:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import onnx
 
 from honed.onnxfile.text import shown
+from honed.protocol.errors import ModelRefused
 
 SHOWN_NODES = 3
 # Why an operator without any rule is refused.
@@ -44,6 +45,12 @@ class Reasons:
             found.append(f"{op} ({domain or 'ai.onnx'}, opset {opset}; {nodes}): {why}")
         return tuple(found)
 
-    def operators(self) -> tuple[str, ...]:
-        """The operators concerned, each once."""
-        return tuple(dict.fromkeys(op for op, _, _, _ in self._nodes))
+    def check(self) -> None:
+        """Raise ModelRefused where there is any."""
+        texts = self.texts()
+        if len(texts) == 1:
+            raise ModelRefused(f"the model cannot be compiled: {texts[0]}", texts)
+        if texts:
+            operators = ", ".join(dict.fromkeys(op for op, _, _, _ in self._nodes))
+            named = f" (operators {operators})" if operators else ""
+            raise ModelRefused(f"the model cannot be compiled, for {len(texts)} reasons{named}", texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,39 +131,55 @@ def _bind(
         if given is None:
             raise Refuse(f"its shape is not given; add --shape {info.name}=...")
         return TensorSpec(name=info.name, dtype=dtype.name, shape=tuple(given))
-    shape: list[int] = []
-    open_dims: list[str] = []
+    indices = range(len(info.type.tensor_type.shape.dim))
+    shape = [_size(info, index, given, named, inner, notes) for index in indices]
+    if None in shape:
+        raise Refuse(_unbound(info, [index for index in indices if shape[index] is None]))
+    sizes = tuple(size for size in shape if size is not None)
+    if any(d > MAX_DIMENSION for d in sizes):
+        raise Refuse(f"a dimension is larger than {MAX_DIMENSION}")
+    return TensorSpec(name=info.name, dtype=dtype.name, shape=sizes)
+
+
+def _size(
+    info: onnx.ValueInfoProto,
+    index: int,
+    given: tuple[int, ...] | None,
+    named: Mapping[str, int],
+    inner: Collection[str],
+    notes: list[str],
+) -> int | None:
+    """One dimension as a number; None where nothing says what it is."""
     dims = info.type.tensor_type.shape.dim
-    for index, dim in enumerate(dims):
-        static = dim.HasField("dim_value") and dim.dim_value >= 0
-        label = dim.dim_param or UNNAMED
-        if static and given is not None and given[index] != dim.dim_value:
+    dim, label = dims[index], dims[index].dim_param or UNNAMED
+    if _is_static(dim):
+        if given is not None and given[index] != dim.dim_value:
             raise InvalidArgument(
                 f"--shape {info.name}: dimension {index} is {dim.dim_value} in the model, not {given[index]}"
             )
-        if static:
-            shape.append(int(dim.dim_value))
-        elif given is not None:
-            shape.append(given[index])
-        elif label in named:
-            shape.append(named[label])
-        elif index == 0 and len(dims) > 1 and label not in inner:
-            shape.append(1)
-            notes.append(
-                f"the leading dimension of input {info.name!r} ({label}) is taken as 1; --shape changes it"
-            )
-        else:
-            shape.append(0)
-            open_dims.append(label)
-    if open_dims:
-        template = ",".join(
-            str(d.dim_value) if d.HasField("dim_value") and d.dim_value >= 0 else (d.dim_param or UNNAMED)
-            for d in dims
+        return int(dim.dim_value)
+    if given is not None:
+        return given[index]
+    if label in named:
+        return named[label]
+    if index == 0 and len(dims) > 1 and label not in inner:
+        notes.append(
+            f"the leading dimension of input {info.name!r} ({label}) is taken as 1; --shape changes it"
         )
-        raise Refuse(
-            f"its dimension{'s' * (len(open_dims) > 1)} {', '.join(open_dims)} must be given: "
-            f"add --shape {info.name}={template} with numbers"
-        )
-    if any(d > MAX_DIMENSION for d in shape):
-        raise Refuse(f"a dimension is larger than {MAX_DIMENSION}")
-    return TensorSpec(name=info.name, dtype=dtype.name, shape=tuple(shape))
+        return 1
+    return None
+
+
+def _unbound(info: onnx.ValueInfoProto, indices: Sequence[int]) -> str:
+    """What to do about dimensions that nothing says."""
+    dims = info.type.tensor_type.shape.dim
+    names = ", ".join(dims[index].dim_param or UNNAMED for index in indices)
+    template = ",".join(str(d.dim_value) if _is_static(d) else (d.dim_param or UNNAMED) for d in dims)
+    return (
+        f"its dimension{'s' * (len(indices) > 1)} {names} must be given: "
+        f"add --shape {info.name}={template} with numbers"
+    )
+
+
+def _is_static(dim: onnx.TensorShapeProto.Dimension) -> bool:
+    return bool(dim.HasField("dim_value")) and dim.dim_value >= 0

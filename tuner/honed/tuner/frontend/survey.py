@@ -10,13 +10,12 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from . import rules  # noqa: F401 - importing them registers them
-from .builder import SHAPE_DATA_LIMIT, Builder, static_shape
-from .expansion import check_expansion
+from .builder import SHAPE_DATA_LIMIT, static_shape
 from .load import FrontendLimits
 from .reasons import Reasons
-from .signature import TensorSpec, bind_inputs
+from .signature import TensorSpec
 from .values import Array, Refuse, Unknown, Value, elem_type, numpy_dtype
-from .walk import MAX_STEPS, Scope, Walker
+from .walk import Scope, Walker, begin
 
 BEHIND = "what follows on those has a shape that depends on the data"
 
@@ -58,32 +57,21 @@ def survey(
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
-    limits = FrontendLimits()
-    check_expansion(model, MAX_STEPS)
-    found = Reasons()
-    specs, notes, refused = bind_inputs(model, shapes, found)
-    if refused or found.general:
+    limits, found = FrontendLimits(), Reasons()
+    start = begin(model, shapes, limits, found)
+    if start.refused or found.general:
         return None
-    builder = Builder(
-        [v.name for v in (*model.graph.input, *model.graph.output)],
-        fold_limit_bytes=limits.fold_bytes,
-        tensor_limit_bytes=limits.tensor_bytes,
-        constant_limit_bytes=limits.constant_bytes,
-    )
-    scope: Scope = {spec.name: builder.input(spec.name, spec.numpy, spec.shape) for spec in specs}
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
-    functions = {(f.domain, f.name): f for f in model.functions}
-    surveyor = _Surveyor(builder, functions, found, limits.fold_bytes)
+    surveyor, scope = _Surveyor(start, found, limits.fold_bytes), start.scope
     surveyor.model, surveyor.learnt = model, learnt
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
-    surveyor.graph(model.graph, scope, opsets)
+    surveyor.graph(model.graph, scope, start.opsets)
     constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
     return NodeSurvey(
-        inputs=specs,
+        inputs=start.inputs,
         nodes=tuple(surveyor.found),
         types=_types(scope, surveyor.open),
         constants=constants,
-        notes=notes,
+        notes=start.notes,
     )
 
 

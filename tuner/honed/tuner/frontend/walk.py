@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from honed.protocol.errors import ModelRefused
 from . import fold, reasons
 from .builder import Builder, infer, schema, static_shape
 from .call import RULES, Call
+from .expansion import check_expansion
 from .flow import FLOW, MAX_BODIES, flow, graph_of
+from .load import FrontendLimits
 from .partnodes import NO_PARTS, PART_DOMAIN, Parts, part_values
+from .signature import TensorSpec, bind_inputs
 from .values import Array, Item, Listing, Refuse, Unknown, Value
 
 Scope = dict[str, Item]
@@ -36,21 +40,57 @@ _SEQUENCES = frozenset(
 _MISFITS = (LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError, RecursionError)
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A model as its walk begins: a builder that has its inputs, with static shapes."""
+
+    inputs: tuple[TensorSpec, ...]
+    notes: tuple[str, ...]
+    refused: frozenset[str]  # inputs
+    builder: Builder
+    scope: Scope
+    opsets: Mapping[str, int]
+    functions: Mapping[tuple[str, str], onnx.FunctionProto]
+
+
+def begin(
+    model: onnx.ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    limits: FrontendLimits,
+    found: reasons.Reasons,
+) -> Start:
+    """Bind the inputs; raises ModelRefused where the model grows beyond all bounds, and as `bind_inputs`."""
+    check_expansion(model, MAX_STEPS)
+    specs, notes, refused = bind_inputs(model, shapes, found)
+    builder = Builder(
+        [v.name for v in (*model.graph.input, *model.graph.output)],
+        fold_limit_bytes=limits.fold_bytes,
+        tensor_limit_bytes=limits.tensor_bytes,
+        constant_limit_bytes=limits.constant_bytes,
+    )
+    scope: Scope = {name: Unknown() for name in refused}
+    for spec in specs:
+        if spec.name not in refused:
+            scope[spec.name] = builder.input(spec.name, spec.numpy, spec.shape)
+    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in model.opset_import} or {"": 1}
+    functions = {(f.domain, f.name): f for f in model.functions}
+    return Start(specs, notes, refused, builder, scope, opsets, functions)
+
+
 class Walker:
     """Rebuilds source graphs in a Builder, at its opset."""
 
     def __init__(
         self,
-        builder: Builder,
-        functions: Mapping[tuple[str, str], onnx.FunctionProto],
+        start: Start,
         found: reasons.Reasons,
         fold_limit_bytes: int,
         parts: Parts = NO_PARTS,
     ) -> None:
         """`parts` are what the CPU engine runs, as nodes of PART_DOMAIN have it."""
         self._parts = parts
-        self._builder = builder
-        self._functions = functions
+        self._builder = start.builder
+        self._functions = start.functions
         self._reasons = found
         self._fold_limit = fold_limit_bytes
         self._depth = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,15 +66,7 @@ class Graph:
 
     def copy(self) -> Graph:
         """A graph whose nodes, types and constants can be changed; nodes themselves are shared."""
-        return Graph(
-            name=self.name,
-            nodes=list(self.nodes),
-            inputs=self.inputs,
-            outputs=self.outputs,
-            types=dict(self.types),
-            constants=dict(self.constants),
-            _digests=self._digests,
-        )
+        return replace(self, nodes=list(self.nodes), types=dict(self.types), constants=dict(self.constants))
 
     def shape(self, name: str) -> Shape:
         """Of a value or constant."""
@@ -162,14 +154,11 @@ class Graph:
         ordered = _topological([node for name, node in made.items() if name in needed], made)
         read = {name for node in ordered for name in node.input}
         known = {*self.inputs, *self.outputs, *needed, *read}
-        return Graph(
-            name=self.name,
+        return replace(
+            self,
             nodes=ordered,
-            inputs=self.inputs,
-            outputs=self.outputs,
             types={name: kind for name, kind in self.types.items() if name in known},
             constants={name: v for name, v in self.constants.items() if name in read},
-            _digests=self._digests,
         )
 
     def _info(self, name: str) -> onnx.ValueInfoProto:

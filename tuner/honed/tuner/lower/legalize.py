@@ -65,43 +65,41 @@ def legalize_traced(
     The variables of what each call computes are those of the module given.
     """
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
-        simple = tvm.transform.Sequential(
-            [
-                relax.transform.DecomposeOpsForInference(),
-                relax.transform.CanonicalizeBindings(),
-                relax.transform.EliminateCommonSubexpr(),
-            ]
-        )(module)
+        simple = _simplified()(module)
         strided, written = read_by_strides(simple) if views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if blocked else 0)
-        annotated = tvm.transform.Sequential(
-            [
-                relax.transform.LegalizeOps(
-                    {"relax.erf": _erf, **legalisations(profile)}, skip_ops=list(HOST_OPERATORS)
-                ),
-                relax.transform.AnnotateTIROpPattern(),
-            ]
-        )(laid_out)
-        plain = annotate_views(annotated)
+        plain = annotate_views(_legalised(profile)(laid_out))
         if in_place and profile.family.parts_of_buffers:
             plain = set_moves_apart(plain, laid_out, alignment_of(profile))
         grouped = relax.transform.FuseOps()(plain)
-        traced = {
-            var: tuple(
-                one
-                for o in (origin.get(m, m) for m in made)
-                for one in (written.get(o), o)
-                if one is not None
-            )
-            for var, made in trace(plain["main"], grouped).items()
-        }
-        fused = tvm.transform.Sequential([relax.transform.FuseTIR(), relax.transform.DeadCodeElimination()])(
-            grouped
-        )
+        fused = relax.transform.DeadCodeElimination()(relax.transform.FuseTIR()(grouped))
         joined, parts = join_functions(assign_single_elements(fused), joins)
+    traced: dict[relax.Var, tuple[relax.Var, ...]] = {}
+    for var, made in trace(plain["main"], grouped).items():
+        moved = ((written.get(o), o) for o in (origin.get(m, m) for m in made))
+        traced[var] = tuple(one for pair in moved for one in pair if one is not None)
     return joined, traced | {
         var: tuple(o for made in all_ for o in traced[made]) for var, all_ in parts.items()
     }
+
+
+def _simplified() -> tvm.transform.Pass:
+    steps = relax.transform
+    return tvm.transform.Sequential(
+        [
+            steps.DecomposeOpsForInference(),
+            steps.CanonicalizeBindings(),
+            steps.EliminateCommonSubexpr(),
+        ]
+    )
+
+
+def _legalised(profile: DeviceProfile) -> tvm.transform.Pass:
+    rules = {"relax.erf": _erf, **legalisations(profile)}
+    steps = relax.transform
+    return tvm.transform.Sequential(
+        [steps.LegalizeOps(rules, skip_ops=list(HOST_OPERATORS)), steps.AnnotateTIROpPattern()]
+    )
 
 
 def _erf(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

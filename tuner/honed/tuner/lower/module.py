@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from tvm import relax, tirx
@@ -71,6 +71,39 @@ class _Found:
     failed: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalModel:
+    """A program, and the functions that it calls; the constants that may be packed are marked."""
+
+    program: Program
+    functions: Mapping[str, tirx.PrimFunc]
+
+
+def legal_model(
+    module: IRModule,
+    profile: DeviceProfile,
+    joins: Joins = never,
+    names: Mapping[relax.Var, str] | None = None,
+    *,
+    views: bool = True,
+    blocked: bool = True,
+    in_place: bool = True,
+) -> LegalModel:
+    """The `main` of a Relax module as calls of functions that are to be lowered.
+
+    `names` are those of the operators that variables of the module hold the results of. `joins`, `views`,
+    `blocked` and `in_place` are as in `legalize`.
+    """
+    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)
+    known = names or {}
+    operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
+    program = moved_in_place(read_program(legal, operators), alignment_of(profile))
+    called = dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall))
+    constants = constant_parameters(program)
+    functions = {name: mark_constants(legal[name], constants[name], profile) for name in called}
+    return LegalModel(program=program, functions=functions)
+
+
 def lower_module(
     module: IRModule,
     profile: DeviceProfile,
@@ -87,43 +120,39 @@ def lower_module(
 ) -> LoweredModel:
     """Lower the `main` of a Relax module with the schedules chosen, else with those that `first` gives.
 
-    `names` are those of the operators that variables of the module hold the results of. `progress` is called
-    with the share done (0 to 1) and what is being done. So many `processes` are forked for it; with none this
-    process does it. `joins`, `views`, `blocked` and `in_place` are as in `legalize`. Raises ModelRefused
-    with every function that cannot be lowered.
+    `progress` is called with the share done (0 to 1) and what is being done. So many `processes` are forked
+    for it; with none this process does it. The rest is as in `legal_model`. Raises ModelRefused with every
+    function that cannot be lowered.
     """
-    target = target_for(profile)
     progress(0.0, "legalise and fuse operators")
-    legal, traced = legalize_traced(module, profile, joins, views=views, blocked=blocked, in_place=in_place)
-    known = names or {}
-    operators = {var: tuple(known[o] for o in made if o in known) for var, made in traced.items()}
-    program = moved_in_place(read_program(legal, operators), alignment_of(profile))
-    called = list(dict.fromkeys(c.function for c in program.calls if isinstance(c, FunctionCall)))
-    constants = constant_parameters(program)
-    functions: dict[str, Function] = {}
-    notes: list[str] = []
-    failed: list[str] = []
-    taken: set[str] = set()
-    given = {name: mark_constants(legal[name], constants[name], profile) for name in called}
-    tools = _Lowering(functions=given, target=target, profile=profile, choose=choose, first=first)
+    legal = legal_model(module, profile, joins, names, views=views, blocked=blocked, in_place=in_place)
+    called, target = legal.functions, target_for(profile)
+    found: dict[str, _Found] = {}
+    tools = _Lowering(functions=called, target=target, profile=profile, choose=choose, first=first)
     with Forked(min(processes, len(called)), tools) as forked:
-        begun = []
-        for name in called:
-            task = task_key(given[name])
-            short = kernel_name(name, task, taken)
-            taken.add(short)
-            begun.append(forked.begin(_lower, name, task, short))
-        for n, (name, one) in enumerate(zip(called, begun, strict=True)):
+        begun = {name: forked.begin(_lower, name, *task) for name, task in _named(called).items()}
+        for n, (name, one) in enumerate(begun.items()):
             progress(0.3 + 0.7 * n / len(called), f"kernel {n + 1} of {len(called)}: {name}")
-            found = one.result()
-            notes += found.notes
-            if found.function is None:
-                failed.append(f"{name}: {found.failed}")
-            else:
-                functions[name] = found.function
-    if failed:
-        raise ModelRefused("some functions of the model cannot be turned into OpenCL kernels", tuple(failed))
-    return LoweredModel(program=program, functions=functions, notes=tuple(notes))
+            found[name] = one.result()
+    if failed := tuple(f"{name}: {one.failed}" for name, one in found.items() if one.function is None):
+        raise ModelRefused("some functions of the model cannot be turned into OpenCL kernels", failed)
+    return LoweredModel(
+        program=legal.program,
+        functions={name: one.function for name, one in found.items() if one.function is not None},
+        notes=tuple(note for one in found.values() for note in one.notes),
+    )
+
+
+def _named(functions: Mapping[str, tirx.PrimFunc]) -> dict[str, tuple[str, str]]:
+    """By function its task, and the name that its kernels get."""
+    found: dict[str, tuple[str, str]] = {}
+    taken: set[str] = set()
+    for name, func in functions.items():
+        task = task_key(func)
+        short = kernel_name(name, task, taken)
+        taken.add(short)
+        found[name] = task, short
+    return found
 
 
 def _lower(tools: _Lowering, of: str, task: str, name: str) -> _Found:
@@ -186,15 +215,4 @@ def task_key(func: tirx.PrimFunc) -> str:
 def _share_flops(lowered: Lowered, total: int) -> tuple[KernelLaunch, ...]:
     """Divide a function's operations among its launches by what each executes."""
     executed = sum(launch.flops for launch in lowered.launches)
-    return tuple(
-        KernelLaunch(
-            entry=one.entry,
-            args=one.args,
-            arg_types=one.arg_types,
-            grid=one.grid,
-            block=one.block,
-            flops=round(total * one.flops / executed),
-            bytes=one.bytes,
-        )
-        for one in lowered.launches
-    )
+    return tuple(replace(one, flops=round(total * one.flops / executed)) for one in lowered.launches)

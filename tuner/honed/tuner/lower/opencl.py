@@ -64,7 +64,7 @@ def lower_function(
     """
     module = IRModule({name: func.with_attr("global_symbol", name)})
     try:
-        split = _passes(target)(tirx.transform.BindTarget(target)(module))
+        split = _passes()(tirx.transform.BindTarget(target)(module))
         kernels = {str(f.attrs["global_symbol"]): f for f in split.functions.values() if _is_kernel(f)}
         _check_local_memory(kernels, profile)  # before printing, which takes most of the time
         source = (printer or partial(print_kernels, contract=profile.family.contracts))(kernels)
@@ -76,47 +76,55 @@ def lower_function(
     return lowered
 
 
-def _passes(target: Target) -> tvm.transform.Pass:
+def _passes() -> tvm.transform.Pass:
+    return tvm.transform.Sequential([*_blocks_to_loops(), *_loops_to_kernels()])
+
+
+def _blocks_to_loops() -> list[tvm.transform.Pass]:
     s, t = s_tir.transform, tirx.transform
-    return tvm.transform.Sequential(
-        [
-            s.CanonicalizeLoop(),
-            s.LowerCrossThreadReduction(),
-            s.LowerInitBlock(),
-            s.PlanAndUpdateBufferAllocationLocation(),
-            s.ConvertBlocksToOpaque(),
-            s.LiftThreadBinding(),
-            s.ManifestSharedMemoryLocalStage(),
-            s.CompactBufferAllocation(),
-            s.UnifyThreadBinding(),
-            s.LowerMatchBuffer(),
-            t.StmtSimplify(),
-            s.AnnotateIrregularLoop(),
-            s.InjectSoftwarePipeline(),
-            s.LowerOpaqueBlock(),
-            stage_sums(),
-            t.FlattenBuffer(),
-            t.NarrowDataType(32),
-            s.LoopPartition(),
-            t.VectorizeLoop(True),
-            s.InjectVirtualThread(),
-            inner_as_parameters(),
-            t.StorageRewrite(),
-            s.HoistIfThenElse(),
-            t.UnrollLoop(),
-            s.RenormalizeSplitPattern(),
-            t.StmtSimplify(),
-            t.RemoveNoOp(),
-            s.RewriteUnsafeSelect(),
-            t.CommonSubexprElim(),
-            t.VerifyMemory(),
-            t.AnnotateEntryFunc(),
-            s.ThreadSync("shared"),
-            s.LowerThreadAllreduce(),
-            s.MergeSharedMemoryAllocations(),
-            t.SplitHostDevice(),
-        ]
-    )
+    return [
+        s.CanonicalizeLoop(),
+        s.LowerCrossThreadReduction(),
+        s.LowerInitBlock(),
+        s.PlanAndUpdateBufferAllocationLocation(),
+        s.ConvertBlocksToOpaque(),
+        s.LiftThreadBinding(),
+        s.ManifestSharedMemoryLocalStage(),
+        s.CompactBufferAllocation(),
+        s.UnifyThreadBinding(),
+        s.LowerMatchBuffer(),
+        t.StmtSimplify(),
+        s.AnnotateIrregularLoop(),
+        s.InjectSoftwarePipeline(),
+        s.LowerOpaqueBlock(),
+        stage_sums(),
+    ]
+
+
+def _loops_to_kernels() -> list[tvm.transform.Pass]:
+    s, t = s_tir.transform, tirx.transform
+    return [
+        t.FlattenBuffer(),
+        t.NarrowDataType(32),
+        s.LoopPartition(),
+        t.VectorizeLoop(True),
+        s.InjectVirtualThread(),
+        inner_as_parameters(),
+        t.StorageRewrite(),
+        s.HoistIfThenElse(),
+        t.UnrollLoop(),
+        s.RenormalizeSplitPattern(),
+        t.StmtSimplify(),
+        t.RemoveNoOp(),
+        s.RewriteUnsafeSelect(),
+        t.CommonSubexprElim(),
+        t.VerifyMemory(),
+        t.AnnotateEntryFunc(),
+        s.ThreadSync("shared"),
+        s.LowerThreadAllreduce(),
+        s.MergeSharedMemoryAllocations(),
+        t.SplitHostDevice(),
+    ]
 
 
 def _is_kernel(func: tirx.PrimFunc) -> bool:

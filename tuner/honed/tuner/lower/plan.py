@@ -95,8 +95,13 @@ def _meet(one: Lifetime, other: Lifetime) -> bool:
 
 @dataclass
 class _Draft:
-    """Buffers and steps while they are collected; scratch offsets are filled in at the end."""
+    """Buffers and steps while they are collected; scratch offsets are filled in at the end.
 
+    `at` has the buffers of the program's values.
+    """
+
+    program: Program
+    at: dict[int, int] = field(default_factory=dict)
     buffers: list[Buffer] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
@@ -117,6 +122,11 @@ class _Draft:
             )
         )
         return len(self.buffers) - 1
+
+    def add_value(self, v: int, place: str, offset: int = 0, within: int | None = None) -> None:
+        """Give a value of the program a buffer, where it has none."""
+        if v not in self.at:
+            self.at[v] = self.add(self.program.values[v], place, offset, within)
 
     def add_constant(self, array: np.ndarray) -> int:
         index = self.add(Value(dtype=array.dtype.name, shape=array.shape), "constant", self.constant_bytes)
@@ -158,33 +168,25 @@ def plan(
 ) -> Plan:
     """Lay out `program`; `extra` arrays become constants after the program's own (the probes).
 
-    `alignment` is the device's sub-buffer alignment in bytes, `room` how many bytes may be prepared at most.
+    `alignment` is the device's of sub-buffers, `room` the most that may be prepared, both in bytes.
     """
-    draft = _Draft()
-    at: dict[int, int] = {}
+    draft = _Draft(program)
     for v in program.inputs:
-        at[v] = draft.add(program.values[v], "input")
-    outputs, copies = _outputs(program, draft, at)
-    for v, value in enumerate(program.values):
-        if value.constant is not None and v not in at:
-            at[v] = draft.add_constant(value.constant)
-    _add_blocks(program, draft, at)
-    spans: list[range] = []
-    for call in program.calls:
-        first = len(draft.steps)
-        _emit(call, program, functions, draft, at)
-        spans.append(range(first, len(draft.steps)))
-    draft.steps.extend(Copy(source=at[v], target=b) for v, b in copies)
+        draft.add_value(v, "input")
+    outputs, copies = _outputs(draft)
+    _add_constants(draft)
+    _add_blocks(draft)
+    spans = [_add_call(call, functions, draft) for call in program.calls]
+    draft.steps.extend(Copy(source=draft.at[v], target=b) for v, b in copies)
     for array in extra:
         draft.add_constant(array)
     chosen = _prepared(draft, Room(room, alignment))
-    prepare = tuple(s for n, s in enumerate(draft.steps) if n in chosen and not isinstance(s, HostCall))
-    steps = tuple(s for n, s in enumerate(draft.steps) if n not in chosen)
+    prepare, steps = _divided(draft.steps, chosen)
     prepared = _place_prepared(draft, prepare, alignment)
     arena = _place_scratch(draft, steps, alignment)
     return Plan(
         buffers=tuple(draft.buffers),
-        input_buffers=tuple(at[v] for v in program.inputs),
+        input_buffers=tuple(draft.at[v] for v in program.inputs),
         output_buffers=tuple(outputs),
         arena_bytes=arena,
         prepared_bytes=prepared,
@@ -195,7 +197,7 @@ def plan(
         prepare=prepare,
         steps=steps,
         calls=_calls(program, spans, chosen),
-        views=tuple(PlannedView(v.operator, v.shape, at[v.value]) for v in program.views if v.value in at),
+        views=_views(draft),
     )
 
 
@@ -213,55 +215,62 @@ def _calls(program: Program, spans: Sequence[range], chosen: frozenset[int]) -> 
     return tuple(found)
 
 
-def _outputs(program: Program, draft: _Draft, at: dict[int, int]) -> tuple[list[int], list[tuple[int, int]]]:
+def _views(draft: _Draft) -> tuple[PlannedView, ...]:
+    views = (view for view in draft.program.views if view.value in draft.at)
+    return tuple(PlannedView(view.operator, view.shape, draft.at[view.value]) for view in views)
+
+
+def _outputs(draft: _Draft) -> tuple[list[int], list[tuple[int, int]]]:
     """Give every output a buffer; a value that has one already (input, constant, other output) is copied."""
+    program = draft.program
     buffers: list[int] = []
     copies: list[tuple[int, int]] = []
     for v, shape in zip(program.outputs, program.output_shapes, strict=True):
         value = program.values[v]
         b = draft.add(Value(dtype=value.dtype, shape=shape), "output")
         buffers.append(b)
-        if v in at or value.constant is not None:
+        if v in draft.at or value.constant is not None:
             copies.append((v, b))
         else:
-            at[v] = b
+            draft.at[v] = b
     return buffers, copies
 
 
-def _add_blocks(program: Program, draft: _Draft, at: dict[int, int]) -> None:
+def _add_constants(draft: _Draft) -> None:
+    for v, value in enumerate(draft.program.values):
+        if value.constant is not None and v not in draft.at:
+            draft.at[v] = draft.add_constant(value.constant)
+
+
+def _add_blocks(draft: _Draft) -> None:
     """Give every value of a block its buffer, within that of the whole."""
-    for block in program.blocks:
-        if block.whole not in at:
-            at[block.whole] = draft.add(program.values[block.whole], "scratch")
-        whole = at[block.whole]
+    for block in draft.program.blocks:
+        draft.add_value(block.whole, "scratch")
+        whole = draft.at[block.whole]
         for v, offset in block.places:
-            if v not in at:
-                at[v] = draft.add(program.values[v], draft.buffers[whole].place, offset, whole)
+            draft.add_value(v, draft.buffers[whole].place, offset, whole)
 
 
-def _emit(
-    call: FunctionCall | HostFunctionCall,
-    program: Program,
-    functions: Mapping[str, Function],
-    draft: _Draft,
-    at: dict[int, int],
-) -> None:
+def _add_call(
+    call: FunctionCall | HostFunctionCall, functions: Mapping[str, Function], draft: _Draft
+) -> range:
+    """The numbers of its steps."""
+    first = len(draft.steps)
     for v in call.outputs:
-        if v not in at:
-            at[v] = draft.add(program.values[v], "scratch")
-    outputs = tuple(at[v] for v in call.outputs)
+        draft.add_value(v, "scratch")
+    given, outputs = [draft.at[v] for v in call.inputs], tuple(draft.at[v] for v in call.outputs)
     if isinstance(call, HostFunctionCall):
-        inputs = tuple(
-            _with_shape(draft, at[v], s) for v, s in zip(call.inputs, call.input_shapes, strict=True)
-        )
+        shaped = zip(given, call.input_shapes, strict=True)
+        inputs = tuple(_with_shape(draft, buffer, shape) for buffer, shape in shaped)
         draft.steps.append(HostCall(function=call.function, inputs=inputs, outputs=outputs, attrs=call.attrs))
-        return
-    function = functions[call.function]
-    inner = tuple(draft.add(value, "scratch") for value in function.inner)
-    memory = tuple(at[v] for v in call.inputs) + outputs + inner
-    for n, launch in enumerate(function.launches):
-        kernel = draft.kernel(function, n)
-        draft.steps.append(Launch(kernel=kernel, buffers=tuple(memory[a] for a in launch.args)))
+    else:
+        function = functions[call.function]
+        inner = [draft.add(value, "scratch") for value in function.inner]
+        memory = (*given, *outputs, *inner)
+        for n, launch in enumerate(function.launches):
+            kernel = draft.kernel(function, n)
+            draft.steps.append(Launch(kernel=kernel, buffers=tuple(memory[a] for a in launch.args)))
+    return range(first, len(draft.steps))
 
 
 def _with_shape(draft: _Draft, buffer: int, shape: tuple[int, ...]) -> int:
@@ -287,6 +296,13 @@ def _prepared(draft: _Draft, room: Room) -> frozenset[int]:
     """The numbers of the steps that are prepared, of all steps."""
     found = [None if isinstance(s, HostCall) else list(uses(draft.kernels, s)) for s in draft.steps]
     return prepared_steps(found, draft.buffers, room)
+
+
+def _divided(
+    steps: Sequence[Step], chosen: frozenset[int]
+) -> tuple[tuple[Preparation, ...], tuple[Step, ...]]:
+    prepare = tuple(s for n, s in enumerate(steps) if n in chosen and not isinstance(s, HostCall))
+    return prepare, tuple(s for n, s in enumerate(steps) if n not in chosen)
 
 
 def _place_prepared(draft: _Draft, prepare: Sequence[Preparation], alignment: int) -> int:

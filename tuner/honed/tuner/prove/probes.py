@@ -29,14 +29,19 @@ _CALM = 0.125
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    """Inputs with the reference's outputs for them, and the tolerance of every output, in order."""
+class Expected:
+    """Probes: inputs, what the reference gave for them, and how far off the compiled form may be.
 
-    inputs: tuple[dict[str, np.ndarray], ...]
-    outputs: tuple[dict[str, np.ndarray], ...]
-    tolerance: tuple[float, ...]
+    `tolerance` is per output, as in `honed.runtime.model.Probe`. `behind` is what the last part, where there
+    is one, is to give, in its order; the others are of what is compiled.
+    """
+
     evaluator: str
-    notes: tuple[str, ...]  # what the user should know, one sentence each
+    inputs: tuple[Mapping[str, np.ndarray], ...]
+    outputs: tuple[Mapping[str, np.ndarray], ...]
+    tolerance: tuple[float, ...]
+    behind: tuple[tuple[np.ndarray, ...], ...] = ()
+    notes: tuple[str, ...] = ()  # what the user should know, one sentence each
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ def choose(
     *,
     seed: int = 0,
     limits: EvaluationLimits = DEFAULT_LIMITS,
-) -> Chosen | ReferenceFailure:
+) -> Expected | ReferenceFailure:
     """`count` sets of generated inputs for the original model with static shapes, evaluated.
 
     `precision` is that of the compiled form's arithmetic, as in `tolerance`. Where too few inputs are well
@@ -71,21 +76,17 @@ def choose(
                 break
             return found
         evaluator, note = found.evaluator, found.note
-        trials += [
-            _Trial(*calm, _noise(calm[1], other))
-            for calm, other in zip(
-                zip(drawn, found.outputs[:count], strict=True), found.outputs[count:], strict=True
-            )
-        ]
+        evaluated = zip(drawn, found.outputs[:count], found.outputs[count:], strict=True)
+        trials += [_Trial(given, calm, _noise(calm, other)) for given, calm, other in evaluated]
         if sum(_share(trial.noise, allowed) <= _CALM for trial in trials) >= count:
             break
     best = sorted(trials, key=lambda trial: max(_share(trial.noise, allowed), _CALM))[:count]
     tolerance, widened = _widened(allowed, best, graphs.outputs(model))
-    return Chosen(
+    return Expected(
+        evaluator=evaluator,
         inputs=tuple(trial.inputs for trial in best),
         outputs=tuple(trial.outputs for trial in best),
         tolerance=tolerance,
-        evaluator=evaluator,
         notes=(*([note] if note else ()), *widened),
     )
 

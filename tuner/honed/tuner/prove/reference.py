@@ -15,6 +15,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from honed.protocol.errors import ModelRefused
+
 from . import confined, graphs
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import EVALUATORS
@@ -36,6 +38,11 @@ class ReferenceFailure:
     """No evaluator could evaluate the model within its limits; `reason` is one sentence."""
 
     reason: str
+
+    def refusal(self) -> ModelRefused:
+        """Of a model that this leaves without a proof."""
+        why = f"the model's answers cannot be proven right, so it is not served: {self.reason}"
+        return ModelRefused(why, (self.reason,))
 
 
 def evaluate(

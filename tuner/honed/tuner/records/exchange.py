@@ -21,8 +21,9 @@ from .rows import (
     check_timing,
     check_trace,
     sha256,
+    timing_values,
 )
-from .store import Records, timing_values
+from .store import Records
 
 FORMAT = 1
 MAX_LINE_BYTES = 16 << 20

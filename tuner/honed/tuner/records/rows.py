@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
+from typing import Any, Final
 
 from honed.protocol.errors import InvalidArgument
 from honed.runtime.origin import Way
@@ -78,7 +80,7 @@ class TuningRecord:
     way: Way | None  # None where it was not kept, and from elsewhere
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class TaskRecord:
     """A tuning task; equal workloads of several models are one."""
 
@@ -96,7 +98,7 @@ class WeightedTask:
     weight: int  # how often the model runs it per inference
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class VersionRecord:
     """One version of a model and why it came to be."""
 
@@ -107,7 +109,7 @@ class VersionRecord:
     created_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ProgressRecord:
     """How fast a model was thought to be at one moment of a tuning run, as the sum of its tasks' times."""
 
@@ -126,6 +128,35 @@ class Default:
 
     seconds: float
     rate: float | None
+
+
+_TIMING: Final = tuple(field.name for field in fields(Timing))
+_COLUMNS: Final = [  # of `sql`'s queries for candidates, in order
+    column
+    for field in fields(TuningRecord)
+    for column in (_TIMING if field.name == "timing" else [field.name])
+]
+
+
+def candidate(row: Sequence[Any]) -> TuningRecord:
+    """The candidate of a row."""
+    values = dict(zip(_COLUMNS, row, strict=True))
+    figures = {name: values.pop(name) for name in _TIMING}
+    outcome, way = values["outcome"], values["way"]
+    return TuningRecord(
+        **values
+        | {
+            "state": State(values["state"]),
+            "outcome": None if outcome is None else Stored(outcome),
+            "timing": None if figures["median_s"] is None else Timing(**figures),
+            "way": None if way is None else Way(way),
+        }
+    )
+
+
+def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
+    """A timing as values of a row."""
+    return dict.fromkeys(_TIMING) if timing is None else asdict(timing)
 
 
 def sha256(text: str) -> str:

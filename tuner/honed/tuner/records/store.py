@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import socket
-import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,9 +16,8 @@ from typing import Any, Self
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
 from honed.protocol.tuning import Gain, TuningFigures
-from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.verdict import Stored, Timing, Verdict
+from honed.tuner.verdict import Verdict
 
 from . import sql
 from .database import Opened, explained, open_database, transaction
@@ -35,10 +33,12 @@ from .rows import (
     TuningRecord,
     VersionRecord,
     WeightedTask,
+    candidate,
     check_figures,
     check_trace,
     check_verdict,
     sha256,
+    timing_values,
 )
 
 logger = logging.getLogger(__name__)
@@ -221,7 +221,7 @@ class Records:
         """Every candidate with a verdict, oldest first, one after the other: for learning and export."""
         with explained(self.path):
             for row in self._connection.execute(sql.FINISHED, self._here(setup)):
-                yield _candidate(row)
+                yield candidate(row)
 
     # -- tasks, models, cost models
 
@@ -244,21 +244,13 @@ class Records:
 
     def tasks(self, model: str) -> list[WeightedTask]:
         """A model's tasks, those with the most work per inference first."""
-        return [
-            WeightedTask(
-                task=TaskRecord(workload=row[0], name=row[1], flops=row[2], bytes=row[3]), weight=row[4]
-            )
-            for row in self._rows(sql.TASKS, {"model": model})
-        ]
+        rows = self._rows(sql.TASKS, {"model": model})
+        return [WeightedTask(task=TaskRecord(*task), weight=weight) for *task, weight in rows]
 
     def task(self, workload: str) -> TaskRecord | None:
         """The task of a workload, where any model has it."""
         rows = self._rows(sql.TASK, {"workload": workload})
-        return (
-            TaskRecord(workload=rows[0][0], name=rows[0][1], flops=rows[0][2], bytes=rows[0][3])
-            if rows
-            else None
-        )
+        return TaskRecord(*rows[0]) if rows else None
 
     def add_version(self, model: str, why: str, latency_s: float | None) -> VersionRecord:
         """Note a new version of a model: why it came to be, and the time of one inference as measured."""
@@ -271,10 +263,7 @@ class Records:
 
     def versions(self, model: str) -> list[VersionRecord]:
         """A model's versions, oldest first."""
-        return [
-            VersionRecord(model=row[0], version=row[1], why=row[2], latency_s=row[3], created_s=row[4])
-            for row in self._rows(sql.VERSIONS, {"model": model})
-        ]
+        return [VersionRecord(*row) for row in self._rows(sql.VERSIONS, {"model": model})]
 
     def add_progress(self, model: str, trials: int, latency_s: float) -> None:
         """Note what one inference of a model is estimated to take after `trials` more candidates."""
@@ -285,10 +274,7 @@ class Records:
 
     def progress(self, model: str) -> list[ProgressRecord]:
         """What tuning made of a model, over all its runs, oldest first."""
-        return [
-            ProgressRecord(trials=row[0], latency_s=row[1], created_s=row[2])
-            for row in self._rows(sql.PROGRESS, {"model": model})
-        ]
+        return [ProgressRecord(*row) for row in self._rows(sql.PROGRESS, {"model": model})]
 
     def figures(self) -> TuningFigures:
         """What was tried in all, and what came of it."""
@@ -371,7 +357,7 @@ class Records:
             return self._connection.execute(query, values).fetchall()
 
     def _candidates(self, query: str, values: Mapping[str, Any]) -> list[TuningRecord]:
-        return [_candidate(row) for row in self._rows(query, values)]
+        return [candidate(row) for row in self._rows(query, values)]
 
     def _change_one(self, query: str, values: Mapping[str, Any]) -> None:
         if self._connection.execute(query, values).rowcount != 1:
@@ -394,40 +380,3 @@ class Records:
             source_sha256=source_sha256,
             owner=self._owner,
         )
-
-
-def timing_values(timing: Timing | None) -> dict[str, float | int | None]:
-    """A timing as values of a row."""
-    if timing is None:
-        return dict.fromkeys(("median_s", "low_s", "high_s", "repeats", "yardstick_ratio"))
-    return asdict(timing)
-
-
-def _candidate(row: sqlite3.Row | tuple[Any, ...]) -> TuningRecord:
-    (number, workload, device_key, driver, compiler, trace, trace_sha256, state, outcome, reason, story) = (
-        row[:11]
-    )
-    median_s, low_s, high_s, repeats, ratio = row[11:16]
-    source_sha256, created_s, finished_s, measured_by, way = row[16:]
-    timing = None
-    if median_s is not None:
-        timing = Timing(median_s=median_s, low_s=low_s, high_s=high_s, repeats=repeats, yardstick_ratio=ratio)
-    return TuningRecord(
-        id=number,
-        workload=workload,
-        device_key=device_key,
-        driver=driver,
-        compiler=compiler,
-        trace=trace,
-        trace_sha256=trace_sha256,
-        state=State(state),
-        outcome=None if outcome is None else Stored(outcome),
-        reason=reason,
-        story=story,
-        timing=timing,
-        source_sha256=source_sha256,
-        created_s=created_s,
-        finished_s=finished_s,
-        measured_by=measured_by,
-        way=None if way is None else Way(way),
-    )

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-from .blocked import MOST_VECTORS
 from .decisions import Choice, Decision, Drawn, Tile
 from .kin import divisors
+from .sketches.blocked import MOST_VECTORS
 
 _DEEP = 10  # accumulators, below which the processor waits for its own sums
 _SUMS = 4  # steps of a sum that are written out

@@ -18,7 +18,7 @@ from tvm.target import Target
 from honed.runtime.profile import ScheduleRules
 
 from .context import tune_context
-from .grouped import GroupTile
+from .sketches.grouped import GroupTile
 from .traces import as_module
 
 _STRUCTURE = "SSSRRSRS"  # group, virtual thread, thread, reduce, reduce, registers, reduce, registers

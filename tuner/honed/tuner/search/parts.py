@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tvm import tirx
@@ -35,6 +35,26 @@ class SketchLimits:
     def groups_of_one(self) -> bool:
         """Whether a work-group is one work-item, as on processors, where it is a thread's job."""
         return self.threads == (1,)
+
+
+# Given a schedule, limits and the most lanes of a vector: False where the sketch does not fit.
+Sketch = Callable[[Schedule, SketchLimits, int], bool]
+SKETCHES: dict[int, Sketch] = {}  # by their places
+
+
+def sketch(place: int) -> Callable[[Sketch], Sketch]:
+    """Have a sketch tried on every function, those of lower places first.
+
+    Draws depend on the order: places of others stay as they are.
+    """
+
+    def add(made: Sketch) -> Sketch:
+        if SKETCHES.setdefault(place, made) is not made:
+            taken = SKETCHES[place].__name__
+            raise ValueError(f"{made.__name__} is at the place of {taken}; take another")
+        return made
+
+    return add
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

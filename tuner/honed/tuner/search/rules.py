@@ -18,9 +18,9 @@ from honed.runtime.profile import DeviceProfile, ScheduleRules
 
 from .budget import Budget, Size, Threads
 from .gpu import GroupRules, Tiling, group_postprocs, group_space
-from .grouped import GroupTile
 from .parts import SketchLimits
 from .sketches import attention_sketches, grouped_sketches, point_sketches, separable_sketches, sketches
+from .sketches.grouped import GroupTile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

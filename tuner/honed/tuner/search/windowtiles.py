@@ -11,8 +11,8 @@ from itertools import product
 
 from .decisions import Choice, Decision, Drawn, Tile
 from .kin import divisors
+from .sketches.windowed import ROWS
 from .warps import busiest, whole_warps
-from .windowed import ROWS
 
 _BORDER = 2  # of a window of 3 x 3
 _GROUP = 64  # work-items, where the cores have as much to do

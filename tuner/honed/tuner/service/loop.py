@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from honed.protocol.errors import DeadlineExceeded, HonedError, ModelRefused, NotFound, Unavailable
-from honed.protocol.strict import from_plain
+from honed.protocol.strict import Map, from_plain
 from honed.protocol.tuning import TuningFigures
 from honed.runtime.client import Client
 from honed.runtime.leaseclient import LeaseHolder
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.records import Records
+from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for
 
 from . import profiles
@@ -158,66 +158,79 @@ class _View:
     records: Path
 
 
+class _Devices:
+    """The service's devices, and which models live on them."""
+
+    def __init__(self, status: Map) -> None:
+        gpus = [each for each in status["devices"] if each["device"] is not None and each["engine"] == "gpu"]
+        self._default = status["device_spec"]
+        self._setups = {
+            each["spec"]: setup_for(from_plain(DeviceIdentity, each["device"], where="device"))
+            for each in gpus
+        }
+        self.homes = {name: each["spec"] for each in gpus for name in each["models"]}
+        self.away = {name for each in status["devices"] for name in each["away"]}
+
+    def house(self, name: str, shown: Map) -> None:
+        """The device of a model that the CPU engine serves: its compiled form's, which may become faster."""
+        if shown["kernels"] and shown["placement"]["device"] in self._setups:
+            self.homes[name] = shown["placement"]["device"]
+
+    def setup(self, name: str) -> Setup:
+        """What the model is tuned on."""
+        return self._setups[self.homes.get(name, self._default)]
+
+
 def _look(client: Client) -> _View:
     status = client.status()
     if status["device"] is None:
         raise Unavailable("its worker has no device yet")
-    state_dir = Path(status["places"]["state_dir"])
-    memory = TuningState(state_dir / "tuner.json")
-    seen = [each for each in status["devices"] if each["device"] is not None]
-    setups = {
-        each["spec"]: setup_for(from_plain(DeviceIdentity, each["device"], where="device"))
-        for each in seen
-        if each["engine"] == "gpu"
-    }
-    homes = {name: each["spec"] for each in seen if each["engine"] == "gpu" for name in each["models"]}
-    away = {name for each in status["devices"] for name in each["away"]}
-    wanted, unprofiled = [], []
-    metrics = client.metrics()
+    state_dir, cache_dir = Path(status["places"]["state_dir"]), Path(status["places"]["cache_dir"])
+    records, memory = state_dir / "records.sqlite", TuningState(state_dir / "tuner.json")
+    devices, metrics = _Devices(status), client.metrics()
     variants = {each["name"] for each in metrics["variants"]}
+    wanted, unprofiled = [], []
     for model in (*metrics["models"], *metrics["variants"]):
-        name = model["name"]
-        # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
-        shown = client.show(name) if model["ready"] or name in variants else None
-        elsewhere = name in variants or model["engine"] == "cpu"
-        if shown and elsewhere and shown["kernels"] and shown["placement"]["device"] in setups:
-            homes[name] = shown["placement"]["device"]  # its compiled form may become the faster one
-        setup = setups[homes.get(name, status["device_spec"])]
-        history = client.history(name)
-        source = shown["source"]["sha256"] if shown else ""
-        key = f"{source} {setup.device_key} {setup.driver} {setup.compiler}"
-        obstacle = "" if shown and name in homes else "it is not served"
-        if shown and not shown["kernels"]:
-            obstacle = "it has no compiled form"
-        if name in away or (name in variants and model["away"]):
-            obstacle = "its device is lost"
-        elif history["pinned"]:
-            obstacle = f"version {history['version']} is pinned"
-        elif history["on_trial"]:
-            obstacle = "its new version is on trial"
-        known = memory.get(name, key)
-        spent = model["spent"]
-        wanted.append(
-            Wanted(name=name, seconds=spent["seconds"], tasks=spent["tasks"], obstacle=obstacle, known=known)
-        )
-        if (
-            not obstacle
-            and not known.finished
-            and model["engine"] == "gpu"
-            and model["ready"]
-            and (version := profiles.wanted(model, history["latency"]))
-        ):
+        history = client.history(model["name"])
+        one = _wanted(client, model, history, devices, memory, is_variant=model["name"] in variants)
+        wanted.append(one)
+        if one.obstacle or one.known.finished or model["engine"] != "gpu" or not model["ready"]:
+            continue
+        if version := profiles.wanted(model, history["latency"]):
             unprofiled.append(version)
-    records, cache_dir = state_dir / "records.sqlite", Path(status["places"]["cache_dir"])
     return _View(
         wanted=tuple(wanted),
         unprofiled=tuple(unprofiled),
         places={
-            name: Place(device=spec, records=records, cache_dir=cache_dir) for name, spec in homes.items()
+            name: Place(device=spec, records=records, cache_dir=cache_dir)
+            for name, spec in devices.homes.items()
         },
         memory=memory,
         records=records,
     )
+
+
+def _wanted(
+    client: Client, model: Map, history: Map, devices: _Devices, memory: TuningState, *, is_variant: bool
+) -> Wanted:
+    name, spent = model["name"], model["spent"]
+    # Variants that rest can be tuned, too: they may become the faster engine for their shapes.
+    shown = client.show(name) if model["ready"] or is_variant else None
+    if shown and (is_variant or model["engine"] == "cpu"):
+        devices.house(name, shown)
+    setup = devices.setup(name)
+    source = shown["source"]["sha256"] if shown else ""
+    obstacle = "" if shown and name in devices.homes else "it is not served"
+    if shown and not shown["kernels"]:
+        obstacle = "it has no compiled form"
+    if name in devices.away or (is_variant and model["away"]):
+        obstacle = "its device is lost"
+    elif history["pinned"]:
+        obstacle = f"version {history['version']} is pinned"
+    elif history["on_trial"]:
+        obstacle = "its new version is on trial"
+    known = memory.get(name, f"{source} {setup.device_key} {setup.driver} {setup.compiler}")
+    return Wanted(name=name, seconds=spent["seconds"], tasks=spent["tasks"], obstacle=obstacle, known=known)
 
 
 def figures_in(path: Path) -> TuningFigures | None:

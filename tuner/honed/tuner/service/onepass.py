@@ -10,6 +10,7 @@ from pathlib import Path
 from honed.jobs import events
 from honed.jobs.commands import Compile
 from honed.protocol.errors import AlreadyExists
+from honed.protocol.strict import Map
 from honed.runtime.client import Client
 from honed.runtime.exported import ExportedFiles
 from honed.runtime.leaseclient import LeaseHolder
@@ -148,18 +149,27 @@ class TuningPass:
         assert self._opened is not None
         session = self._opened.session
         now = session.table().model.now_us
-        if (
-            self._stopping
-            or not session.trials
-            or self._estimate is None
-            or self._estimate < least * now
-            or not now
-        ):
+        better = self._estimate is not None and now and self._estimate >= least * now
+        if self._stopping or not session.trials or not better:
             return
         if not session.improved:
             return
         self._published_at = time.monotonic()
         self._gate.leave()
+        why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"
+        told = self._offered(why)
+        if told is None:
+            session.stop()
+            return
+        self._estimate = now
+        _log.info("%s: %s", self._plan.name, told["sentence"])
+        if told["published"]:
+            session.records.add_version(self._plan.name, why, told["new_us"] * 1e-6)
+        with self._client.export(self._plan.name) as served:
+            self._serving = served.sha256
+
+    def _offered(self, why: str) -> Map | None:
+        """Compile with what was found and publish that; None where the model is another meanwhile."""
         tuned = self._folder / "tuned.honed"
         compile_apart(
             Compile(
@@ -172,18 +182,10 @@ class TuningPass:
                 like=self._like,
             )
         )
-        why = f"idle tuning: {session.trials} trials in {self._gate.held:.0f} s"
         try:
-            told = self._client.publish(self._plan.name, tuned, expected=self._serving, why=why)
+            return self._client.publish(self._plan.name, tuned, expected=self._serving, why=why)
         except AlreadyExists as error:
             _log.info("%s: %s", self._plan.name, error)
-            session.stop()
-            return
+            return None
         finally:
             tuned.unlink(missing_ok=True)
-        self._estimate = now
-        _log.info("%s: %s", self._plan.name, told["sentence"])
-        if told["published"]:
-            session.records.add_version(self._plan.name, why, told["new_us"] * 1e-6)
-        with self._client.export(self._plan.name) as served:
-            self._serving = served.sha256

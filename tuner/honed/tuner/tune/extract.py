@@ -21,22 +21,19 @@ from honed.tuner import frontend
 from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
-from honed.tuner.lower.graph import read_program
-from honed.tuner.lower.in_place import moved_in_place
-from honed.tuner.lower.legalize import legalize
 from honed.tuner.lower.long_sums import most_additions, reductions
-from honed.tuner.lower.module import task_key
-from honed.tuner.lower.operands import constant_parameters, mark_constants, marked
+from honed.tuner.lower.module import legal_model, task_key
+from honed.tuner.lower.operands import mark_constants, marked
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
-from honed.tuner.lower.target import alignment_of
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.mixed import choose
 from honed.tuner.prepare import prepare
 
 from .task import TuningTask
 
+_ON_HOST = "its loops depend on the data, it runs on the host"
 SETS = 3  # of inputs, each of another distribution
 SINGLE_ROUNDOFF, HALF_ROUNDOFF = 2.0**-24, 2.0**-11
 
@@ -84,7 +81,7 @@ def extract_all(
     calibration: Path | None = None,
     like: Path | None = None,
 ) -> Extraction:
-    """The tasks of an ONNX file, its host calls as tasks that cannot be tuned; raises as compiling.
+    """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling.
 
     `calibration` and `like` are as in `honed.tuner.compile.Request`.
     """
@@ -94,35 +91,24 @@ def extract_all(
         choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=like)
         normalised = choose.applied(choice, normalised)
     joining = joins(profile)
-    legal = legalize(frontend.import_relax(normalised), profile, joining)
-    program = moved_in_place(read_program(legal), alignment_of(profile))
-    weights = Counter(call.function for call in program.calls if isinstance(call, FunctionCall))
-    outputs = {call.function: len(call.outputs) for call in program.calls if isinstance(call, FunctionCall)}
-    constants = constant_parameters(program)
+    legal = legal_model(frontend.import_relax(normalised), profile, joining)
+    calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
+    weights = Counter(call.function for call in calls)
+    outputs = {call.function: len(call.outputs) for call in calls}
     found: dict[str, Extracted] = {}
-    for name, weight in weights.items():
-        func = mark_constants(legal[name], constants[name], profile)
-        key = task_key(func)
+    for name, func in legal.functions.items():
+        key, weight = task_key(func), weights[name]
         if key in found:
             weight += found[key].task.weight
         found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
-    hosts = Counter(call.function for call in program.calls if isinstance(call, HostFunctionCall))
-    opaque = [
-        TuningTask(
-            key=f"host:{name}",
-            name=name,
-            weight=weight,
-            flops=0,
-            bytes=0,
-            dtype="",
-            opaque="opaque: a part of the model that the CPU engine runs"
-            if name == CPU_PART
-            else "opaque: its loops depend on the data, it runs on the host",
-        )
-        for name, weight in hosts.items()
-    ]
+    hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
     rivals, contests = _rivals(joining, found, profile)
-    return Extraction(tasks=list(found.values()), rivals=rivals, opaque=opaque, contests=contests)
+    return Extraction(
+        tasks=list(found.values()),
+        rivals=rivals,
+        opaque=[_opaque(name, weight) for name, weight in hosts.items()],
+        contests=contests,
+    )
 
 
 def _rivals(
@@ -141,6 +127,15 @@ def _rivals(
             if key not in found:
                 rivals[key] = Extracted(_task(func, one.name, key, 0), func, one.outputs)
     return list(rivals.values()), tuple(contests)
+
+
+def _opaque(name: str, weight: int) -> TuningTask:
+    """A host call as a task that cannot be tuned."""
+    part = name == CPU_PART
+    why = "a part of the model that the CPU engine runs" if part else _ON_HOST
+    return TuningTask(
+        key=f"host:{name}", name=name, weight=weight, flops=0, bytes=0, dtype="", opaque=f"opaque: {why}"
+    )
 
 
 def adopt(func: tirx.PrimFunc, name: str, outputs: int) -> Extracted:

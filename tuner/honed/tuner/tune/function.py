@@ -13,6 +13,7 @@ from tvm import tirx
 
 from honed.jobs import events
 from honed.protocol.errors import DeviceError
+from honed.runtime.profile import DeviceProfile
 from honed.tuner.first import first_kernels
 from honed.tuner.lower.opencl import Lowered, lower_function
 from honed.tuner.lower.schedule import narrow_indices
@@ -22,6 +23,7 @@ from honed.tuner.search import traces
 from .extract import adopt
 from .opening import OpenedSession
 from .session import SearchBudget
+from .task import TaskProgress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -81,15 +83,13 @@ def tune_function(
         budget = SearchBudget(trials=trials, seconds=seconds)
         run.session.run(lambda: run.search.adopt(text, name, outputs), budget)
         (progress,) = run.session.tasks
+    return _tuned(func, name, progress, run.profile)
+
+
+def _tuned(func: tirx.PrimFunc, name: str, progress: TaskProgress, profile: DeviceProfile) -> TunedFunction:
     if progress.default is None or progress.best is None:
         raise DeviceError(f"{name} cannot be tuned: {progress.reason}")
-    target = target_for(run.profile)
-    scheduled = None
-    if progress.best_trace is None:
-        _, lowered, _ = first_kernels(func, name, target, run.profile)
-    else:
-        scheduled = traces.apply(progress.best_trace, narrow_indices(func)).mod["main"]
-        lowered = lower_function(scheduled, name, target, run.profile)
+    scheduled, lowered = _better(func, name, progress.best_trace, profile)
     return TunedFunction(
         default_s=progress.default,
         best_s=progress.best,
@@ -100,3 +100,14 @@ def tune_function(
         scheduled=scheduled,
         lowered=lowered,
     )
+
+
+def _better(
+    func: tirx.PrimFunc, name: str, trace: str | None, profile: DeviceProfile
+) -> tuple[tirx.PrimFunc | None, Lowered]:
+    """The function scheduled by a trace; lowered, by default where there is none."""
+    target = target_for(profile)
+    if trace is None:
+        return None, first_kernels(func, name, target, profile)[1]
+    scheduled = traces.apply(trace, narrow_indices(func)).mod["main"]
+    return scheduled, lower_function(scheduled, name, target, profile)

@@ -9,13 +9,14 @@ from honed.protocol.errors import HonedError
 from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS
-from honed.tuner.records import Records
+from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for
 
-from .instruments import BenchChoice, on_bench, on_device
+from .gate import Gate
+from .instruments import BenchChoice, Instrument, on_bench, on_device
 from .proposals import Proposals
 from .search_child import SearchChild
-from .session import Emit, Gate, TuningSession
+from .session import Emit, TuningSession
 from .trials import Trials
 
 
@@ -46,25 +47,11 @@ class OpenedSession:
             instrument = on_device(device, cache_dir, limits, _kernel_log(emit))
         else:
             instrument = on_bench(bench)
-        self.spec = instrument.spec
+        self.spec, self._keep_peaks = instrument.spec, instrument.keep_peaks
         self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
-        records.parent.mkdir(parents=True, exist_ok=True)
-        self.records = Records.open(records)
-        if instrument.yardstick is not None:
-            self.records.keep_yardstick(setup, instrument.yardstick)
-        for note in self.records.notes:
-            emit(events.Note(text=note))
-        cost_model = cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz"
-        self.search = SearchChild(
-            profile,
-            cost_model,
-            seed,
-            batch=instrument.batch,
-            answers=instrument.spec is not None,
-            threads=instrument.sharing.threads,
-        )
-        self._keep_peaks = instrument.keep_peaks
+        self.records = _open_records(records, setup, instrument.yardstick, emit)
+        self.search = _search_child(instrument, setup, cache_dir, seed)
         trials = Trials(instrument.measurer, self.records, setup)
         self.session = TuningSession(
             name,
@@ -84,6 +71,27 @@ class OpenedSession:
         self._keep_peaks(self.session.profile)
         self.search.close()
         self.records.close()
+
+
+def _open_records(path: Path, setup: Setup, yardstick: float | None, emit: Emit) -> Records:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records = Records.open(path)
+    if yardstick is not None:
+        records.keep_yardstick(setup, yardstick)
+    for note in records.notes:
+        emit(events.Note(text=note))
+    return records
+
+
+def _search_child(instrument: Instrument, setup: Setup, cache_dir: Path, seed: int) -> SearchChild:
+    return SearchChild(
+        instrument.profile,
+        cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz",
+        seed,
+        batch=instrument.batch,
+        answers=instrument.spec is not None,
+        threads=instrument.sharing.threads,
+    )
 
 
 def _kernel_log(emit: Emit) -> Reader | None:

@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
 from honed.protocol.strict import like
-from honed.runtime import bounds
-from honed.runtime.profile import DevicePeaks, DeviceProfile
+from honed.runtime.profile import DeviceProfile
 from honed.tuner import records as kept
 from honed.tuner.contest import Contest
 from honed.tuner.records import Records
 from honed.tuner.verdict import Outcome, Verdict
 
 from . import rivals
+from .gate import Gate
 from .proposals import Proposals
+from .rooflines import Rooflines
 from .search_child import Entry, Found, LoadedTask, NoSchedule, Proposed, SearchBroke
 from .spent import on_candidate
 from .task import TaskProgress, TaskState, TuningTask, finish, judge, latency, likely_next, next_task
@@ -29,7 +30,6 @@ Emit = Callable[[events.News], None]
 _BREAKS = 2  # times a task's search may break before it is given up
 _IDLE = 3  # rounds in a row in which nothing could be tried before a task is left
 _WINDOW = 8  # candidates that are built ahead; the device is left when these are built, at the latest
-_PEAKS_SECONDS = 60.0  # between two measurements of the device's peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +40,14 @@ class SearchBudget:
     seconds: float | None = None
 
 
-class Gate:
-    """Where a session waits for its turn. This one is always open."""
+@dataclass(slots=True)
+class _Batch:
+    """What came of the candidates of a round."""
 
-    def enter(self) -> bool:
-        """Before each candidate and each other step: returns when the device may be used, False to stop."""
-        return True
-
-    def leave(self) -> None:
-        """The device is not used until `enter` is called again."""
+    ranking: events.Ranking | None = None
+    broke: bool = False
+    way: str = ""
+    last: bool = False
 
 
 class TuningSession:
@@ -83,13 +82,10 @@ class TuningSession:
         self.tasks: list[TaskProgress] = []
         self.contests: list[Contest] = []  # between these
         self.trials = 0
-        self.profile = profile  # its peaks rise with what is measured
         self.spent = Spent()  # since the search began
         self._trying = trials
         self._proposals = proposals
-        self._peaks_again = peaks_again
-        self._peaks_at = float("-inf")
-        self._rates: dict[str, float] = {}  # bytes per second by task
+        self._rooflines = Rooflines(profile, peaks_again, clock)
         self._breaks: dict[str, int] = {}
         self._idle: dict[str, int] = {}
         self._spent_now = Spent()  # in the present round
@@ -106,6 +102,11 @@ class TuningSession:
     def stopped(self) -> bool:
         """Whether it was told to stop."""
         return self._stopping
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """The device's; its peaks rise with what is measured."""
+        return self._rooflines.profile
 
     @property
     def seconds(self) -> float:
@@ -152,7 +153,7 @@ class TuningSession:
         self.contests = all_.contests
         for task, outputs in all_.tasks:
             self._proposals.add(task, outputs)
-            self.tasks.append(TaskProgress(task=task, roofline=self._roofline(task)))
+            self.tasks.append(TaskProgress(task=task, roofline=self._rooflines.of(task)))
         for task in all_.opaque:
             progress = TaskProgress(task=task, roofline=0.0)
             progress.skip(task.opaque)
@@ -221,15 +222,17 @@ class TuningSession:
             progress.lose(f"its default schedule is not right ({verdict.outcome}: {verdict.reason})")
             return
         key = progress.task.key
-        self.records.put_default(key, self.setup, kept.Default(seconds=trial.seconds, rate=self._rates[key]))
+        self.records.put_default(
+            key, self.setup, kept.Default(seconds=trial.seconds, rate=self._rooflines.rates[key])
+        )
         self._take_default(progress, trial.seconds)
 
     def _trusts(self, progress: TaskProgress, known: kept.Default | None) -> bool:
         """Take a default schedule's time from the records, where they have all that is to be known of it."""
         if known is None or known.rate is None:
             return False
-        self._rates[progress.task.key] = known.rate
-        progress.roofline = self._roofline(progress.task)
+        self._rooflines.rates[progress.task.key] = known.rate
+        progress.roofline = self._rooflines.of(progress.task)
         self._take_default(progress, known.seconds)
         return True
 
@@ -250,39 +253,14 @@ class TuningSession:
         if self._trying.workload is not None and self._trying.workload.task == key:
             return
         self._trying.load(loaded.workload)
-        self._rates[key] = self._trying.measurer.rate
-        progress.roofline = self._roofline(progress.task)
+        self._rooflines.rates[key] = self._trying.measurer.rate
+        progress.roofline = self._rooflines.of(progress.task)
 
-    def _roofline(self, task: TuningTask) -> float:
-        assert self.profile.peaks is not None
-        return task.roofline(self.profile.peaks, self._rates.get(task.key, 0.0))
-
-    def _doubt_peaks(self, tasks: list[TaskProgress]) -> None:
-        """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low.
-
-        They were measured once, and the machine may have been busy then. What candidates have raised them to
-        meanwhile counts at once.
-        """
-        self._take_peaks(self._trying.measurer.peaks)
-        if not any(p.beyond for p in tasks) or self.clock() - self._peaks_at < _PEAKS_SECONDS:
-            return
-        if not self._may_go_on():
-            return
-        self._peaks_at = self.clock()
-        measured = self._peaks_again().peaks
-        assert measured is not None
-        self._take_peaks(measured)
-
-    def _take_peaks(self, found: DevicePeaks) -> None:
-        """Draw the rooflines anew where some figure is higher than was known."""
-        assert self.profile.peaks is not None
-        peaks = bounds.higher(self.profile.peaks, found)
-        if peaks == self.profile.peaks:
-            return
-        self.profile = replace(self.profile, peaks=peaks)
-        for p in self.tasks:
-            if not p.task.opaque:
-                p.roofline = self._roofline(p.task)
+    def _doubt_peaks(self, tasks: Sequence[TaskProgress]) -> None:
+        """Measure the peaks again where a task comes so near to them, or beyond, that they may be too low."""
+        self._rooflines.take(self._trying.measurer.peaks, self.tasks)
+        if self._rooflines.doubted(tasks) and self._may_go_on():
+            self._rooflines.measure_again(self.tasks)
 
     def _note_start(self) -> None:
         """What the model's history begins with."""
@@ -295,29 +273,14 @@ class TuningSession:
     def _round(self, progress: TaskProgress, budget: SearchBudget) -> None:
         """Measure one batch of a task's candidates."""
         began, before, made = self.clock(), progress.best, self.trials
-        ranking, broke, way, last = None, "", "", False
         searched, self._spent_now = self._proposals.seconds, Spent()
-        try:
-            self._gate.leave()
-            proposed = self._proposals.next(progress)
-            way, last = str(proposed.way), proposed.last
-            self._take_up(progress, proposed.loaded)
-            self._proposals.begin(likely_next(self.tasks, progress))
-            results = self._measure(progress, proposed, budget)
-            self._proposals.settle()
-            if results:
-                ranking = self._proposals.learn(progress.task, results)
-            self._end_idle(progress, proposed.entries, self.trials - made, budget)
-        except SearchBroke as error:
-            self._trying.unload()
-            broke = f"its search ended: {error}"
-            self._broken(progress, broke, error)
+        batch = self._batch(progress, budget)
         self._condemn()
         self._doubt_peaks([progress])
-        if broke:
+        if batch.broke:
             progress.rounds += 1  # it says nothing of what the next may win
         else:
-            progress.end_round(before, self.clock() - began, last=last)
+            progress.end_round(before, self.clock() - began, last=batch.last)
         spent = self._spent_now + Spent(search=self._proposals.seconds - searched)
         self.spent += spent
         self._judge()
@@ -328,14 +291,34 @@ class TuningSession:
                 self.table(),
                 round=sum(p.rounds for p in self.tasks),
                 task=progress.task.key,
-                way=way,
+                way=batch.way,
                 spent=spent.rounded(),
-                ranking=ranking,
+                ranking=batch.ranking,
                 trials=self.trials,
                 seconds=self.seconds,
                 seconds_left=None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
             )
         )
+
+    def _batch(self, progress: TaskProgress, budget: SearchBudget) -> _Batch:
+        """Have candidates proposed, try them, and have the search learn of it."""
+        batch, made = _Batch(), self.trials
+        try:
+            self._gate.leave()
+            proposed = self._proposals.next(progress)
+            batch.way, batch.last = str(proposed.way), proposed.last
+            self._take_up(progress, proposed.loaded)
+            self._proposals.begin(likely_next(self.tasks, progress))
+            results = self._measure(progress, proposed, budget)
+            self._proposals.settle()
+            if results:
+                batch.ranking = self._proposals.learn(progress.task, results)
+            self._end_idle(progress, proposed.entries, self.trials - made, budget)
+        except SearchBroke as error:
+            self._trying.unload()
+            batch.broke = True
+            self._broken(progress, f"its search ended: {error}", error)
+        return batch
 
     def _end_idle(
         self, progress: TaskProgress, entries: list[Entry], tried: int, budget: SearchBudget

@@ -178,17 +178,9 @@ def roi_align(b: Builder, c: Call) -> Value:
         size = b("Sub", end, start)
         size = size if half else b("Max", size, b.like(1, size))
         steps = b.constant(((np.arange(parts * ratio) + 0.5) / (parts * ratio)).astype(x.dtype))
-        position = b("Add", start, b("Mul", size, steps))  # [regions, bins * ratio]
-        position = b("Min", b("Max", position, b.like(-2, position)), b.like(extent + 1, position))
-        out = b(
-            "Or", b("Less", position, b.like(-1, position)), b("Less", b.like(extent, position), position)
-        )
-        valid.append(b("Not", out))
-        position = _clamped(b, position, extent)
-        low = b("Floor", position)
-        high = _clamped(b, b("Add", low, b.like(1, low)), extent)
-        part = b("Sub", position, low)
-        along.append([(low, b("Sub", b.like(1, part), part)), (high, part)])
+        taps, within = _neighbours(b, b("Add", start, b("Mul", size, steps)), extent)
+        along.append(taps)
+        valid.append(within)
     whole = b("Cast", batches, to=TensorProto.INT64)
     bounded = b("Min", b("Max", whole, b.like(0, whole)), b.like(x.shape[0] - 1, whole))
     start = reshape(b, b("Mul", bounded, b.like(height * width, bounded)), [count, 1, 1])
@@ -197,6 +189,18 @@ def roi_align(b: Builder, c: Call) -> Value:
     grid = reshape(b, samples, [count, bins[0], ratio, bins[1], ratio, channels])
     pooled = reduce(b, "ReduceMax" if mode == "max" else "ReduceMean", grid, [2, 4], keepdims=False)
     return transpose(b, pooled, [0, 3, 1, 2])
+
+
+def _neighbours(b: Builder, position: Value, extent: int) -> tuple[list[Tap], Value]:
+    """Both neighbours of positions [regions, bins * ratio] with their weights; which positions are valid."""
+    position = b("Min", b("Max", position, b.like(-2, position)), b.like(extent + 1, position))
+    out = b("Or", b("Less", position, b.like(-1, position)), b("Less", b.like(extent, position), position))
+    within = b("Not", out)
+    position = _clamped(b, position, extent)
+    low = b("Floor", position)
+    high = _clamped(b, b("Add", low, b.like(1, low)), extent)
+    part = b("Sub", position, low)
+    return [(low, b("Sub", b.like(1, part), part)), (high, part)], within
 
 
 def _bilinear(

@@ -7,15 +7,14 @@ that of int. Parts of an integer expression that change in no loop around it are
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tvm import ir, tirx
 
-from . import literals, types
+from . import types
 from .blocks import Blocks
 from .lanes import lane
 from .linear import Linear
-from .ranges import bounds, decided
 from .terms import (
     ADD,
     AND,
@@ -32,12 +31,12 @@ from .terms import (
     UNARY,
     Term,
     bounded,
+    bounds,
+    decided,
+    floating,
     number,
 )
 from .types import Type, Unprintable
-
-if TYPE_CHECKING:
-    from .memory import Memory
 
 _ARITHMETIC: dict[type, tuple[str, int]] = {
     tirx.Add: ("+", ADD), tirx.Sub: ("-", ADD), tirx.Mul: ("*", MUL), tirx.Div: ("/", MUL),
@@ -59,7 +58,7 @@ class Expressions:
         """`contract` leaves it to the compiler to fuse products with sums, instead of calling `mad`."""
         self.blocks = blocks
         self.contract = contract
-        self.memory: Memory  # set by the kernel: the two need each other
+        self.load: Callable[[ir.TensorLoad], Term]  # both set by the kernel: what they print has expressions
         self.call: Callable[[ir.Call], Term]
         self.variables: dict[Any, Term] = {}
         self.sums: dict[Any, Linear] = {}  # of integer variables: what they stand for, as a sum
@@ -79,7 +78,7 @@ class Expressions:
             tirx.Broadcast: self._broadcast,
             tirx.Shuffle: self._shuffle,
             tirx.Let: self._let,
-            ir.TensorLoad: lambda e: self.memory.load(e),
+            ir.TensorLoad: lambda e: self.load(e),
             ir.Call: lambda e: self.call(e),
             **dict.fromkeys(_ARITHMETIC, self._arithmetic),
             **dict.fromkeys(_COMPARISONS, self._comparison),
@@ -136,7 +135,7 @@ class Expressions:
         return (TRUE if value else FALSE) if of.kind == "bool" else number(value, of)
 
     def _float(self, expr: tirx.FloatImm) -> Term:
-        return literals.floating(float(expr.value), types.parsed(str(expr.ty.dtype)))
+        return floating(float(expr.value), types.parsed(str(expr.ty.dtype)))
 
     def _variable(self, expr: ir.Var) -> Term:
         found = self.variables.get(expr)

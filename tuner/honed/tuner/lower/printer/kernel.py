@@ -39,7 +39,8 @@ def _kernel(entry: str, func: tirx.PrimFunc, *, contract: bool) -> str:
     names.fresh(entry)
     blocks = Blocks(names)
     expressions = Expressions(blocks, contract=contract)
-    expressions.memory = memory = Memory(blocks, expressions)
+    memory = Memory(blocks, expressions)
+    expressions.load = memory.load
     calls = Calls(blocks, expressions, memory)
     expressions.call = calls.term
     statements = Statements(blocks, expressions, memory, calls)

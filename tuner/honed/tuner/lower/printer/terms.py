@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from . import types
 from .types import Type
 
 TERNARY, OR, AND, BIT_OR, BIT_XOR, BIT_AND, EQUAL, LESS, SHIFT, ADD, MUL, UNARY, PRIMARY = range(3, 16)
+_SUFFIX = {16: "f", 32: "f", 64: ""}  # of literals, by bits
 _MIXED = (BIT_OR, BIT_XOR, BIT_AND, SHIFT)
 
 
@@ -72,3 +76,57 @@ def _literal(value: int, of: Type) -> str:
     if of == types.ULONG:
         return f"{value}UL"
     return f"({types.name(of)}){value}" if value >= 0 else f"({types.name(of)})({value})"
+
+
+def floating(value: float, of: Type) -> Term:
+    """A literal that is read back as exactly the number; halves are written as singles, which hold them."""
+    cast = "" if of.bits == 32 else f"({types.name(of)})"
+    if math.isnan(value):
+        return Term(f"{cast}NAN", of, UNARY if cast else PRIMARY)
+    if math.isinf(value):
+        return Term(f"{cast}{'-' if value < 0 else ''}INFINITY", of, UNARY)
+    rounded = float(value) if of.bits == 64 else np.float32(np.float16(value) if of.bits == 16 else value)
+    if not math.isinf(rounded):
+        sign = math.copysign(1.0, float(rounded)) < 0
+        text = f"{'' if of.bits == 64 else cast}{rounded!s}{_SUFFIX[of.bits]}"
+        return Term(text, of, UNARY if sign or of.bits == 16 else PRIMARY)
+    return floating(math.inf if value > 0 else -math.inf, of)
+
+
+def decided(sign: str, a: Term, b: Term) -> bool | None:
+    """What a comparison of integers gives, where their bounds tell."""
+    (al, ah), (bl, bh) = a.bounds, b.bounds
+    if sign in (">", ">="):
+        return decided("<" if sign == ">" else "<=", b, a)
+    if sign == "<":
+        return True if ah < bl else False if al >= bh else None
+    if sign == "<=":
+        return True if ah <= bl else False if al > bh else None
+    if ah < bl or bh < al:
+        return sign == "!="
+    return sign == "==" if al == ah == bl == bh else None
+
+
+def bounds(sign: str, a: Term, b: Term) -> tuple[int, int] | None:
+    """The bounds of a result, where they follow from those of the operands."""
+    (al, ah), (bl, bh) = a.bounds, b.bounds
+    if sign == "+":
+        return al + bl, ah + bh
+    if sign == "-":
+        return al - bh, ah - bl
+    if sign == "*":
+        ends = (al * bl, al * bh, ah * bl, ah * bh)
+        return min(ends), max(ends)
+    if sign == "&" and (bl >= 0 or al >= 0):
+        return 0, min(h for low, h in ((al, ah), (bl, bh)) if low >= 0)
+    if bl != bh or bl <= 0:
+        return (0, max(ah, bl)) if sign == "/" and al >= 0 and bl > 0 else None
+    if sign == "/":
+        return -(-al // bl) if al < 0 else al // bl, ah // bl if ah >= 0 else -(-ah // bl)
+    if sign == "%" and al >= 0 and (al == ah or ah < bl):
+        return al % bl, ah % bl
+    if sign == "%":
+        return (0 if al >= 0 else 1 - bl), min(ah, bl - 1) if al >= 0 else bl - 1
+    if sign == ">>" and bl < 64:
+        return al >> bl, ah >> bl
+    return None

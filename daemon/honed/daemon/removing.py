@@ -1,0 +1,47 @@
+"""Removes a model, with everything that is remembered of it."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from .apps.quota import Shares
+from .blocking import in_thread
+from .jobs import Jobs
+from .leasing import Leasing
+from .ledger import Ledger
+from .places import users_cache
+from .sequencing import Sequencer
+from .serving.registry import Registry
+from .variants.keeper import VariantKeeper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remover:
+    """The parts of a service that remember something of models."""
+
+    registry: Registry
+    jobs: Jobs
+    variants: VariantKeeper
+    ledger: Ledger
+    sequencer: Sequencer
+    leasing: Leasing
+    shares: Shares
+    cache_dir: Path
+
+    async def remove(self, name: str) -> None:
+        """Stop serving a model and delete its files; raises NotFound.
+
+        With the last of a user's own goes what is remembered of the user.
+        """
+        owner = self.registry.model(name).manifest.owner
+        variants = [each.name for each in self.registry.variants(name)]
+        await self.jobs.remove(name)
+        self.variants.forget(variants)
+        self.ledger.forget(name)
+        self.sequencer.sequences.forget_model(name)
+        self.leasing.forget(name)
+        self.shares.used.pop(name, None)
+        if owner is not None and not any(e.manifest.owner == owner for e in self.registry.models()):
+            await in_thread(shutil.rmtree, users_cache(self.cache_dir, owner), ignore_errors=True)

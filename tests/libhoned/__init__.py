@@ -1,0 +1,1 @@
+"""The C library, against real services and against ones that lie."""

@@ -1,0 +1,233 @@
+"""Models opened at their steps: operators whose result jumps where what they are given moves a little."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from onnx import helper, inliner
+
+from . import graphs, shapes
+
+Arrays = Mapping[str, np.ndarray]
+
+_QUANTISING = {
+    "DynamicQuantizeLinear", "QGemm", "QLinearAdd", "QLinearAveragePool", "QLinearConcat", "QLinearConv",
+    "QLinearGlobalAveragePool", "QLinearLeakyRelu", "QLinearMatMul", "QLinearMul", "QLinearSigmoid",
+    "QLinearSoftmax", "QuantizeLinear",
+}  # fmt: skip
+_CHOOSING = {
+    "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "Less",
+    "LessOrEqual", "Mod", "Round", "Sign", "TopK",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedModel:
+    """A model whose steps stand apart: `model` reads what `feeds` gives, besides its own inputs.
+
+    `before` are the values that steps read and other nodes make, `after` those that steps make; both as the
+    original names them. In `model` a step reads `given[x]` in place of x and makes `made[q]` in place of q.
+    """
+
+    model: onnx.ModelProto
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    given: Mapping[str, str]
+    made: Mapping[str, str]
+    quantising: frozenset[str]  # those of `after` that may be off by one
+    quanta: Mapping[str, float]  # of those of `before` that constant scales round
+    steps: int
+
+    def feeds(self, inputs: Arrays, reference: Arrays) -> dict[str, np.ndarray]:
+        """The inputs of `model`, where `reference` has the values of `before` and `after`."""
+        return {
+            **inputs,
+            **{self.given[name]: reference[name] for name in self.before},
+            **{name: reference[name] for name in self.after},
+        }
+
+
+def opened(model: onnx.ModelProto) -> OpenedModel | None:
+    """A model with static shapes, opened at its steps; None where it has none that can be opened."""
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    known, varying, nodes = shapes.infer(model), _varying(model), model.graph.node
+    numbered = {
+        i: node
+        for i, node in enumerate(nodes)
+        if _is_step(node, known, varying) and all(name in known for name in node.output if name)
+    }
+    steps = list(numbered.values())
+    if not steps:
+        return None
+    after = tuple(name for step in steps for name in step.output if name)
+    own = {value.name for value in model.graph.input}
+    read = dict.fromkeys(name for step in steps for name in step.input)
+    before = tuple(name for name in read if name in varying and name not in own and name not in after)
+    taken = own | {name for node in nodes for name in (*node.input, *node.output)}
+    given = {name: _unused(f"{name}, given", taken) for name in before}
+    made = {name: _unused(f"{name}, made", taken) for name in after}
+    return OpenedModel(
+        model=_apart(model, numbered, known, given, made),
+        before=before,
+        after=after,
+        given=given,
+        made=made,
+        quantising=frozenset(
+            name for step in steps if step.op_type in _QUANTISING for name in step.output if name
+        ),
+        quanta=_quanta(steps, graphs.constants(model)),
+        steps=len(steps),
+    )
+
+
+def _apart(
+    model: onnx.ModelProto,
+    steps: Collection[int],
+    known: Mapping[str, graphs.TypedValue],
+    given: Mapping[str, str],
+    made: Mapping[str, str],
+) -> onnx.ModelProto:
+    """The model whose steps, by number, read and make what `given` and `made` call so."""
+    outputs = [value for value in model.graph.output if value.name not in made]
+    there = {value.name for value in outputs}
+    return _remade(
+        model,
+        [_renamed(n, given, made) if i in steps else n for i, n in enumerate(model.graph.node)],
+        [
+            *model.graph.input,
+            *(_info(known[name], other) for name, other in given.items()),
+            *(_info(known[name], name) for name in made),
+        ],
+        [
+            *outputs,
+            *(_info(known[name], name) for name in given if name not in there),
+            *(_info(known[name], other) for name, other in made.items()),
+        ],
+    )
+
+
+def _remade(
+    model: onnx.ModelProto,
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[onnx.ValueInfoProto],
+    outputs: Sequence[onnx.ValueInfoProto],
+) -> onnx.ModelProto:
+    """A model of other nodes with the same constants."""
+    graph = helper.make_graph(nodes, model.graph.name, inputs, outputs, list(model.graph.initializer))
+    graph.sparse_initializer.extend(model.graph.sparse_initializer)
+    return helper.make_model(graph, ir_version=model.ir_version, opset_imports=list(model.opset_import))
+
+
+@dataclass(frozen=True, slots=True)
+class MovableModel:
+    """A model whose steps read a value and what an input of that name adds to it."""
+
+    model: onnx.ModelProto
+    names: Mapping[str, str]
+
+
+def movable(model: onnx.ModelProto, apart: OpenedModel, moving: Sequence[str]) -> MovableModel:
+    """The model with something added to what its steps read."""
+    if model.functions:
+        model = inliner.inline_local_functions(model)
+    taken = set(apart.given.values()) | set(apart.made.values())
+    taken |= {name for node in model.graph.node for name in (*node.input, *node.output)}
+    names = {name: _unused(f"{name}, added", taken) for name in moving}
+    sums = {name: _unused(f"{name}, moved", taken) for name in moving}
+    known = {value.name: value for value in apart.model.graph.input}
+    nodes: list[onnx.NodeProto] = []
+    for node, other in zip(model.graph.node, apart.model.graph.node, strict=True):
+        is_step = list(node.output) != list(other.output)
+        nodes.append(_renamed(node, sums, {}) if is_step else node)
+        nodes += [helper.make_node("Add", [n, names[n]], [sums[n]]) for n in node.output if n in sums]
+    added = [_as(known[apart.given[name]], names[name]) for name in moving]
+    return MovableModel(_remade(model, nodes, [*model.graph.input, *added], list(model.graph.output)), names)
+
+
+def exposing(model: onnx.ModelProto, apart: OpenedModel) -> onnx.ModelProto:
+    """The model with the values at its steps among its outputs."""
+    exposed = onnx.ModelProto()
+    exposed.CopyFrom(inliner.inline_local_functions(model) if model.functions else model)
+    there = {value.name for value in exposed.graph.output}
+    typed = {value.name: value for value in (*apart.model.graph.input, *apart.model.graph.output)}
+    exposed.graph.output.extend(typed[name] for name in (*apart.before, *apart.after) if name not in there)
+    return exposed
+
+
+def nbytes(apart: OpenedModel) -> int:
+    """Of all that it is given."""
+    sizes = (graphs.of_info(value) for value in apart.model.graph.input)
+    return sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in sizes if s)
+
+
+def _is_step(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue], varying: set[str]) -> bool:
+    if node.domain not in ("", "ai.onnx", "com.microsoft") or not any(n in varying for n in node.input):
+        return False
+    if node.op_type in _QUANTISING | _CHOOSING:
+        return all(name in known for name in node.input if name in varying)
+    if node.op_type != "Cast" or node.input[0] not in known or node.output[0] not in known:
+        return False
+    return _is_float(known[node.input[0]]) and not _is_float(known[node.output[0]])
+
+
+def _is_float(value: graphs.TypedValue) -> bool:
+    return value.dtype.startswith("float")
+
+
+def _quanta(steps: Iterable[onnx.NodeProto], constants: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """The least quantum that constant scales round a value to, by its name."""
+    found: dict[str, float] = {}
+    for node in steps:
+        if node.op_type == "QuantizeLinear" and constants.get(node.input[1], np.zeros(0)).size:
+            quantum = float(np.min(constants[node.input[1]]))
+            found[node.input[0]] = min(quantum, found.get(node.input[0], quantum))
+    return found
+
+
+def _varying(model: onnx.ModelProto) -> set[str]:
+    """The values that depend on inputs."""
+    fixed = {tensor.name for tensor in model.graph.initializer}
+    found = {value.name for value in model.graph.input} - fixed
+    for node in model.graph.node:
+        reads = {name for inner in _inner(node) for name in inner.input}
+        if reads & found:
+            found |= {name for name in node.output if name}
+    return found
+
+
+def _inner(node: onnx.NodeProto) -> Iterable[onnx.NodeProto]:
+    yield node
+    for attribute in node.attribute:
+        for graph in (attribute.g, *attribute.graphs):
+            yield from graphs.nodes(graph)
+
+
+def _renamed(node: onnx.NodeProto, given: Mapping[str, str], made: Mapping[str, str]) -> onnx.NodeProto:
+    other = onnx.NodeProto()
+    other.CopyFrom(node)
+    other.input[:] = [given.get(name, name) for name in node.input]
+    other.output[:] = [made.get(name, name) for name in node.output]
+    return other
+
+
+def _info(value: graphs.TypedValue, name: str) -> onnx.ValueInfoProto:
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(value.dtype))
+    return helper.make_tensor_value_info(name, element, value.shape)
+
+
+def _as(value: onnx.ValueInfoProto, name: str) -> onnx.ValueInfoProto:
+    other = onnx.ValueInfoProto()
+    other.CopyFrom(value)
+    other.name = name
+    return other
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "'"
+    taken.add(name)
+    return name

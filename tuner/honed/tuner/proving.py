@@ -1,0 +1,169 @@
+"""Makes compiled forms of a lowered model and compares them with the reference, on a device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx
+
+from honed.protocol.errors import ModelRefused
+from honed.runtime import proof
+from honed.runtime.devices import Device
+from honed.runtime.model import CompiledModel, Source
+from honed.runtime.profile import DeviceProfile
+
+from .assemble import assemble
+from .cut import Cut
+from .frontend import Normalised, Precision
+from .lower.module import First, LoweredModel
+from .prove import locate, probes, reference, steps
+from .prove.probes import Expected
+from .running import opened, run_model, run_sets
+
+Tell = Callable[[float, str], None]  # the share of the proof that is done, and what is being done
+
+_PROBES = 3
+# The file carries its probes; where they are larger than this, it carries one only.
+_PROBE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A compiled form, how far off its probes are, and what a proof part by part found, where they were."""
+
+    model: CompiledModel
+    constants: Mapping[int, np.ndarray]
+    results: tuple[proof.Difference, ...] = ()
+    apart: steps.ProofByParts | None = None
+
+    @property
+    def wrong(self) -> tuple[proof.Difference, ...]:
+        """The outputs that differ from the reference's by more than they may."""
+        return tuple(result for result in self.results if not result.right)
+
+    def proven(self, device: Device | None) -> CompiledModel:
+        """The model that says how far off it was on the device; None: it was not compared."""
+        if device is None or self.model.proof is None:
+            return self.model
+        worst = tuple(
+            max((r.error for r in self.results if r.output == output.name), default=0.0)
+            for output in self.model.outputs
+        )
+        done = replace(self.model.proof, device=device.profile.identity.name, error=worst)
+        return replace(self.model, proof=done)
+
+    def refusal(self, where: str) -> ModelRefused:
+        """Of wrong answers; `where` says of which node."""
+        return ModelRefused(
+            f"the compiled model does not give the reference's answers ({self.wrong[0]}); {where}",
+            (*map(str, self.wrong), where),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prover:
+    """What all attempts at a model have in common.
+
+    `bound` is the model as the reference evaluates it, with static inputs. `device`, `precision` and
+    `processes` are as in `CompileRequest`.
+    """
+
+    source: Source  # without the notes of lowering and proof
+    profile: DeviceProfile
+    device: Device | None
+    normalised: Normalised
+    cut: Cut | None
+    expected: Expected
+    bound: onnx.ModelProto
+    precision: Precision
+    processes: int
+
+    @property
+    def half(self) -> bool:
+        """Whether fp16 was chosen where the model's own types can be had instead."""
+        return self.source.choice is not None and self.source.choice.half
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether parts run between what is compiled, so that no node can be looked for."""
+        return self.cut is not None and bool(self.cut.between)
+
+    def attempt(self, lowered: LoweredModel, first: First, tell: Tell, done: float, *more: str) -> Attempt:
+        """A compiled form, compared where there is a device.
+
+        A model whose probes are wrong is proven part by part where it has steps; `more` are notes. Raises
+        ModelRefused where the part behind it is wrong.
+        """
+        draft = self._assembled(self.expected, lowered, more)
+        if self.device is None:
+            return draft
+        name = self.device.profile.identity.name
+        tell(done, f"compare with {self.expected.evaluator} on {name}")
+        tried = replace(draft, results=_probed(self.device, draft))
+        if not tried.wrong or self.half or self.in_parts:
+            return tried
+        tell(done + 0.05, f"compare part by part on {name}")
+        apart = self._by_parts(tried, self.device, first)
+        if apart is None or apart.wrong is not None:
+            return replace(tried, apart=apart)
+        allowed = replace(self.expected, tolerance=apart.tolerance)
+        made = self._assembled(allowed, lowered, (*more, apart.note))
+        return replace(made, results=steps.judged(tried.results, apart.tolerance), apart=apart)
+
+    def refusal(self, tried: Attempt, first: First) -> ModelRefused:
+        """Of a model with wrong answers: names the first node whose value differs."""
+        assert self.device is not None  # nothing is known to be wrong without one
+        device, precision = self.device, self.precision
+        if self.in_parts:
+            return tried.refusal("which node is wrong is not looked for in a model of several parts")
+        if tried.apart is not None:
+            why = "each part is right, and its steps do not explain as much"
+            return tried.refusal(tried.apart.wrong or why)
+        worst = next(n for n, result in enumerate(tried.results) if not result.right)
+        located = locate.first_difference(
+            self.bound,
+            self.expected.inputs[worst // len(tried.model.outputs)],
+            lambda variant, given: run_model(variant, given, device, precision, first),
+            precision=tried.model.source.precision,
+        )
+        return tried.refusal(str(located))
+
+    def _assembled(self, expected: Expected, lowered: LoweredModel, more: tuple[str, ...]) -> Attempt:
+        notes = (*self.source.notes, *lowered.notes, *expected.notes, *more)
+        source = replace(self.source, notes=notes)
+        return Attempt(*assemble(source, self.profile, self.normalised, lowered, expected, self.cut))
+
+    def _by_parts(self, tried: Attempt, device: Device, first: First) -> steps.ProofByParts | None:
+        return steps.judge(
+            self.bound,
+            self.expected.inputs,
+            lambda variant, given: run_sets(variant, given, device, self.precision, first, self.processes),
+            precision=tried.model.source.precision,
+            tolerance=self.expected.tolerance,
+        )
+
+
+def expect(bound: onnx.ModelProto, normalised: Normalised) -> Expected:
+    """Choose probes and evaluate the reference; raises ModelRefused where it cannot be evaluated."""
+    size = sum(math.prod(s.shape) * s.numpy.itemsize for s in (*normalised.inputs, *normalised.outputs))
+    count = _PROBES if size * _PROBES <= _PROBE_BYTES else 1
+    found = probes.choose(bound, count, normalised.precision)
+    if isinstance(found, reference.ReferenceFailure):
+        raise found.refusal()
+    return found
+
+
+def _probed(device: Device, draft: Attempt) -> tuple[proof.Difference, ...]:
+    with opened(draft.model, draft.constants, device) as executor:
+        probed = draft.model.proof.probes if draft.model.proof is not None else ()
+        behind = [found for probe in probed for found in proof.check_behind(executor, probe)]
+        if wrong := tuple(str(found) for found in behind if not found.right):
+            raise ModelRefused(
+                "the part that the CPU engine is to run last does not give the reference's answers on the "
+                f"reference's own values ({wrong[0]})",
+                wrong,
+            )
+        return proof.check_probes(executor)

@@ -1,0 +1,84 @@
+"""Compiles models in memory and runs them once, unproven."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from honed.runtime import modelfile
+from honed.runtime.cpuparts import CpuParts
+from honed.runtime.devices import Device
+from honed.runtime.executor import Executor
+from honed.runtime.model import CompiledModel, Source
+from honed.runtime.partlimits import PROVING_MIB, PartLimits
+
+from . import frontend
+from .assemble import assemble
+from .attend import joins
+from .first import first_kernels
+from .frontend import Precision
+from .lower.module import First, lower_module
+
+
+def opened(model: CompiledModel, constants: Mapping[int, np.ndarray], device: Device) -> Executor:
+    """An executor over a file that is gone when the executor is closed."""
+    with tempfile.TemporaryDirectory(prefix="honed-") as folder:
+        path = Path(folder) / "draft.honed"
+        modelfile.write(path, model, constants)
+        parts = CpuParts(PartLimits(memory_mib=PROVING_MIB))
+        return Executor(modelfile.read(path, verify=False), device, parts=parts)
+
+
+def run_model(
+    model: onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    device: Device,
+    precision: Precision = "auto",
+    first: First = first_kernels,
+) -> dict[str, np.ndarray]:
+    """Compile a model of static shapes with schedules that need no trial, and run it once.
+
+    Computes in the model's own types where the precision is "auto".
+    Raises as `compile_file`.
+    """
+    return run_sets(model, [inputs], device, precision, first)[0]
+
+
+def run_sets(
+    model: onnx.ModelProto,
+    inputs: Sequence[Mapping[str, np.ndarray]],
+    device: Device,
+    precision: Precision,
+    first: First,
+    processes: int = 0,
+) -> list[dict[str, np.ndarray]]:
+    """The same with several sets of inputs; `processes` as in `CompileRequest`."""
+    profile = device.profile
+    normalised = frontend.normalise(
+        model, precision=precision, fp16=profile.limits.fp16, fp64=profile.limits.fp64
+    )
+    imported = frontend.import_named(normalised)
+    lowered = lower_module(
+        imported.module,
+        profile,
+        first=first,
+        names=imported.names,
+        processes=processes,
+        joins=joins(profile),
+    )
+    source = Source(
+        sha256=hashlib.sha256(model.SerializeToString()).hexdigest(),
+        filename="(in memory)",
+        producer=normalised.producer,
+        opset=normalised.opset,
+        precision=normalised.precision,
+        notes=(),
+    )
+    compiled, constants = assemble(source, profile, normalised, lowered, None)
+    with opened(compiled, constants, device) as executor:
+        return [executor.run(each) for each in inputs]

@@ -1,0 +1,198 @@
+"""The rows and columns sketches: reductions and what is computed from them, kept with one work-item.
+
+For softmax, normalisation and reductions: every reduction of the function runs along the same axes of its
+last block. Where these are the last axes, a work-item has whole rows, and each reduction as many partial
+results as there are lanes; where the last axis is kept, the lanes run along it and a work-item has columns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from honed.tuner.search.blocks import REDUCE, SPATIAL, BlockInfo, Keep, kept_axes
+from honed.tuner.search.parts import (
+    Part,
+    SketchLimits,
+    below,
+    bind,
+    is_contraction,
+    keep_private,
+    lanes_of,
+    parts,
+    set_private,
+    sketch,
+    vectorise,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """A function that fits: its blocks, the last of them, and which axes of that the reductions keep."""
+
+    parts: list[Part]
+    reductions: list[Part]
+    final: Part
+    kept: tuple[int, ...]
+
+
+@sketch(110)
+def rows(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """One work-item computes whole rows. False where the function does not fit."""
+    return _rows(schedule, limits, most, Keep.DEAR)
+
+
+@sketch(120)
+def rows_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """The same, computing exp and the like again where they are used instead of keeping them."""
+    return _rows(schedule, limits, most, Keep.NOTHING)
+
+
+@sketch(130)
+def columns(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """One work-item computes as many whole columns as it has lanes. False where the function does not fit."""
+    return _columns(schedule, limits, most, Keep.DEAR)
+
+
+@sketch(140)
+def columns_again(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """The same, computing exp and the like again where they are used instead of keeping them."""
+    return _columns(schedule, limits, most, Keep.NOTHING)
+
+
+def _rows(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
+    work = _fitting(schedule, limits, keep)
+    if work is None or not work.kept or work.kept != tuple(range(len(work.kept))):
+        return False
+    last = _last(schedule, work)
+    partial = [_partial_results(schedule, part, most) for part in work.reductions]
+    under = bind(schedule, schedule.get_loops(last)[: len(work.kept)], limits)
+    for part in reversed(work.parts):
+        if part is work.final and not part.info.is_reduction:
+            continue
+        split = partial[work.reductions.index(part)] if part.info.is_reduction else None
+        _row(schedule, part, split, under, _RowLimits(most=most, kept=len(work.kept), limits=limits))
+    vectorise(schedule, last, under, lanes_of(work.final.info.extents[-1], most), limits)
+    for split, part in zip(partial, work.reductions, strict=True):
+        for block in (split, part.block):
+            if block is not None:
+                schedule.decompose_reduction(block, below(schedule, block, under)[0])
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RowLimits:
+    most: int
+    kept: int
+    limits: SketchLimits
+
+
+def _row(schedule: Schedule, part: Part, split: SBlockRV | None, under: LoopRV, by: _RowLimits) -> None:
+    """Compute a block, and the partial results it is made from, row by row in private memory."""
+    schedule.compute_at(part.block, under, preserve_unit_loops=True)
+    if not part.info.is_reduction:
+        keep_private(schedule, part.block, math.prod(part.info.extents[by.kept :]), by.limits)
+        vectorise(schedule, part.block, under, lanes_of(part.info.extents[-1], by.most), by.limits)
+        return
+    set_private(schedule, part.block)
+    if split is not None:
+        schedule.compute_at(split, under, preserve_unit_loops=True)
+        set_private(schedule, split)
+        _lanes_innermost(schedule, split, under)
+
+
+def _columns(schedule: Schedule, limits: SketchLimits, most: int, keep: Keep) -> bool:
+    work = _fitting(schedule, limits, keep)
+    if work is None or work.final.info.is_reduction or len(work.reductions) < 2:
+        return False  # the tile sketch has single reductions
+    axes = len(work.final.info.extents)
+    if axes - 1 not in work.kept or len(work.kept) == axes:
+        return False
+    loops = schedule.get_loops(work.final.block)
+    lanes = lanes_of(work.final.info.extents[-1], most)
+    outer, vector = schedule.split(loops[-1], [None, lanes])
+    grid = [loops[n] for n in work.kept if n != axes - 1] + [outer]
+    walked = [n for n in range(axes) if n not in work.kept]
+    schedule.reorder(*grid, *(loops[n] for n in walked), vector)
+    under = bind(schedule, grid, limits)
+    schedule.vectorize(vector)
+    _unroll_some(schedule, loops[walked[0]], limits)
+    for part in reversed(work.parts[:-1]):
+        schedule.compute_at(part.block, under, preserve_unit_loops=True)
+        if part.info.is_reduction:
+            set_private(schedule, part.block)
+        else:
+            elements = math.prod(work.final.info.extents[n] for n in walked) * lanes
+            keep_private(schedule, part.block, elements, limits)
+        _column_loops(schedule, part, under, limits)
+    return True
+
+
+def _column_loops(schedule: Schedule, part: Part, under: LoopRV, limits: SketchLimits) -> None:
+    """Put the loop over a block's lanes innermost; raises ValueError where the block has another form."""
+    inner = below(schedule, part.block, under)
+    spatial = [
+        a for a, k in zip(inner[-len(part.info.kinds) :], part.info.kinds, strict=False) if k == SPATIAL
+    ]
+    if len(inner) != len(part.info.kinds) or not spatial:
+        raise ValueError("a block has other loops than axes")
+    walked = [loop for loop in inner if loop is not spatial[-1]]
+    schedule.reorder(*walked, spatial[-1])
+    schedule.vectorize(spatial[-1])
+    if part.info.is_reduction:
+        reduce = [a for a, k in zip(inner, part.info.kinds, strict=True) if k == REDUCE]
+        _unroll_some(schedule, reduce[-1], limits)
+        schedule.decompose_reduction(part.block, reduce[0])
+
+
+def _fitting(schedule: Schedule, limits: SketchLimits, keep: Keep) -> _Work | None:
+    found = parts(schedule, keep)
+    reductions = [p for p in found if p.info.is_reduction]
+    if not reductions or any(_mixed(p.info) for p in reductions):
+        return None
+    if not limits.contractions and is_contraction(schedule, found):
+        return None
+    kept = {kept_axes(schedule, p.block, found[-1].block) for p in reductions}
+    kept.discard(None)  # read by other blocks only
+    if found[-1].info.is_reduction:
+        kept = {tuple(range(found[-1].info.kinds.count(SPATIAL)))}
+    if len({p.info.kinds.count(SPATIAL) for p in reductions}) != 1 or len(kept) != 1:
+        return None
+    axes = kept.pop()
+    return None if axes is None else _Work(parts=found, reductions=reductions, final=found[-1], kept=axes)
+
+
+def _mixed(what: BlockInfo) -> bool:
+    """Whether a reduction has a spatial axis after one that is reduced."""
+    return REDUCE in what.kinds[: what.kinds.count(SPATIAL)]
+
+
+def _last(schedule: Schedule, work: _Work) -> SBlockRV:
+    """The block that writes the output; a reduction is given one that copies its result."""
+    if work.final.info.is_reduction:
+        return schedule.cache_write(work.final.block, 0, "local")
+    return work.final.block
+
+
+def _partial_results(schedule: Schedule, part: Part, most: int) -> SBlockRV | None:
+    """Split the innermost reduction into lanes with a partial result each; None where its length forbids."""
+    lanes = lanes_of(part.info.extents[-1], most)
+    if lanes == 1:
+        return None
+    _, vector = schedule.split(schedule.get_loops(part.block)[-1], [None, lanes])
+    return schedule.rfactor(vector, factor_axis=part.info.kinds.count(SPATIAL))
+
+
+def _lanes_innermost(schedule: Schedule, block: SBlockRV, under: LoopRV) -> None:
+    """Vectorise the partial results: rfactor makes their axis a block's first."""
+    lanes, *rest = below(schedule, block, under)
+    schedule.reorder(*rest, lanes)
+    schedule.vectorize(lanes)
+
+
+def _unroll_some(schedule: Schedule, loop: LoopRV, limits: SketchLimits) -> None:
+    steps = schedule.sample_categorical([0, limits.tail_unroll], [0.5, 0.5])
+    schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)

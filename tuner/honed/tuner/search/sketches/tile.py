@@ -1,0 +1,176 @@
+"""The tile sketch: one work-item computes a tile of the output in registers.
+
+For contractions (dense, batched matmul, convolution, pooling) and single reductions. The lanes of the tile's
+vectors run along one axis of the output. The last one gives contiguous loads and stores; another one (the
+channels of a convolution) is better where the last has an odd extent, or where the edge of a padded input
+would make the lanes of one vector differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm import tirx
+from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from honed.tuner.search.blocks import CHOICES, REDUCE, SPATIAL, BlockInfo, Keep, calls, reads_along
+from honed.tuner.search.parts import (
+    Part,
+    SketchLimits,
+    alone,
+    below,
+    bind,
+    fuse,
+    is_contraction,
+    is_elementwise,
+    lanes_of,
+    parts,
+    set_private,
+    sketch,
+    vectorise,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Axis:
+    loop: LoopRV
+    extent: int
+
+
+@sketch(80)
+def tile(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Lanes along the last axis, everything elementwise inlined. False where the function does not fit."""
+    found = parts(schedule)
+    if not _fits(schedule, found, limits) or calls(schedule, found[0].block, CHOICES):
+        return False  # a vector whose lanes choose differently falls apart into its elements
+    _tile(schedule, found, limits, most, laned=len(_spatial(found[0].info)) - 1)
+    return True
+
+
+@sketch(100)
+def tile_padded(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Lanes along the last axis of an input that was padded before, in a launch of its own."""
+    found = parts(schedule, Keep.PADDING)
+    before = 0
+    while before < len(found) and not found[before].info.is_reduction:
+        before += 1
+    if before == 0 or not _fits(schedule, found[before:], limits):
+        return False
+    for part in found[:before]:
+        alone(schedule, part, limits, most)
+    _tile(schedule, found[before:], limits, most, laned=len(_spatial(found[before].info)) - 1)
+    return True
+
+
+@sketch(90)
+def tile_across(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Lanes along an axis before the last, where the last has none: the lanes' operand is gathered.
+
+    Only where a single operand depends on that axis (the weights of a convolution): each of its elements is
+    gathered once and used for the whole tile.
+    """
+    found = parts(schedule)
+    if not _fits(schedule, found, limits):
+        return False
+    block, what = found[0].block, found[0].info
+    spatial = _spatial(what)
+    widths = [lanes_of(what.extents[axis], most) for axis in spatial]
+    laned = max(range(len(spatial) - 1), key=lambda n: widths[n], default=None)
+    if laned is None or widths[laned] == 1:
+        return False
+    if widths[-1] >= widths[laned] and not calls(schedule, block, CHOICES):
+        return False
+    gathered = reads_along(schedule, block, spatial[laned])
+    if len(gathered) != 1:
+        return False
+    made = _tile(schedule, found, limits, most, laned=laned)
+    operand = schedule.cache_read(made.block, gathered[0], "local")
+    schedule.compute_at(operand, made.unrolled, preserve_unit_loops=True)
+    _, vector = schedule.split(fuse(schedule, below(schedule, operand, made.unrolled)), [None, widths[laned]])
+    schedule.vectorize(vector)
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tiled:
+    block: SBlockRV
+    unrolled: LoopRV  # the innermost reduction loop, above the tile
+
+
+def _fits(schedule: Schedule, found: list[Part], limits: SketchLimits) -> bool:
+    """Whether it is one reduction that leaves something, with at most an elementwise tail."""
+    kinds = [p.info.is_reduction for p in found]
+    if kinds not in ([True], [True, False]) or not _spatial(found[0].info):
+        return False
+    return limits.contractions or not is_contraction(schedule, found)
+
+
+def _tile(schedule: Schedule, found: list[Part], limits: SketchLimits, most: int, *, laned: int) -> _Tiled:
+    """Tile the reduction with its lanes along the spatial axis number `laned`."""
+    block, what = found[0].block, found[0].info
+    loops = schedule.get_loops(block)
+    spatial = [_Axis(loop=loops[n], extent=what.extents[n]) for n in _spatial(what)]
+    reduce = [loop for loop, kind in zip(loops, what.kinds, strict=True) if kind == REDUCE]
+    lanes = lanes_of(spatial[laned].extent, most)
+    outer, inner = _split(schedule, spatial, laned, lanes, limits)
+    steps = schedule.sample_perfect_tile(reduce[-1], n=2, max_innermost_factor=limits.unroll)
+    reduce[-1], unrolled = schedule.split(reduce[-1], steps)
+    schedule.reorder(*outer, *reduce, unrolled, *inner)
+    under = bind(schedule, outer, limits)
+    together = len(found) == 2 and is_elementwise(found[1], found[0])
+    if together:
+        tail = found[1].block
+        set_private(schedule, block)
+    else:
+        tail = schedule.cache_write(block, 0, "local")
+    last = laned == len(spatial) - 1
+    if not last:
+        _lanes_last(schedule, block, laned, len(spatial))
+    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
+    vectorise(schedule, tail, under, lanes if last else 1, limits)
+    schedule.vectorize(inner[-1])
+    for loop in (unrolled, *inner[:-1]):
+        schedule.unroll(loop)
+    schedule.decompose_reduction(block, reduce[0])
+    if len(found) == 2 and not together:
+        alone(schedule, found[1], limits, most)
+    return _Tiled(block=block, unrolled=unrolled)
+
+
+def _spatial(what: BlockInfo) -> list[int]:
+    return [n for n, kind in enumerate(what.kinds) if kind == SPATIAL]
+
+
+def _lanes_last(schedule: Schedule, block: SBlockRV, laned: int, axes: int) -> None:
+    """Keep the accumulators with the laned axis last, so that a vector of them is one vector."""
+
+    def order(*indices: tirx.Var) -> list[tirx.Var]:
+        return [index for n, index in enumerate(indices) if n != laned] + [indices[laned]]
+
+    if len(schedule.get(block).writes[0].source.shape) != axes:
+        raise ValueError("the result has other axes than the block")
+    schedule.transform_layout(block, ("write", 0), order)
+
+
+def _split(
+    schedule: Schedule, spatial: list[_Axis], laned: int, lanes: int, limits: SketchLimits
+) -> tuple[list[LoopRV], list[LoopRV]]:
+    """What the grid covers, and the tile of a work-item: its last loop is the lanes."""
+    outer: list[LoopRV] = []
+    inner: list[LoopRV] = []
+    for n, axis in enumerate(spatial):
+        if n == laned:
+            continue
+        if axis.extent == 1:
+            outer.append(axis.loop)
+            continue
+        factors = schedule.sample_perfect_tile(axis.loop, n=2, max_innermost_factor=limits.tile)
+        a, b = schedule.split(axis.loop, factors)
+        outer.append(a)
+        inner.append(b)
+    last, vector = schedule.split(spatial[laned].loop, [None, lanes])
+    factors = schedule.sample_perfect_tile(last, n=2, max_innermost_factor=limits.vectors)
+    a, b = schedule.split(last, factors)
+    outer.insert(laned, a)
+    return outer, [*inner, b, vector]

@@ -1,0 +1,86 @@
+"""The windowed sketch: a work-item holds the piece of an image under its pixels while a window moves over it.
+
+For convolutions of each channel by itself on devices whose compilers load every operand where it stands.
+Neighbouring pixels read nearly the same elements: each is loaded once, the zeros around the image told apart
+once, and all steps of the window read registers.
+"""
+
+from __future__ import annotations
+
+from tvm.s_tir import Schedule
+
+from honed.tuner.search.blocks import REDUCE, SPATIAL, Keep, last_axis, reads_along, step_along
+from honed.tuner.search.parts import (
+    Part,
+    SketchLimits,
+    accumulate,
+    below,
+    bind,
+    by_single_items,
+    contraction,
+    lanes_of,
+    launch_others,
+    sample_tile,
+    sketch,
+    vectorise,
+)
+
+_MOST_WINDOW = 25  # steps: 5 x 5
+_MOST_STEPS = 200  # that are written out
+_PIXELS = 16  # of a work-item; fewer where the window moves by several, over a larger piece
+ROWS = 4  # of them at most
+
+
+@sketch(40)
+def windowed(schedule: Schedule, limits: SketchLimits, most: int) -> bool:
+    """Tile the image of a convolution without a sum over channels. False where the function is none."""
+    found = contraction(schedule, Keep.PADDING) if by_single_items(limits) else None
+    if found is None:
+        return False
+    before, rest = found
+    main = rest[0]
+    image = _image(schedule, main)
+    if image is None:
+        return False
+    spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
+    loops = schedule.get_loops(main.block)
+    window = [loops[n] for n, kind in enumerate(main.info.kinds) if kind == REDUCE]
+    step = step_along(schedule, main.block, image, spatial[-1])
+    room = min(_PIXELS // step, _MOST_STEPS // main.info.reduced) if step else 0
+    if room == 0:
+        return False
+    lanes = lanes_of(main.info.extents[spatial[-1]], min(most, room))
+    outer = [loops[n] for n in spatial]
+    pieces, vector = schedule.split(outer[-1], [None, lanes])
+    outer[-1], pixels, _ = sample_tile(schedule, pieces, room // lanes)
+    outer[-2], rows, _ = sample_tile(schedule, outer[-2], ROWS)
+    schedule.reorder(*outer, *window, rows, pixels, vector)
+    under = bind(schedule, outer, limits)
+    tail = accumulate(schedule, rest)
+    schedule.reverse_compute_at(tail, under, preserve_unit_loops=True)
+    vectorise(schedule, tail, under, lanes, limits)
+    read = schedule.get(main.block).reads[image].source
+    padded = [p for p in before if schedule.get(p.block).writes[0].source.same_as(read)]
+    if padded:
+        held = padded[0].block
+        schedule.set_scope(held, 0, "local")
+    else:
+        held = schedule.cache_read(main.block, image, "local")
+    schedule.compute_at(held, under, preserve_unit_loops=True)
+    for loop in (*below(schedule, held, under), *window, rows, pixels, vector):
+        schedule.unroll(loop)
+    schedule.decompose_reduction(main.block, window[0])
+    launch_others(schedule, [p for p in before if p not in padded], rest, limits, most)
+    return True
+
+
+def _image(schedule: Schedule, main: Part) -> int | None:
+    """The number of the operand that a window moves over; None where the function is another."""
+    spatial = [n for n, kind in enumerate(main.info.kinds) if kind == SPATIAL]
+    if len(spatial) < 3 or not 1 < main.info.reduced <= _MOST_WINDOW:
+        return None
+    found = reads_along(schedule, main.block, spatial[-1])
+    if len(found) != 1 or last_axis(schedule, main.block, found[0]) is not None:
+        return None
+    by_itself = any(len(reads_along(schedule, main.block, n)) == 2 for n in spatial[:-2])
+    return found[0] if by_itself else None
