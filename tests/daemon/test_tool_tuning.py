@@ -43,7 +43,9 @@ def table(best, trials, failures, state="tuning"):
             "" if state == "tuning" else "the compiler crashed twice: SIGSEGV"),
         row("c" * 16, "add", 5.0, 0, {{}}, "skipped", "too small to matter: 0.1 % of the model's time"),
         row("task", "add_1", 5.0, 0, {{}}, "skipped", "too small to matter: 0.2 % of the model's time")]
-    return dict(tasks=rows, model=dict(before_us=36 * 9510.0, now_us=36 * (best + 510)))
+    forms = [dict(name="fused_dense_softmax_dense", joined="a" * 16, apart=["d", "e", "f"], calls=9,
+        taken="apart", joined_us=120.4, apart_us=90.0)]
+    return dict(tasks=rows, model=dict(before_us=36 * 9510.0, now_us=36 * (best + 510)), forms=forms)
 
 def search(rounds):
     stopped = []  # no Event: a handler must take no lock that it may have interrupted
@@ -296,7 +298,9 @@ def test_tasks(hone: Any, stub: StubTuner) -> None:
     text = " ".join(out.split())
     assert "lost, the compiler crashed twice: SIGSEGV: fused" in text
     assert "4 tasks: 2 skipped, 1 tuned, 1 lost; estimated 342.4 ms an inference before, 162.4 ms now" in text
+    assert "3 kernels: fused_dense_softmax_dense (one kernel 120 us, 3 kernels 90.0 us)" in text
     document = json.loads(hone("tasks", "m", "--json")[1])
+    assert [(form["taken"], form["calls"]) for form in document["forms"]] == [("apart", 9)]
     assert [row["task"][0] for row in document["tasks"]] == ["a", "b", "c", "t"]
     assert [row["schedule"] for row in document["tasks"]] == [None, None, None, "by hand"]
     stub.behave('say(event="done")')

@@ -69,6 +69,11 @@ def _model(body: str, shapes: dict[str, tuple[int, ...]] = _SHAPES) -> onnx.Mode
     return parsed(text, root=np.array([0.35], np.float32), scale=scale)
 
 
+def attention(shapes: dict[str, tuple[int, ...]]) -> onnx.ModelProto:
+    """Softmax of the products of `q` and `k`, times `v`."""
+    return _model(_BODIES["softmax"][0], shapes)
+
+
 def _calls(model: onnx.ModelProto, profile: DeviceProfile) -> int:
     module = frontend.import_relax(frontend.normalise(model))
     return len(read_program(legalize(module, profile, attentions(profile))).calls)

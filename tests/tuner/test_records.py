@@ -285,6 +285,10 @@ def test_tasks_of_models(records: Records) -> None:
     assert [w.weight for w in records.tasks("lightglue")] == [2]
     assert records.task("k2") == softmax
     assert records.task("k3") is None
+    rival = dataclasses.replace(softmax, workload="k3")
+    records.put_model("lightglue", {dense: 2}, [rival])
+    assert [w.weight for w in records.tasks("lightglue")] == [2]
+    assert records.task("k3") == rival
     assert records.tasks("unknown") == []
     with pytest.raises(InvalidArgument):
         records.put_model("bad", {dataclasses.replace(dense, flops=float("nan")): 1})

@@ -17,6 +17,7 @@ from honed.runtime.kernellog import Reader
 from honed.runtime.origin import Origin, Source, Way
 from honed.runtime.profile import DeviceIdentity, DeviceProfile
 from honed.runtime.surveying import survey
+from honed.tuner.contest import Contest
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.records import Default, NewCandidate, Records, Setup
 from honed.tuner.setup import setup_for
@@ -75,7 +76,7 @@ class Planted:
             dtype="float32",
             opaque="",
         )
-        return [(task, 1)], []
+        return Found(tasks=[(task, 1)], opaque=[])
 
     def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
         return LoadedTask(workload=replace(self.workload, task="scale"), fresh=True)
@@ -456,8 +457,9 @@ class Several(Planted):
         self.loaded: list[str] = []
 
     def extract(self) -> Found:
-        [(task, outputs)], opaque = super().extract()
-        return [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)], opaque
+        ((task, outputs),) = super().extract().tasks
+        tasks = [(replace(task, key=f"scale{n}", weight=n + 1), outputs) for n in range(self.count)]
+        return Found(tasks=tasks, opaque=[])
 
     def load(self, task: TuningTask, _outputs: int) -> LoadedTask:
         self.loaded.append(task.key)
@@ -527,3 +529,55 @@ def test_what_another_tuner_has_in_flight_is_left_to_it(
         session, _, _ = tuned([[marked(1), marked(2)], []])
         assert session.trials == 1
         records.withdraw(number)
+
+
+class Rivalling(Several):
+    """A task, and another that is its rival: the same work, whose candidates are tried in its turn."""
+
+    contest = Contest(name="n", joined="scale0", apart=("scale1",), calls=1, launch=0.0, expected="joined")
+
+    def __init__(self, workload: Workload, batches: Sequence[Sequence[str] | SearchBroke]) -> None:
+        super().__init__(workload, 2)
+        self.batches = list(batches)
+        self.timed: list[str] = []  # and tried, in this order
+
+    def extract(self) -> Found:
+        (one, outputs), (rival, _) = super().extract().tasks
+        tasks = [(one, outputs), (replace(rival, weight=0), outputs)]
+        return Found(tasks=tasks, opaque=[], contests=[self.contest])
+
+    def default(self, task: TuningTask, *given: Any, **more: Any) -> DefaultSchedule:
+        self.timed.append(f"default of {task.key}")
+        return super().default(task, *given, **more)
+
+    def begin(self, task: TuningTask, *given: Any) -> None:
+        self.timed.append(f"a batch of {task.key}")
+        super().begin(task, *given)
+
+
+def test_a_rival_is_timed_after_a_round_and_takes_the_place_of_what_it_beats(
+    device: Device, profile: DeviceProfile, workload: Workload, tmp_path: Path
+) -> None:
+    def run(batches: Sequence[Sequence[str] | SearchBroke]) -> tuple[Rivalling, TuningSession]:
+        planted = Rivalling(workload, batches)
+        records = tmp_path / "records.sqlite"
+        search = cast("SearchChild", planted)
+        with running.session(device.spec, profile, records, search, lambda _event: None) as session:
+            session.run(planted.extract, SearchBudget(seconds=60))
+            assert [one.task.workload for one in session.records.tasks("m")] == ["scale0"]
+        return planted, session
+
+    planted, session = run([[slow(1)], [], [marked(2)], []])
+    assert planted.timed[:3] == ["default of scale0", "a batch of scale0", "default of scale1"]
+    assert "a batch of scale1" in planted.timed
+    assert {p.task.key: p.weight for p in session.tasks} == {"scale0": 0, "scale1": 1}
+    assert session.improved
+    (form,) = session.table().forms
+    assert form.taken == "apart"
+    assert form.joined_us is not None
+    assert form.apart_us is not None
+    assert form.apart_us < form.joined_us
+
+    again, _ = run([[], []])
+    assert again.timed[0] == "default of scale0"
+    assert "default of scale1" not in again.timed, "what the records know of a rival is believed"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from honed.protocol import strict
 from honed.protocol.errors import HonedError, MissingFiles, ModelRefused, error_from_map
@@ -72,12 +72,32 @@ class Estimate:
     now_us: float
 
 
+Form = Literal["joined", "apart"]  # of work: one kernel, or several of which each is read by the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwoFormsRow:
+    """The same work as one kernel or as several: which of both is taken, and why.
+
+    Times are of the best known schedules, with what launches cost besides; None where one was not timed.
+    """
+
+    name: str
+    joined: str  # its task
+    apart: tuple[str, ...]  # their tasks
+    calls: int  # in one inference
+    taken: Form
+    joined_us: float | None
+    apart_us: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """The tasks of a model, the costliest first."""
+    """The tasks of a model, the costliest first; `forms` are those that take the place of each other."""
 
     tasks: tuple[TaskRow, ...]
     model: Estimate
+    forms: tuple[TwoFormsRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

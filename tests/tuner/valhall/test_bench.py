@@ -193,7 +193,7 @@ class Planted:
             dtype="float16",
             opaque="",
         )
-        return [(task, 1)], []
+        return Found(tasks=[(task, 1)], opaque=[])
 
     def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
         return LoadedTask(workload=self.workload, fresh=True)

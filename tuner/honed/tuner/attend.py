@@ -1,25 +1,30 @@
-"""Which functions are one kernel: where a roofline of the family expects it to take less time than several.
+"""Which functions are one kernel: where that was measured to take less time than several, or is expected to.
 
-An attention's kernel that keeps the scores of its rows saves two launches, and scores that are written and
-read twice. It pays with operands that are read again for each tile of rows, and, where there are few tiles,
-with compute units that have none. One of a convolution of each channel by itself and the pointwise one that
-reads it saves a launch and what is between them, and pays with weights that are read again for each tile. The
-figures are the family's and not those measured of a device, which rise as kernels are measured: a model's
-functions, and so the records of its tuning, would change with them.
+A roofline of the family says what to expect. An attention's kernel that keeps the scores of its rows saves
+two launches, and scores that are written and read twice. It pays with operands that are read again for each
+tile of rows, and, where there are few tiles, with compute units that have none. One of a convolution of each
+channel by itself and the pointwise one that reads it saves a launch and what is between them, and pays with
+weights that are read again for each tile. The figures are the family's and not those measured of a device,
+which rise as kernels are measured: what is expected, and so what is tuned first, would change with them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 
 from tvm import tirx
 
 from honed.runtime.families import UnitFigures
 from honed.runtime.profile import DeviceProfile
 
+from .contest import LESS, Contest, told
 from .lower.cost import function_bytes, function_flops
-from .lower.joining import Joins
+from .lower.joining import NamedFunction, TwoForms
+from .lower.module import task_key
+from .lower.operands import mark_constants
 from .lower.schedule import narrow_indices
 from .search import rules, traces
 from .search.budget import launches_of
@@ -29,42 +34,74 @@ from .search.starts import starts
 
 _LOCAL = 0.75  # of the local memory is for scores: the rest holds what is made of whole rows
 _WEIGHTS, _BYTES = 6, 4  # axes of blocked weights of all channels with all, bytes of an element
-_LESS = 0.95  # of the time that the parts take: no figure is more exact
+MOST = 2.0  # of one form's roofline, beyond which the other need not be measured
+_NO_TIMES: Mapping[str, float] = MappingProxyType({})
+# Seconds of what functions become, None where it is no such.
+_Sort = Callable[[tirx.PrimFunc, DeviceProfile, UnitFigures], float | None]
 
 
-def joins(profile: DeviceProfile) -> Joins:
-    """Whether parts of an attention, or two convolutions, are better one function; see `join_functions`."""
-    return _either(attentions(profile), separables(profile))
+class Joining:
+    """Whether functions are better one on a device: by recorded times of both forms, else by a roofline."""
 
+    def __init__(self, profile: DeviceProfile, sorts: Sequence[_Sort], times: Mapping[str, float]) -> None:
+        """`sorts` say what the one function takes; `times` are recorded, in seconds by task."""
+        self._profile = profile
+        self._sorts = sorts
+        self._times = times
+        self._met: dict[tuple[str, ...], tuple[Contest, TwoForms]] = {}
 
-def attentions(profile: DeviceProfile) -> Joins:
-    """Whether parts of an attention are better one function on a device."""
-    return _joins(profile, _seconds_joined)
+    @property
+    def contests(self) -> list[tuple[Contest, TwoForms]]:
+        """Those met in which either form may do: the roofline of neither is beyond MOST of the other's."""
+        return list(self._met.values())
 
-
-def separables(profile: DeviceProfile) -> Joins:
-    """Whether two convolutions, the first of each channel by itself, are better one function on a device."""
-    return _joins(profile, _seconds_separable)
-
-
-def _either(one: Joins, other: Joins) -> Joins:
-    return lambda parts, joined: one(parts, joined) or other(parts, joined)
-
-
-def _joins(
-    profile: DeviceProfile, seconds: Callable[[tirx.PrimFunc, DeviceProfile, UnitFigures], float | None]
-) -> Joins:
-    """Whether what parts become takes less time than they do, by what it takes; None where it is no such."""
-
-    def pays(parts: Sequence[tirx.PrimFunc], joined: tirx.PrimFunc) -> bool:
-        figures = profile.family.joined
+    def __call__(self, forms: TwoForms) -> bool:
+        """Whether to join these."""
+        figures = self._profile.family.joined
         if figures is None:
             return False
-        together = seconds(joined, profile, figures)
-        apart = sum(_seconds(part, profile, figures) for part in parts)
-        return together is not None and together < _LESS * apart
+        found = (sort(forms.joined.func, self._profile, figures) for sort in self._sorts)
+        together = min((seconds for seconds in found if seconds is not None), default=None)
+        if together is None:
+            return False
+        apart = sum(_seconds(part.func, self._profile, figures) for part in forms.apart)
+        pays = together < LESS * apart
+        if max(together, apart) > MOST * min(together, apart):
+            return pays
+        contest = Contest(
+            name=forms.joined.name,
+            joined=self._key(forms.joined),
+            apart=tuple(self._key(part) for part in forms.apart),
+            calls=forms.calls,
+            launch=figures.launch_us * 1e-6,
+            expected="joined" if pays else "apart",
+        )
+        key = (contest.joined, *contest.apart)
+        before = self._met[key][0].calls if key in self._met else 0
+        self._met[key] = replace(contest, calls=before + contest.calls), forms
+        return contest.taken(self._times) == "joined"
 
-    return pays
+    def notes(self) -> tuple[str, ...]:
+        """What recorded times decided, for the user."""
+        return told([contest for contest, _ in self.contests], self._times)
+
+    def _key(self, one: NamedFunction) -> str:
+        return task_key(mark_constants(one.func, one.constants, self._profile))
+
+
+def joins(profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES) -> Joining:
+    """Whether parts of an attention, or two convolutions, are better one function; see `join_functions`."""
+    return Joining(profile, (_seconds_joined, _seconds_separable), times)
+
+
+def attentions(profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES) -> Joining:
+    """Whether parts of an attention are better one function on a device."""
+    return Joining(profile, (_seconds_joined,), times)
+
+
+def separables(profile: DeviceProfile, times: Mapping[str, float] = _NO_TIMES) -> Joining:
+    """Whether two convolutions, the first of each channel by itself, are better one function on a device."""
+    return Joining(profile, (_seconds_separable,), times)
 
 
 def _seconds(func: tirx.PrimFunc, profile: DeviceProfile, figures: UnitFigures) -> float:

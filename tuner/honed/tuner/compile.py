@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
@@ -25,7 +25,7 @@ from .lower.schedule import default_kernels
 from .mixed import choose
 from .prepare import Prepared, prepare
 from .proving import Prover, expect
-from .tuned import best_schedules
+from .tuned import NOTHING, recorded
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
@@ -159,10 +159,6 @@ def check_file(request: CompileRequest, report: Report) -> None:
     _import(_prepare(frontend.load(request.path), request, stage).normalised, stage)
 
 
-def _default(_task: str, _func: object) -> None:
-    """Choose default schedules."""
-
-
 class _Stages:
     """Turns progress within a stage into progress of the whole."""
 
@@ -201,16 +197,19 @@ def _import(normalised: Normalised, stage: _Stages) -> ImportedModule:
 def _lower(given: ImportedModule, request: CompileRequest, stage: _Stages) -> LoweredModel:
     """With schedules recorded, else those that need no trial."""
     profile, records = request.profile, request.records
-    return lower_module(
+    known = recorded(records, profile.identity) if records else NOTHING
+    joining = joins(profile, known.times)
+    lowered = lower_module(
         given.module,
         profile,
         stage.of("lower"),
-        best_schedules(records, profile.identity) if records else _default,
+        known.schedules,
         first_kernels,
         given.names,
         request.processes,
-        joins(profile),
+        joining,
     )
+    return replace(lowered, notes=(*lowered.notes, *joining.notes()))
 
 
 def _by_rules(
@@ -225,5 +224,5 @@ def _by_rules(
         names=given.names,
         processes=request.processes,
     )
-    same = all(plain.functions[name].source == f.source for name, f in lowered.functions.items())
-    return None if same else plain
+    found, before = ({name: f.source for name, f in one.functions.items()} for one in (plain, lowered))
+    return None if found == before else plain

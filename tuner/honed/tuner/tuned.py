@@ -1,9 +1,12 @@
-"""Recorded schedules, for compiling."""
+"""Recorded schedules and their times, for compiling."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from tvm import tirx
 
@@ -16,6 +19,22 @@ from .records import Records, TuningRecord
 from .search import traces
 from .setup import setup_for
 from .valhall.benches import PLATFORM as BENCH
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What the records say of a device, driver and compiler: which schedules are best, seconds by task."""
+
+    schedules: Choose
+    times: Mapping[str, float]
+
+
+NOTHING = Recorded(lambda _task, _func: None, MappingProxyType({}))
+
+
+def recorded(path: Path, identity: DeviceIdentity) -> Recorded:
+    """All that compiling takes from a file of records."""
+    return Recorded(best_schedules(path, identity), _best_times(path, identity))
 
 
 def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
@@ -41,6 +60,17 @@ def best_schedules(path: Path, identity: DeviceIdentity) -> Choose:
         return str(_origin(found, identity, host)), schedule.mod["main"]
 
     return choose
+
+
+def _best_times(path: Path, identity: DeviceIdentity) -> Mapping[str, float]:
+    """What tasks take with the schedules of `best_schedules`, in seconds; none of what was never timed."""
+    setup = setup_for(identity)
+    with Records.open(path) as records:
+        times = {workload: default.seconds for workload, default in records.defaults(setup).items()}
+        for one in records.distil(setup):
+            if one.timing is not None:
+                times[one.workload] = min(one.timing.fair_s, times.get(one.workload, math.inf))
+    return times
 
 
 def _origin(found: TuningRecord, identity: DeviceIdentity, host: str) -> Origin:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from honed.jobs.events import Done, Estimate, TaskRow, TasksFound
+    from honed.jobs.events import Done, Estimate, TaskRow, TasksFound, TwoFormsRow
 
     from .compiler import CompilerChild
     from .inservice import Remote
@@ -43,7 +43,8 @@ def register(commands: Any) -> None:
             "that is served now comes from: 'here' is measured on this machine, with how the search came "
             "to it (moved from a kin task, from tables, by evolution or descent, or known from another "
             "driver and measured again); a record was measured on such a device elsewhere; the prior, tables "
-            "and rules are taken without a trial. What is not tuned says why."
+            "and rules are taken without a trial. What is not tuned says why. Tasks of 0 runs are other "
+            "forms of the same work, one kernel or several, which are listed below with what both take."
         ),
         examples="hone tasks lightglue\nhone tasks lightglue --json",
     )
@@ -66,7 +67,7 @@ def _tasks(arguments: argparse.Namespace, output: Output) -> int:
         child = held.enter_context(started_in_service(arguments.socket, Tasks, model=arguments.model))
         told = _told(child, held.enter_context(Reporter(f"tasks {arguments.model}")))
     rows = [{**to_plain(row), "schedule": served.get(row.task)} for row in told.tasks]
-    document = {"model": arguments.model, "tasks": rows, "estimate": told.model}
+    document = {"model": arguments.model, "tasks": rows, "estimate": told.model, "forms": told.forms}
     output.emit(document, lambda console: _print(console, told, served))
     return 0
 
@@ -107,6 +108,7 @@ def _print(console: Console, told: TasksFound, served: Mapping[str, str]) -> Non
     )
     console.print()
     print_reasons(console, told.tasks)
+    print_forms(console, told.forms)
     line(console, f"{counted(told.tasks)}; {latency_text(told.model)}.")
 
 
@@ -161,6 +163,18 @@ def print_reasons(console: Console, rows: Iterable[TaskRow]) -> None:
     for (state, reason), names in grouped.items():
         line(console, f"{state}, {reason}: {', '.join(short(name, 40) for name in names)}")
     if grouped:
+        console.print()
+
+
+def print_forms(console: Console, forms: Iterable[TwoFormsRow]) -> None:
+    """What is one kernel or several, and what both take."""
+    forms = list(forms)
+    for form in forms:
+        joined, apart = "one kernel", f"{len(form.apart)} kernels"
+        taken = joined if form.taken == "joined" else apart
+        times = f"{joined} {_time(form.joined_us)} us, {apart} {_time(form.apart_us)} us"
+        line(console, f"{taken}: {short(form.name, 40)} ({times})")
+    if forms:
         console.print()
 
 

@@ -25,6 +25,7 @@ from honed.jobs.events import (
     Totals,
     Trial,
     Tuned,
+    TwoFormsRow,
 )
 from honed.protocol.strict import to_plain
 from honed.protocol.tuning import TuningFigures
@@ -51,6 +52,7 @@ class TuningRun:
     stage: str = ""
     text: str = ""
     rows: dict[str, TaskRow] = field(default_factory=dict)
+    forms: tuple[TwoFormsRow, ...] = ()
     estimate: Estimate = NOTHING
     ranking: Ranking | None = None  # of the latest batch that has one
     trials: int = 0
@@ -74,6 +76,7 @@ class TuningRun:
             case TaskTable():
                 self.rows = {row.task: row for row in event.tasks}
                 self.estimate = event.model
+                self.forms = event.forms
         if isinstance(event, TasksFound):
             self.begun, self.stage, self.text = now, "search", ""
         elif isinstance(event, Round):

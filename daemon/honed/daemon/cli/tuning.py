@@ -18,7 +18,7 @@ from honed.protocol.methods import MODEL_SHOW, SERVER_STATUS
 from . import benchtuning
 from .output import Output, fields, line, seconds_text
 from .parser import add_command, count, minutes
-from .tasks import failures_text, milliseconds, print_reasons, progress_table, spent_text
+from .tasks import failures_text, milliseconds, print_forms, print_reasons, progress_table, spent_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -177,6 +177,7 @@ def _print_table(console: Console, document: Mapping[str, Any], run: TuningRun) 
     console.print(progress_table(rows, console.width))
     console.print()
     print_reasons(console, rows)
+    print_forms(console, run.forms)
     seconds = document["seconds"]
     rate = f", {document['trials'] / seconds:.2f} a second" if seconds else ""
     pairs = [

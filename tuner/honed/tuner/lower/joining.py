@@ -14,13 +14,33 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.ir import IRModule
 from tvm_ffi import structural_walk
 
-# Given functions of which each is read by the next, and the one that they become: whether to join them.
-Joins = Callable[[Sequence[tirx.PrimFunc], tirx.PrimFunc], bool]
 _Form = tuple[object, ...]
 _BLOCKED_AXES = 5  # of images whose channels lie in blocks
 
 
-def never(_parts: Sequence[tirx.PrimFunc], _joined: tirx.PrimFunc) -> bool:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NamedFunction:
+    """A function of a module. `constants` are the parameters that are constants in all its calls."""
+
+    name: str
+    func: tirx.PrimFunc
+    constants: frozenset[int]
+    outputs: int  # of its last parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TwoForms:
+    """Functions of which each is read by the next alone, and the one that they would become."""
+
+    apart: tuple[NamedFunction, ...]
+    joined: NamedFunction
+    calls: int  # in `main`
+
+
+Joins = Callable[[TwoForms], bool]  # whether to join them
+
+
+def never(_forms: TwoForms) -> bool:
     """Join nothing."""
     return False
 
@@ -62,13 +82,17 @@ def join_functions(
     names: dict[_Form, ir.GlobalVar | None] = {}
     chains: dict[relax.Var, _Chain] = {}
     taken: set[relax.Var] = set()
-    for chain in _chains(module):
+    alike: dict[_Form, list[_Chain]] = {}
+    for chain in (found := list(_chains(module))):
+        alike.setdefault(chain.form, []).append(chain)
+    calls, _ = _calls(module["main"])
+    for chain in found:
         if not taken.isdisjoint(binding.var for binding in chain.bindings):
             continue
         if chain.form not in names:
-            name, func = _joined(module, chain)
-            joined = joins([module[one] for one in chain.functions], func)
-            names[chain.form] = builder.add_func(func, name) if joined else None
+            forms = _forms(module, alike[chain.form], list(calls.values()))
+            joined = joins(forms)
+            names[chain.form] = builder.add_func(forms.joined.func, forms.joined.name) if joined else None
         if names[chain.form] is not None:
             chains[chain.bindings[-1].var] = chain
             taken.update(binding.var for binding in chain.bindings)
@@ -155,6 +179,38 @@ def _reductions(func: tirx.PrimFunc) -> int:
     found: list[Any] = []
     structural_walk(func.body, [(s_tir.SBlock, found.append)], order="pre")
     return sum(any(a.iter_type == tirx.IterVar.CommReduce for a in block.iter_vars) for block in found)
+
+
+def _forms(module: IRModule, chains: Sequence[_Chain], calls: Sequence[relax.VarBinding]) -> TwoForms:
+    """Both forms of chains that become the same function, in a `main` of these calls."""
+    name, func = _joined(module, chains[0])
+    apart = tuple(
+        NamedFunction(
+            name=str(function.name_hint),
+            func=module[function],
+            constants=_constants([one.value.args[1] for one in calls if _function(one).same_as(function)]),
+            outputs=_outputs(binding),
+        )
+        for binding, function in zip(chains[0].bindings, chains[0].functions, strict=True)
+    )
+    joined = NamedFunction(
+        name=name,
+        func=func,
+        constants=_constants([chain.given for chain in chains]),
+        outputs=_outputs(chains[0].bindings[-1]),
+    )
+    return TwoForms(apart=apart, joined=joined, calls=len(chains))
+
+
+def _constants(calls: Sequence[Sequence[relax.Expr]]) -> frozenset[int]:
+    """The arguments that are constants in all calls of a function."""
+    found = [{n for n, one in enumerate(given) if isinstance(one, ir.GenericConst)} for given in calls]
+    return frozenset(set.intersection(*found))
+
+
+def _outputs(binding: relax.VarBinding) -> int:
+    """How many a call gives."""
+    return len(getattr(binding.var.ty, "fields", (binding.var,)))
 
 
 def _joined(module: IRModule, chain: _Chain) -> tuple[str, tirx.PrimFunc]:

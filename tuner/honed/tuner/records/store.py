@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -225,14 +225,20 @@ class Records:
 
     # -- tasks, models, cost models
 
-    def put_model(self, model: str, tasks: Mapping[TaskRecord, int]) -> None:
-        """Set the tasks of a model, with how often it runs each per inference, in place of what it had."""
-        for task in tasks:
+    def put_model(
+        self, model: str, tasks: Mapping[TaskRecord, int], rivals: Collection[TaskRecord] = ()
+    ) -> None:
+        """Set the tasks of a model, with how often it runs each per inference, in place of what it had.
+
+        `rivals` are tasks that it does not run, but whose candidates are to be recorded.
+        """
+        for task in (*tasks, *rivals):
             check_figures(flops=task.flops, bytes=task.bytes)
         with self._writing():
             self._connection.execute(sql.CLEAR_WEIGHTS, {"model": model})
-            for task, weight in tasks.items():
+            for task in (*tasks, *rivals):
                 self._connection.execute(sql.PUT_TASK, asdict(task))
+            for task, weight in tasks.items():
                 values = {"model": model, "workload": task.workload, "weight": weight}
                 self._connection.execute(sql.ADD_WEIGHT, values)
 

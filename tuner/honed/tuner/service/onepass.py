@@ -18,6 +18,7 @@ from honed.runtime.origin import Origin
 from honed.tuner.measure.limits import Limits
 from honed.tuner.tune.compiling import compile_apart
 from honed.tuner.tune.opening import OpenedSession
+from honed.tuner.tune.rivals import lost_by_forms
 from honed.tuner.tune.session import SearchBudget
 from honed.tuner.tune.task import headroom, headrooms
 
@@ -123,7 +124,8 @@ class TuningPass:
                 # What is served already has the schedules recorded, or default ones.
                 kernels = self._client.show(self._plan.name)["kernels"]
                 tuned = any(Origin.parse(kernel["schedule"]).tried for kernel in kernels)
-                self._estimate = event.model.now_us if tuned else event.model.before_us
+                lost = lost_by_forms(event.forms, {kernel["task"] for kernel in kernels})
+                self._estimate = event.model.now_us + lost if tuned else event.model.before_us
             case events.Round():
                 self._report(event)
                 if time.monotonic() - self._published_at >= _PUBLISH_SECONDS:
@@ -150,7 +152,7 @@ class TuningPass:
         better = self._estimate is not None and now and self._estimate >= least * now
         if self._stopping or not session.trials or not better:
             return
-        if all(p.best_trace is None for p in session.tasks):
+        if not session.improved:
             return
         self._published_at = time.monotonic()
         self._gate.leave()

@@ -104,6 +104,7 @@ def _told(session: TuningSession, outcome: Publication) -> events.Tuned:
         spent=session.spent.rounded(),
         tasks=table.tasks,
         model=table.model,
+        forms=table.forms,
         before_us=outcome.before_us,
         after_us=outcome.after_us,
         sentence=outcome.sentence,

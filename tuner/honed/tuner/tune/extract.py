@@ -18,11 +18,12 @@ from honed.protocol.errors import InvalidArgument
 from honed.runtime.model import CPU_PART
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import frontend
-from honed.tuner.attend import joins
+from honed.tuner.attend import Joining, joins
+from honed.tuner.contest import Contest
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
 from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import legal_model, task_key
-from honed.tuner.lower.operands import marked
+from honed.tuner.lower.operands import mark_constants, marked
 from honed.tuner.lower.program import FunctionCall, HostFunctionCall, Value
 from honed.tuner.lower.schedule import fresh
 from honed.tuner.lower.staging import in_stages
@@ -46,7 +47,32 @@ class Extracted:
     outputs: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Extraction:
+    """A model's tasks. `rivals`, of weight 0, are of forms that it is not first served in; `contests` are
+    between both. `opaque` ones cannot be tuned.
+    """
+
+    tasks: list[Extracted]
+    rivals: list[Extracted]
+    opaque: list[TuningTask]
+    contests: tuple[Contest, ...]
+
+
 def extract(
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    precision: frontend.Precision,
+    profile: DeviceProfile,
+    *,
+    like: Path | None = None,
+) -> tuple[list[Extracted], list[TuningTask]]:
+    """The tasks of an ONNX file as it is first served, and what cannot be tuned; see `extract_all`."""
+    found = extract_all(path, shapes, precision, profile, like=like)
+    return found.tasks, found.opaque
+
+
+def extract_all(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
     precision: frontend.Precision,
@@ -54,7 +80,7 @@ def extract(
     *,
     calibration: Path | None = None,
     like: Path | None = None,
-) -> tuple[list[Extracted], list[TuningTask]]:
+) -> Extraction:
     """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling.
 
     `calibration` and `like` are as in `honed.tuner.compile.Request`.
@@ -64,7 +90,8 @@ def extract(
     if precision == "auto":
         choice = choose.decide(prepared.given, normalised, profile, calibration=calibration, like=like)
         normalised = choose.applied(choice, normalised)
-    legal = legal_model(frontend.import_relax(normalised), profile, joins(profile))
+    joining = joins(profile)
+    legal = legal_model(frontend.import_relax(normalised), profile, joining)
     calls = [call for call in legal.program.calls if isinstance(call, FunctionCall)]
     weights = Counter(call.function for call in calls)
     outputs = {call.function: len(call.outputs) for call in calls}
@@ -75,7 +102,31 @@ def extract(
             weight += found[key].task.weight
         found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
-    return list(found.values()), [_opaque(name, weight) for name, weight in hosts.items()]
+    rivals, contests = _rivals(joining, found, profile)
+    return Extraction(
+        tasks=list(found.values()),
+        rivals=rivals,
+        opaque=[_opaque(name, weight) for name, weight in hosts.items()],
+        contests=contests,
+    )
+
+
+def _rivals(
+    joining: Joining, found: Mapping[str, Extracted], profile: DeviceProfile
+) -> tuple[list[Extracted], tuple[Contest, ...]]:
+    """Tasks of the forms that a model is not first served in, and the contests with them."""
+    rivals: dict[str, Extracted] = {}
+    contests = []
+    for contest, forms in joining.contests:
+        if not found.keys() >= set(contest.keys(contest.expected)):
+            continue  # what it takes is no call, or has other constants elsewhere
+        contests.append(contest)
+        for one in (forms.joined, *forms.apart):
+            func = mark_constants(one.func, one.constants, profile)
+            key = task_key(func)
+            if key not in found:
+                rivals[key] = Extracted(_task(func, one.name, key, 0), func, one.outputs)
+    return list(rivals.values()), tuple(contests)
 
 
 def _opaque(name: str, weight: int) -> TuningTask:

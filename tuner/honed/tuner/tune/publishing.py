@@ -33,7 +33,7 @@ class Publication:
 def measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     """Compile the best and compare it with what is served now: only what is faster is kept."""
     session, spec = run.session, run.spec
-    if job.output is None or all(p.best_trace is None for p in session.tasks):
+    if job.output is None or not session.improved:
         return Publication(sentence=_nothing(session))
     assert spec is not None
     emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
@@ -96,7 +96,7 @@ def _sentence(found: Comparison) -> str:
 
 def _foretold(session: TuningSession, device: str) -> str:
     model = session.table().model
-    if all(p.best_trace is None for p in session.tasks):
+    if not session.improved:
         found = _nothing(session)
     else:
         found = f"{model.before_us / 1e3:.3g} ms with default schedules, {model.now_us / 1e3:.3g} ms now"

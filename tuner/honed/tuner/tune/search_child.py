@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +14,7 @@ from honed.protocol.errors import Internal, ModelRefused
 from honed.protocol.strict import from_plain, to_plain
 from honed.runtime.origin import Way
 from honed.runtime.profile import DeviceProfile
+from honed.tuner.contest import Contest
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.process import DriverChild, Ended
@@ -23,9 +24,15 @@ from .task import TuningTask
 
 BATCH = 16  # candidates of a proposal
 COMMAND = python("honed.tuner.tune.searcher")
-Found = tuple[
-    list[tuple[TuningTask, int]], list[TuningTask]
-]  # tasks with their outputs, and what cannot be tuned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A model's tasks with their outputs, what cannot be tuned, and which tasks are two forms of the same."""
+
+    tasks: list[tuple[TuningTask, int]]
+    opaque: list[TuningTask]
+    contests: list[Contest] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +157,7 @@ class SearchChild:
         calibration: Path | None = None,
         like: Path | None = None,
     ) -> Found:
-        """The model's tasks, each with its number of outputs, and what cannot be tuned.
+        """The model's tasks.
 
         `calibration` and `like` are as in `honed.tuner.compile.Request`. Raises ModelRefused as compiling
         does, Internal where the child breaks.
@@ -178,7 +185,11 @@ class SearchChild:
         for plain in answer["tasks"]:
             outputs = int(plain.pop("outputs"))
             tasks.append((from_plain(TuningTask, plain, where="task"), outputs))
-        return tasks, [from_plain(TuningTask, plain, where="task") for plain in answer["opaque"]]
+        return Found(
+            tasks=tasks,
+            opaque=[from_plain(TuningTask, plain, where="task") for plain in answer["opaque"]],
+            contests=[from_plain(Contest, plain, where="contest") for plain in answer["contests"]],
+        )
 
     def load(self, task: TuningTask, outputs: int) -> LoadedTask:
         """Take up a task. Raises SearchBroke, as all below do."""

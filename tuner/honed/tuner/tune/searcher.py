@@ -11,7 +11,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
@@ -34,9 +34,8 @@ from honed.tuner.search.features import WIDTH
 from honed.tuner.search.prior import Prior, prior_of
 
 from . import making
-from .extract import Extracted, adopt, extract, workload
+from .extract import Extracted, Extraction, adopt, extract_all, workload
 from .hunt import Hunt, Tools
-from .task import TuningTask
 
 MOST_PROCESSES = 6  # that candidates are lowered by: each has a share of TVM's memory of its own
 _HUNTS = 64  # that are kept; a model rarely has as many tasks worth tuning
@@ -114,7 +113,7 @@ class Searcher:
     def extract(self, message: Mapping[str, Any]) -> codec.Message:
         """All tasks of a model; their functions are written to the folder."""
         shapes = {name: tuple(shape) for name, shape in message["shapes"].items()}
-        found, opaque = extract(
+        found = extract_all(
             Path(message["path"]),
             shapes,
             message["precision"],
@@ -122,21 +121,24 @@ class Searcher:
             calibration=_path(message["calibration"]),
             like=_path(message["like"]),
         )
-        return self._kept(found, opaque)
+        return self._kept(found)
 
     def adopt(self, message: Mapping[str, Any]) -> codec.Message:
         """A function of the caller's as the only task."""
         func = tvm.ir.load_json(message["func"])
         if not isinstance(func, tvm.tirx.PrimFunc):
             raise InvalidArgument(f"{message['name']} is no PrimFunc; give one")
-        return self._kept([adopt(func, message["name"], int(message["outputs"]))], [])
+        only = adopt(func, message["name"], int(message["outputs"]))
+        return self._kept(Extraction(tasks=[only], rivals=[], opaque=[], contests=()))
 
-    def _kept(self, found: Sequence[Extracted], opaque: Sequence[TuningTask]) -> codec.Message:
-        for one in found:
+    def _kept(self, found: Extraction) -> codec.Message:
+        tasks: list[Extracted] = [*found.tasks, *found.rivals]
+        for one in tasks:
             self.making.file(one.task.key).write_text(tvm.ir.save_json(one.func))
         return {
-            "tasks": [to_plain(one.task) | {"outputs": one.outputs} for one in found],
-            "opaque": [to_plain(task) for task in opaque],
+            "tasks": [to_plain(one.task) | {"outputs": one.outputs} for one in tasks],
+            "opaque": [to_plain(task) for task in found.opaque],
+            "contests": [to_plain(one) for one in found.contests],
         }
 
     def load(self, message: Mapping[str, Any]) -> codec.Message:

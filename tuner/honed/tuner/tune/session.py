@@ -10,11 +10,14 @@ from itertools import islice
 
 from honed.jobs import events
 from honed.jobs.events import Spent
+from honed.protocol.strict import like
 from honed.runtime.profile import DeviceProfile
 from honed.tuner import records as kept
+from honed.tuner.contest import Contest
 from honed.tuner.records import Records
 from honed.tuner.verdict import Outcome, Verdict
 
+from . import rivals
 from .gate import Gate
 from .proposals import Proposals
 from .rooflines import Rooflines
@@ -77,6 +80,7 @@ class TuningSession:
         self.emit = emit
         self.clock = clock
         self.tasks: list[TaskProgress] = []
+        self.contests: list[Contest] = []  # between these
         self.trials = 0
         self.spent = Spent()  # since the search began
         self._trying = trials
@@ -109,6 +113,11 @@ class TuningSession:
         """Since the session began."""
         return self.clock() - self._started
 
+    @property
+    def improved(self) -> bool:
+        """Whether compiling with the records gives other kernels than the model is first served with."""
+        return any(p.best_trace is not None or p.moved for p in self.tasks)
+
     def run(self, found: Callable[[], Found], budget: SearchBudget) -> None:
         """Time the default schedules of the tasks found, then search until the budget or the gain ends."""
         with self._trying:
@@ -116,10 +125,11 @@ class TuningSession:
             if self._may_go_on():
                 self._extract(found)
                 self._time_defaults()
+                while budget.trials == 0 and self._time_rival():
+                    pass
                 self._doubt_peaks([p for p in self.tasks if p.stage is TaskState.TUNING])
-                judge(self.tasks)
-            table = self.table()
-            self.emit(events.TasksFound(tasks=table.tasks, model=table.model))
+                self._judge()
+            self.emit(like(events.TasksFound, self.table()))
             if self.tasks and not self._spent(budget):
                 self._note_start()
             cut = self._search(budget)
@@ -130,29 +140,41 @@ class TuningSession:
         """Rounds until none is worth it: False; True where the budget or `stop` ended them before."""
         while not self._spent(budget):
             progress = next_task(self.tasks)
-            if progress is None:
+            if progress is not None:
+                self._round(progress, budget)
+            if not self._spent(budget) and not self._time_rival() and progress is None:
                 return False
-            self._round(progress, budget)
         return True
 
     def _extract(self, found: Callable[[], Found]) -> None:
         self.emit(events.Stage(stage="extract", fraction=0.0, text="extract the tasks"))
         self._gate.leave()
-        tasks, opaque = found()
-        for task, outputs in tasks:
+        all_ = found()
+        self.contests = all_.contests
+        for task, outputs in all_.tasks:
             self._proposals.add(task, outputs)
             self.tasks.append(TaskProgress(task=task, roofline=self._rooflines.of(task)))
-        for task in opaque:
+        for task in all_.opaque:
             progress = TaskProgress(task=task, roofline=0.0)
             progress.skip(task.opaque)
             self.tasks.append(progress)
-        weighted = {_task_row(p.task): p.task.weight for p in self.tasks if not p.task.opaque}
-        self.records.put_model(self.name, weighted)
+        known = [p.task for p in self.tasks if not p.task.opaque]
+        self.records.put_model(
+            self.name,
+            {_task_row(task): task.weight for task in known if task.weight},
+            [_task_row(task) for task in known if not task.weight],
+        )
 
     def _time_defaults(self) -> None:
-        """Time every task's default schedule, and take up what the records know of it."""
-        live = [p for p in self.tasks if p.stage is TaskState.TUNING]
-        trusted = self.records.defaults(self.setup) if self._trust_defaults else {}
+        """Time the default schedules that the model is first served with, and take up what the records know.
+
+        Of rivals that is all: they are timed later, one at a time.
+        """
+        known = self.records.defaults(self.setup)
+        for rival in (p for p in self.tasks if not p.task.weight):
+            self._trusts(rival, known.get(rival.task.key))
+        live = [p for p in self.tasks if p.stage is TaskState.TUNING and p.task.weight]
+        trusted = known if self._trust_defaults else {}
         # Those that are not known must be timed; of the others, those that matter most are timed anew.
         live.sort(key=lambda p: -p.task.weight * _seconds(trusted.get(p.task.key)))
         for n, progress in enumerate(live):
@@ -163,14 +185,29 @@ class TuningSession:
             text = f"time default schedule {n + 1} of {len(live)}: {progress.task.name}"
             self.emit(events.Stage(stage="baseline", fraction=n / len(live), text=text))
             following = [p.task for p in live[n + 1 :] if p.task.key not in trusted]
-            while progress.default is None and progress.stage is TaskState.TUNING:
-                try:
-                    self._time_default(progress, following, last=n == len(live) - 1)
-                except SearchBroke as broke:
-                    self._broken(progress, f"its default schedule cannot be made: {broke}", broke)
-            self._gate.leave()
+            self._time_one(progress, following, last=n == len(live) - 1)
         self._trying.settle_speed()
         self._condemn()
+
+    def _time_rival(self) -> bool:
+        """Time the default schedule of a task that is not run as first served; False where none is left."""
+        waiting = [
+            p for p in self.tasks if not p.task.weight and p.default is None and p.stage is TaskState.TUNING
+        ]
+        if not waiting or not self._may_go_on():
+            return False
+        self._time_one(max(waiting, key=lambda p: p.roofline), [], last=False)
+        self._judge()
+        return True
+
+    def _time_one(self, progress: TaskProgress, following: Sequence[TuningTask], *, last: bool) -> None:
+        """Time a default schedule, or give the task up."""
+        while progress.default is None and progress.stage is TaskState.TUNING:
+            try:
+                self._time_default(progress, following, last=last)
+            except SearchBroke as broke:
+                self._broken(progress, f"its default schedule cannot be made: {broke}", broke)
+        self._gate.leave()
 
     def _time_default(self, progress: TaskProgress, following: Sequence[TuningTask], *, last: bool) -> None:
         """Time a default schedule, while those of the `following` tasks are made."""
@@ -246,11 +283,12 @@ class TuningSession:
             progress.end_round(before, self.clock() - began, last=batch.last)
         spent = self._spent_now + Spent(search=self._proposals.seconds - searched)
         self.spent += spent
-        judge(self.tasks)
+        self._judge()
         self._note_progress(self.trials - made)
-        table = self.table()
         self.emit(
-            events.Round(
+            like(
+                events.Round,
+                self.table(),
                 round=sum(p.rounds for p in self.tasks),
                 task=progress.task.key,
                 way=batch.way,
@@ -259,8 +297,6 @@ class TuningSession:
                 trials=self.trials,
                 seconds=self.seconds,
                 seconds_left=None if budget.seconds is None else max(0.0, budget.seconds - self.seconds),
-                tasks=table.tasks,
-                model=table.model,
             )
         )
 
@@ -386,7 +422,16 @@ class TuningSession:
     def table(self) -> events.TaskTable:
         """Every task as a row, and the model's estimated latency."""
         rows = sorted(self.tasks, key=lambda p: -p.cost)
-        return events.TaskTable(tasks=tuple(p.row() for p in rows), model=latency(self.tasks))
+        return events.TaskTable(
+            tasks=tuple(p.row() for p in rows),
+            model=latency(self.tasks),
+            forms=rivals.rows(self.tasks, self.contests),
+        )
+
+    def _judge(self) -> None:
+        """See which forms are taken, and which tasks are worth tuning, by what is known now."""
+        rivals.settle(self.tasks, self.contests)
+        judge(self.tasks)
 
 
 def _seconds(default: kept.Default | None) -> float:

@@ -22,6 +22,10 @@ _EXHAUSTED = 0.25
 UNKNOWN_ABOVE = 1.25
 
 
+# That a form which is not taken turns out to be the faster one: what a run of it counts for.
+_CHANCE = 0.1
+
+
 class TaskState(StrEnum):
     """Where a task stands."""
 
@@ -33,7 +37,7 @@ class TaskState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningTask:
-    """One workload of a model. `weight` is how often one inference runs it."""
+    """One workload of a model. `weight` is how often one inference runs it as the model is first served."""
 
     key: str
     name: str
@@ -80,11 +84,18 @@ class TaskProgress:
     small: bool = False  # skipped for being so; as others get faster, it may come to matter
     rate: float = 0.5  # share of the time that a round is expected to take off
     round_seconds: float = 10.0
+    moved: int = 0  # runs that it has more (or fewer) in the forms that its model's work takes now
+    rival: int = 0  # runs that it would have more in forms that are not taken
+
+    @property
+    def weight(self) -> int:
+        """How often one inference runs it now."""
+        return self.task.weight + self.moved
 
     @property
     def cost(self) -> float:
         """What it takes of one inference."""
-        return self.task.weight * (self.best or 0.0)
+        return self.weight * (self.best or 0.0)
 
     @property
     def expected_gain(self) -> float:
@@ -92,7 +103,8 @@ class TaskProgress:
         if self.stage is not TaskState.TUNING or self.best is None:
             return 0.0
         reachable = max(self.roofline, self.best * (1 - self.rate))
-        return self.task.weight * max(self.best - reachable, 0.0) / self.round_cost
+        runs = self.weight + _CHANCE * self.rival
+        return runs * max(self.best - reachable, 0.0) / self.round_cost
 
     @property
     def round_cost(self) -> float:
@@ -147,7 +159,7 @@ class TaskProgress:
         return TaskRow(
             task=self.task.key,
             name=self.task.name,
-            weight=self.task.weight,
+            weight=self.weight,
             flops=self.task.flops,
             bytes=self.task.bytes,
             roofline_us=self.roofline * 1e6,
@@ -169,9 +181,12 @@ def judge(tasks: list[TaskProgress]) -> None:
     for p in tasks:
         if p.best is None or not (p.small or (p.stage is TaskState.TUNING and not p.rounds)):
             continue
-        p.small = p.cost < SMALL * whole
-        if p.small:
-            p.skip(f"too small to matter: {100 * p.cost / whole:.2g} % of the model's time")
+        cost = (p.weight + p.rival) * p.best
+        p.small = cost < SMALL * whole
+        if p.small and not p.weight + p.rival:
+            p.skip("of a form that is not taken, and would be no faster at its roofline")
+        elif p.small:
+            p.skip(f"too small to matter: {100 * cost / whole:.2g} % of the model's time")
         elif p.beyond:
             p.skip("already at its roofline")
         else:
@@ -187,7 +202,7 @@ def latency(tasks: list[TaskProgress]) -> Estimate:
 def headroom(tasks: list[TaskProgress]) -> float:
     """Share of the model's time above the rooflines of its tasks, 0 to 1."""
     whole = sum(p.cost for p in tasks)
-    least = sum(p.task.weight * min(p.roofline, p.best) for p in tasks if p.best is not None)
+    least = sum(p.weight * min(p.roofline, p.best) for p in tasks if p.best is not None)
     return max(0.0, 1.0 - least / whole) if whole else 0.0
 
 
