@@ -97,18 +97,7 @@ def infer_call(
     Raises InvalidArgument for element types honed does not carry.
     """
     known = list(regions)
-    described: list[InputTensor] = []
-    contents: list[Data] = []
-    for name, array in inputs.items():
-        datatype = STRING.datatype if strings.is_text(array) else _datatype(array.dtype)
-        place = _place(array, known)
-        if place is None and lent is not None and array.nbytes and not strings.is_text(array):
-            copy = lent.region.array(array.dtype.name, array.shape)
-            copy[...] = array
-            place = _place(copy, (lent.region,))
-        described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
-        if place is None:
-            contents.append(_content(array))
+    described, contents = _inputs(inputs, known, lent)
     into = dict(outputs) if isinstance(outputs, Mapping) else {}
     places = {name: _place(array, known) for name, array in into.items()}
     wanted = None
@@ -125,10 +114,29 @@ def infer_call(
     return InferCall(params, into, shared, lent.region if lent is not None else None)
 
 
+def _inputs(
+    inputs: Mapping[str, NDArray[Any]], regions: Sequence[Region], lent: Lent | None
+) -> tuple[list[InputTensor], list[Data]]:
+    """Where each array is, or the bytes of it."""
+    described: list[InputTensor] = []
+    contents: list[Data] = []
+    for name, array in inputs.items():
+        datatype = STRING.datatype if strings.is_text(array) else _datatype(array.dtype)
+        place = _place(array, regions)
+        if place is None and lent is not None and array.nbytes and not strings.is_text(array):
+            copy = lent.region.array(array.dtype.name, array.shape)
+            copy[...] = array
+            place = _place(copy, (lent.region,))
+        described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
+        if place is None:
+            contents.append(_content(array))
+    return described, contents
+
+
 def _options(
     timeout: float, priority: int, finite: bool, sequence: InSequence | None, lent: Lent | None
 ) -> InferOptions:
-    room = lent.room if lent is not None else 0
+    room = lent if lent is not None and lent.room else None
     return InferOptions(
         timeout=max(1, round(timeout * 1e6)),
         priority=priority,
@@ -136,9 +144,9 @@ def _options(
         sequence_id=sequence.id if sequence is not None else None,
         sequence_start=(sequence is not None and sequence.start) or None,
         sequence_end=(sequence is not None and sequence.end) or None,
-        shared_memory_region=lent.region.name if lent is not None and room else None,
-        shared_memory_offset=lent.region.room(room) if lent is not None and room else None,
-        shared_memory_byte_size=room or None,
+        shared_memory_region=room.region.name if room is not None else None,
+        shared_memory_offset=room.region.room(room.room) if room is not None else None,
+        shared_memory_byte_size=room.room if room is not None else None,
     )
 
 
