@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import (
+    brings,
     clients,
     descriptors,
     disturbances,
@@ -55,6 +56,7 @@ ATTACKS: dict[str, type[Attack]] = {
         greedy.LargeFrames,
         greedy.Regions,
         greedy.Connections,
+        brings.Brings,
         disturbances.Clock,
         disturbances.FullDisk,
         disturbances.ReadOnlyDisk,

@@ -15,7 +15,7 @@ from honed.daemon.serving import actions as do
 from honed.daemon.serving import events as told
 from honed.daemon.serving.machine import Machine
 from honed.daemon.serving.registry import Registry
-from honed.daemon.serving.states import CPU_ENGINE, ServedModel, State
+from honed.daemon.serving.states import CPU_ENGINE, ServedModel, State, cpu_engine, is_cpu
 from honed.daemon.store import EngineTimes, Manifest, begin, new_version, version_file
 from honed.daemon.variants.names import is_variant, model_of
 from honed.daemon.versions import NO_HISTORY, go_back, settle, succeed
@@ -24,8 +24,15 @@ from honed.runtime.errors import HonedError, InvalidArgument
 
 T = TypeVar("T")
 CLIENT = ClientId(user=1, connection=1)
+USER = 7
+USERS_ENGINE = cpu_engine(USER)
 COMPILED = cast(Any, "a compiled model")
 CHECKED = ModelChecked(device="", outputs=())
+
+
+def owner_of(name: str) -> int | None:
+    """The user whose own a model of this name is."""
+    return USER if model_of(name) == "own" else None
 
 
 def stored(key: str) -> StoredFile:
@@ -41,6 +48,7 @@ def manifest(name: str, key: str) -> Manifest:
         sources=(),
         shapes={},
         precision="auto",
+        owner=owner_of(name),
     )
 
 
@@ -84,9 +92,9 @@ class World:
         self.workers: dict[str, int] = {}  # engines with one that calls reach
         self.starts = 0
         self.dying: set[str] = set()  # engines whose worker failed, and its end is not told yet
-        self.stopped = {"cpu", CPU_ENGINE}  # engines whose worker nobody keeps
+        self.stopped = {"cpu", CPU_ENGINE, USERS_ENGINE}  # engines whose worker nobody keeps
         self.loaded: dict[str, set[str]] = {
-            name: set() for name in ("gpu", "spare", "cpu", CPU_ENGINE)
+            name: set() for name in ("gpu", "spare", "cpu", CPU_ENGINE, USERS_ENGINE)
         }  # keys by engine
         self.runs: dict[str, do.Run] = {}
         self.loads: list[do.Load] = []
@@ -129,10 +137,10 @@ class World:
                 assert engine not in self.runs, "one at a time"
                 assert ticket.number in self.outstanding
                 assert self.models.serves(model)
-                assert engine == (CPU_ENGINE if ticket.open else model.engine)
+                assert engine == (model.cpu_engine if ticket.open else model.engine)
                 assert model.key_on(engine) in self.loaded[engine], "only what it has and found right"
                 condemned = (model.name, model.manifest.history.number) in self.condemned
-                assert engine == CPU_ENGINE or not condemned, "what did wrong never serves again"
+                assert is_cpu(engine) or not condemned, "what did wrong never serves again"
                 self.runs[engine] = action
             case do.Answer(request):
                 self.end(request, None)
@@ -169,7 +177,9 @@ class World:
             case do.StartServer(engine):
                 self.stopped.remove(engine)
             case do.StopServer(engine):
-                assert not any(engine in model.deployments for model in self.models.all())
+                used = (model.deployments.get(engine) for model in self.models.all())
+                assert engine == USERS_ENGINE or not any(used)
+                assert not self.machine.engines[engine].queue.models()
                 assert action not in self.stops
                 self.stops.append(action)
 
@@ -236,14 +246,16 @@ class World:
             return
         kept = given(name)
         proof = None
-        self.tell(told.Kept(CPU_ENGINE, kept.source_key))
+        cpu = self.machine.cpu_for(kept.owner)
+        assert cpu is not None
+        self.tell(told.Kept(cpu, kept.source_key))
         if proven:
-            proof = self.prove(CPU_ENGINE, kept.source_key)
+            proof = self.prove(cpu, kept.source_key)
         self.disk[name] = kept
         self.condemned = {each for each in self.condemned if each[0] != name}
         self.persists = [each for each in self.persists if each.model.name != name]
         self.serve(kept, proof)
-        self.tell(told.LetGo(CPU_ENGINE, kept.source_key))
+        self.tell(told.LetGo(cpu, kept.source_key))
 
     def compile(self, name: str, chosen: str, *, stored_only: bool = False) -> None:
         """What was given is compiled, proven on the device, and compared with the CPU engine."""
@@ -271,7 +283,9 @@ class World:
         if not chosen:
             self.tell(told.NotCompared(number))
             return
-        device, runtime = (self.machine.engines[name].fingerprint for name in ("gpu", CPU_ENGINE))
+        device, runtime = (
+            self.machine.engines[name].fingerprint for name in ("gpu", compare.model.cpu_engine)
+        )
         times = EngineTimes(gpu_ms=1.0, cpu_ms=1.0, device=device, runtime=runtime)
         self.tell(told.EngineChosen(model=number, engine=chosen, why="compared", times=times))
         assert not (compare.model.manifest.pinned_engine and compare.model.manifest.why == "compared")

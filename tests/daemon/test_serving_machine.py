@@ -18,6 +18,7 @@ from honed.daemon.serving.states import (
     CPU_ENGINE,
     MAX_CRASHES,
     MAX_CRASHES_AN_HOUR,
+    RESTING_SECONDS,
     Phase,
     ServedModel,
     State,
@@ -25,7 +26,7 @@ from honed.daemon.serving.states import (
 from honed.daemon.versions import TRIAL_REQUESTS, settle
 from honed.runtime.errors import AlreadyExists, NotFound, Unavailable
 
-from .serving_world import CHECKED, CLIENT, COMPILED, World, manifest, successor
+from .serving_world import CHECKED, CLIENT, COMPILED, USERS_ENGINE, World, manifest, successor
 
 
 def serving(*, trial: bool = False, fallback: str = "") -> tuple[World, ServedModel]:
@@ -486,3 +487,25 @@ def test_without_the_cpu_engine_what_only_that_can_run_says_so() -> None:
     model = again.models.get("a")
     assert model.state is State.UNAVAILABLE
     assert "install honed-cpu" in model.reason
+
+
+def test_a_users_engine_rests_with_what_it_serves_until_that_is_asked_for() -> None:
+    world = World(cpu=True)
+    world.ready("gpu")
+    world.add_given("own")
+    world.settle()
+    engine, model = world.machine.engines[USERS_ENGINE], world.models.get("own")
+    first = world.ask("own")
+    world.settle()
+    assert (engine.phase, model.engine) == (Phase.READY, USERS_ENGINE)
+    world.now += RESTING_SECONDS + 1
+    world.tell(told.Passed())
+    world.settle()
+    assert (engine.phase, model.state) == (Phase.RESTING, State.READY)
+    asked = world.ask("own")
+    assert engine.phase is Phase.STARTING
+    world.settle()
+    assert world.answers == {first: None, asked: None}
+    again = World(disk=world.disk, cpu=True)
+    assert again.models.get("own").state is State.READY
+    assert again.machine.engines[USERS_ENGINE].phase is Phase.RESTING, "a start of the service loads nothing"

@@ -8,14 +8,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from honed.daemon.requests import Ticket
 from honed.daemon.serving import events as told
-from honed.daemon.serving.states import CPU_ENGINE, Phase, State
+from honed.daemon.serving.states import CPU_ENGINE, Phase, State, cpu_engine
 from honed.daemon.versions import TRIAL_REQUESTS
 
-from .serving_world import T, World
+from .serving_world import USERS_ENGINE, T, World, owner_of
 
-NAMES = st.sampled_from(["a", "b", "a@2"])  # the last is a variant of the first
+NAMES = st.sampled_from(["a", "b", "a@2", "own"])  # the third is a variant, the last a user's own
 ENGINES = st.sampled_from(["gpu", "spare"])
-EVERY_ENGINE = st.sampled_from(["gpu", "spare", "cpu", CPU_ENGINE])
+EVERY_ENGINE = st.sampled_from(["gpu", "spare", "cpu", CPU_ENGINE, USERS_ENGINE])
 PICKS = st.integers(0, 5)
 
 
@@ -54,12 +54,16 @@ class Serving(RuleBasedStateMachine):
     def cpu_engine_ready(self) -> None:
         self.world.ready(CPU_ENGINE)
 
+    @rule()
+    def users_engine_ready(self) -> None:
+        self.world.ready(USERS_ENGINE)
+
     @rule(name=NAMES, proven=st.booleans(), ready=st.booleans())
     def add_given(self, name: str, proven: bool, ready: bool) -> None:
         """What the CPU engine serves."""
         self.world.add_given(name, proven=proven)
         if ready:
-            self.world.ready(CPU_ENGINE)
+            self.world.ready(cpu_engine(owner_of(name)))
 
     @rule(
         name=NAMES, chosen=st.sampled_from(["cpu", "gpu"]), stored_only=st.sampled_from([False] * 4 + [True])
@@ -75,7 +79,7 @@ class Serving(RuleBasedStateMachine):
         """The whole way: served as it was given, then compiled; then asked for in other shapes."""
         world = self.world
         world.add_given(name)
-        for engine in (CPU_ENGINE, "gpu"):
+        for engine in (cpu_engine(owner_of(name)), "gpu"):
             self.restart(engine)
         world.compile(name, chosen)
         if shaped:
@@ -266,9 +270,9 @@ class Serving(RuleBasedStateMachine):
     @invariant()
     def what_is_ready_is_loaded(self) -> None:
         for model in self.world.models.all():
-            assert set(model.deployments) <= {model.engine, model.home, CPU_ENGINE}
+            assert set(model.deployments) <= {model.engine, model.home, model.cpu_engine}
             assert model.engine in model.deployments
-            if model.state is State.READY and model.engine in self.world.workers:
+            if model.deployment.state is State.READY and model.engine in self.world.workers:
                 assert model.key_on(model.engine) in self.world.loaded[model.engine]
             for engine, deployment in model.deployments.items():
                 if deployment.state is State.READY and engine in self.world.workers:
@@ -296,8 +300,9 @@ class Serving(RuleBasedStateMachine):
         for engine in world.machine.engines.values():
             for ticket in engine.queue._waiting.values():
                 model = world.models.get(ticket.model)
-                assert engine.name == (CPU_ENGINE if ticket.open else model.engine)
+                assert engine.name == (model.cpu_engine if ticket.open else model.engine)
                 state = model.deployments[engine.name].state
+                assert not model.deployments[engine.name].resting
                 assert state is not State.UNAVAILABLE
                 assert engine.phase not in (Phase.FAILED, Phase.RESTING)
                 idle = engine.running is None and engine.phase is Phase.READY
@@ -312,6 +317,7 @@ class Serving(RuleBasedStateMachine):
                 for model in self.world.models.all()
                 if engine.name in model.deployments
                 and model.deployments[engine.name].state is State.LOADING
+                and not model.deployments[engine.name].resting
                 and (model.engine == engine.name or model.name in wanted)
             ]
             if waiting and engine.phase is Phase.READY:
@@ -325,6 +331,15 @@ class Serving(RuleBasedStateMachine):
         used = any(CPU_ENGINE in (*m.deployments, m.home) for m in self.world.models.all())
         if not used and engine.running is None:
             assert engine.phase in (Phase.RESTING, Phase.STOPPING)
+
+    @invariant()
+    def a_users_engine_runs_nothing_else(self) -> None:
+        for engine in self.world.machine.engines.values():
+            if engine.owner is not None:
+                names = {model.name for model, _ in self.world.machine._core.on(engine)}
+                assert names <= {"own"}
+        own = self.world.models.find("own")
+        assert own is None or CPU_ENGINE not in own.deployments
 
     def teardown(self) -> None:
         """From anywhere, all ends well: requests answered, models served at home, and stored so."""

@@ -17,6 +17,7 @@ from honed.protocol.errors import (
     InvalidArgument,
     MissingFiles,
     ModelRefused,
+    NotFound,
     ResourceExhausted,
     Unavailable,
 )
@@ -76,6 +77,7 @@ class Jobs:
         self.builder = ModelBuilder(limits, pool, inspector, records)
         self._resuming: asyncio.Future[None] | None = None
         self.active: dict[str, AddJob] = {}
+        self.leaving: set[str] = set()  # models that are being removed
 
     async def add(
         self,
@@ -270,9 +272,14 @@ class Jobs:
 
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound."""
-        await self.stop_compiling(self._registry.get(name).name)
-        self._check_idle(name)
-        await to_its_end(self._remove(name))
+        self._registry.get(name)
+        self.leaving.add(name)  # so that nobody begins to compile it anew
+        try:
+            await self.stop_compiling(name)
+            self._check_idle(name)
+            await to_its_end(self._remove(name))
+        finally:
+            self.leaving.discard(name)
         _log.info("removed model %s", name)
 
     async def _remove(self, name: str) -> None:
@@ -414,6 +421,8 @@ class Jobs:
             manifest = made_manifest(job.name, made, staged, self._registry.find(job.name), restored)
             if given is not None:
                 manifest = await self._with_choice(job, manifest, made, given)
+                if self._registry.find(job.name) is None:
+                    raise NotFound(f"model {job.name!r} was removed while it was compiled")
             files = [(made.file, made.path), *staged.sources]
             await to_its_end(self._commit(manifest, made.model, made.proof, files))
         job.report("load", 1.0)

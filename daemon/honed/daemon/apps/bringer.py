@@ -206,7 +206,7 @@ class Bringer:
         waiting: dict[int, ServedModel] = {}
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest
-            if manifest.owner is None or entry.name in self._failed:
+            if manifest.owner is None or entry.name in self._failed | self.jobs.leaving:
                 continue
             if entry.on_cpu and unfinished(manifest, self.policy):
                 waiting.setdefault(manifest.owner, entry)

@@ -28,7 +28,8 @@ def added(core: Core, event: Added) -> None:
     )
     replaced = core.enter(model)
     engine = core.engines[model.engine]
-    if engine.rests and event.proof is None:
+    asleep = engine.rests and engine.phase in (Phase.RESTING, Phase.STOPPING)
+    if asleep and event.proof is None and model.name not in engine.queue.models():
         model.deployment.resting = True
     else:
         model.deployment.used = core.now

@@ -62,7 +62,8 @@ def _compare(core: Core, model: ServedModel) -> None:
     device = core.engines[model.device]
     free = model.manifest.engine_wanted(core.policy) == "fastest" and model.compiled is not None
     able = device.phase is Phase.READY and not model.failed and model.state is State.READY and model.at_home
-    if core.cpu is None or not (free and able and model.takes_open) or model.comparing:
+    cpu = core.cpu_for(model.manifest.owner)
+    if cpu is None or not (free and able and model.takes_open) or model.comparing:
         return
     if model.trial is None and core.now - model.compared >= DRIFT_SECONDS:
         model.comparing, model.compared = True, core.now
