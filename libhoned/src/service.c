@@ -142,6 +142,8 @@ honed_code service_connect(honed_service *service, struct failure *failure)
     if (service->socket >= 0 && !service->calls) /* nobody waits: what comes can only be of calls given up, or the end */
         for (int i = 0; i < READS && service->socket >= 0 && receive(service); i++)
             ;
+    if (service->socket >= 0 && !service->calls && service->first && service->first->sent)
+        disconnect(service, HONED_CANCELLED, HONED_CANCELLED, ""); /* in the middle of a message that nobody wants any more */
     if (service->socket >= 0)
         return HONED_OK;
     if (strlen(service->path) >= sizeof address.sun_path)
