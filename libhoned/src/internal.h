@@ -118,31 +118,35 @@ void put_bool(struct frame *frame, bool value);
 void put_bytes(struct frame *frame, const void *data, size_t size);
 
 /* service.c */
-int64_t now(void);                                  /* nanoseconds of the monotonic clock */
-int64_t moment_after(int timeout);                  /* from now; -1 gives NEVER */
-int milliseconds_until(int64_t moment);             /* rounded up; -1 for NEVER */
-void rest(int milliseconds);
 void service_keep(honed_service *service);
 void service_drop(honed_service *service);
 honed_code service_connect(honed_service *service, struct failure *failure);
-/* Makes an idle call out of its frame, which it takes, and sends what can be sent; or holds it. */
-void call_begin(honed_service *service, struct call *call, struct frame *frame, int64_t deadline, bool hold);
-void call_release(honed_service *service, struct call *call); /* sends a held one */
-void call_end(honed_service *service, struct call *call);     /* as its failure says */
-void call_cancel(honed_service *service, struct call *call, honed_code code, const char *why);
-void send_unanswered(honed_service *service, struct frame *frame);
-bool under_way(const struct call *call);
 void pump(honed_service *service, int64_t until); /* waits for news until then, at most, and takes them */
-void set_timer(honed_service *service);
 /* The whole of a call without descriptors: connects, sends, waits. Takes the frame. */
 honed_code ask(honed_service *service, struct call *call, struct frame *frame);
+
+/* transport.c: sends what nobody waits for the answer of; takes the frame, which may be NULL. */
+void send_unanswered(honed_service *service, struct frame *frame);
+
+/* calls.c */
+int64_t now(void);                      /* nanoseconds of the monotonic clock */
+int64_t moment_after(int timeout);      /* from now; -1 gives NEVER */
+int milliseconds_until(int64_t moment); /* rounded up; -1 for NEVER */
+void rest(int milliseconds);
+void set_timer(honed_service *service); /* so that the epoll tells of deadlines, and of requests to be collected */
+bool under_way(const struct call *call);
+/* Makes an idle call out of its frame, which it takes, and sends what can be sent; or holds it. */
+void call_begin(honed_service *service, struct call *call, struct frame *frame, int64_t deadline, bool hold);
+void call_release(honed_service *service, struct call *call); /* queues a held one */
+void call_end(honed_service *service, struct call *call);     /* as its failure says */
+void call_cancel(honed_service *service, struct call *call, honed_code code, const char *why);
 
 /* buffer.c */
 bool buffer_known(const honed_buffer *buffer); /* to the service at the other end now */
 void buffer_tell(honed_buffer *buffer);        /* begins to tell it, unless that is under way */
 void buffer_keep(honed_buffer *buffer);
 
-/* request.c: what came of telling a buffer, for the requests that are held for it */
+/* calling.c: what came of telling a buffer, for the requests that are held for it */
 void requests_told(honed_buffer *buffer);
 
 /* tensor.c */

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import resource
 import select
+import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -424,6 +425,35 @@ def test_a_message_larger_than_the_sockets_buffers_goes_both_ways(library: Libra
             large[0] = number
             assert request.infer() == CODES["OK"], request.error
             np.testing.assert_array_equal(request.outputs()["y"], large)
+
+
+class Refusing(Fake):
+    """Refuses the first message before it has all of it, reads no more of it, and does not hang up."""
+
+    def _serve_one(self, connected: socket.socket) -> None:
+        if self.connections > 1:
+            super()._serve_one(connected)
+            return
+        connected.recv(1 << 16)
+        Connection(connected).refuse([0, 1], "RESOURCE_EXHAUSTED", "too large")
+        self.first = connected.dup()
+
+
+def test_what_is_left_of_a_message_refused_early_does_not_hold_up_the_next(
+    library: Library, tmp_path: Path
+) -> None:
+    with (
+        Refusing(tmp_path / "s") as fake,
+        opened(library, fake.path) as service,
+        Request(library, service, "small") as request,
+    ):
+        request.input("x", np.zeros(1 << 22, np.float32))
+        assert request.infer() == CODES["RESOURCE_EXHAUSTED"]
+        request.input("x", X)
+        library.request_timeout(request.c, PATIENCE)
+        assert request.infer() == CODES["OK"], request.error
+        assert fake.connections == 2
+        fake.first.close()
 
 
 def test_a_patient_call_ends_with_its_patience(library: Library, tmp_path: Path) -> None:
