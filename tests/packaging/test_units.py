@@ -15,8 +15,8 @@ import pytest
 from honed.daemon.config import CpuSettings
 from honed.daemon.limits import Limits
 from honed.daemon.tunerchild import TunerSettings
-from honed.frigate.settings import Settings as FrigateSettings
-from honed.http.settings import Settings as HttpSettings
+from honed.frigate.settings import FrigateSettings
+from honed.http.settings import HttpSettings
 from honed.protocol.strict import from_plain
 from honed.runtime.families import FAMILIES
 

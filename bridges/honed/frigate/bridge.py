@@ -17,9 +17,9 @@ from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.runtime import AsyncClient
 
 from . import detections, messages
-from .messages import Frame, ModelAsked, ModelSent, Picture
+from .messages import CameraPicture, Frame, ModelAsked, ModelSent
 from .models import Models
-from .settings import Settings
+from .settings import FrigateSettings
 
 _MAX_CLIENTS: Final = 1024  # whose model is remembered; those heard of the longest ago are forgotten
 _COMPLAIN_SECONDS: Final = 10.0  # between two lines of the log of the same kind
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 class Bridge:
     """Answers the detectors that are connected to one endpoint."""
 
-    def __init__(self, settings: Settings, client: AsyncClient) -> None:
+    def __init__(self, settings: FrigateSettings, client: AsyncClient) -> None:
         self._settings = settings
         self._models = Models(client, settings)
         self._asked: OrderedDict[bytes, str] = OrderedDict()  # the model each client asked for
@@ -94,7 +94,7 @@ class Bridge:
                     return await self._model_asked(client, file)
                 case ModelSent(file=file, data=data):
                     return await self._model_sent(client, file, data)
-                case Picture() as picture:
+                case CameraPicture() as picture:
                     return await self._picture(client, picture)
         except HonedError as error:
             self._complain(str(error))
@@ -114,7 +114,7 @@ class Bridge:
         status = await self._models.add(model, file, data)
         return messages.model_kept(saved=status.known, loaded=status.ready)
 
-    async def _picture(self, client: bytes, picture: Picture) -> list[bytes] | None:
+    async def _picture(self, client: bytes, picture: CameraPicture) -> list[bytes] | None:
         model = self._asked.get(client) or self._settings.model
         if not model:
             # It asked a bridge before this one. Without an answer it gives up this request and asks anew.

@@ -15,14 +15,16 @@ from honed.bridge import launch
 from honed.runtime import AsyncClient
 
 from .bridge import Bridge
-from .settings import Settings
+from .settings import FrigateSettings
 
 CONFIG: Final = Path("/etc/honed/honed-frigate.toml")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bridge; gives the exit status."""
-    return launch.launch(parser(), arguments, Settings, CONFIG, lambda *given: asyncio.run(_serve(*given)))
+    return launch.launch(
+        parser(), arguments, FrigateSettings, CONFIG, lambda *given: asyncio.run(_serve(*given))
+    )
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
 
-async def _serve(settings: Settings, socket: str | None) -> None:
+async def _serve(settings: FrigateSettings, socket: str | None) -> None:
     loop = asyncio.get_running_loop()
     async with AsyncClient(socket, timeout=settings.retry_seconds or 1.0) as client:
         serving = asyncio.create_task(Bridge(settings, client).serve())

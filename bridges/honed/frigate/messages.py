@@ -43,7 +43,7 @@ class ModelSent:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Picture:
+class CameraPicture:
     """Pictures to find things in, as the model takes them."""
 
     tensor: NDArray[Any]
@@ -64,7 +64,7 @@ class Picture:
         )
 
 
-Message = ModelAsked | ModelSent | Picture
+Message = ModelAsked | ModelSent | CameraPicture
 
 
 def parse(frames: Sequence[Frame]) -> Message:
@@ -77,7 +77,7 @@ def parse(frames: Sequence[Frame]) -> Message:
     if header.get("model_data") is True and len(frames) == 2:
         return ModelSent(_file(header), frames[1])
     if len(frames) == 2:
-        return Picture(_tensor(header, frames[1]), _model_type(header))
+        return CameraPicture(_tensor(header, frames[1]), _model_type(header))
     raise InvalidArgument("a header without a tensor came; Frigate sends both")
 
 
@@ -92,7 +92,7 @@ def model_kept(*, saved: bool, loaded: bool) -> list[bytes]:
 
 
 def found(detections: NDArray[Any]) -> list[bytes]:
-    """The answer to a Picture."""
+    """The answer to a CameraPicture."""
     header = {"shape": list(detections.shape), "dtype": detections.dtype.name}
     return [json.dumps(header).encode(), detections.tobytes()]
 

@@ -26,14 +26,14 @@ from honed.runtime import AsyncClient
 from honed.runtime.calls import model_name_for
 
 from .messages import Frame
-from .settings import Settings
+from .settings import FrigateSettings
 
 _LOOK_SECONDS: Final = 0.1  # between two looks whether something is ready
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class ModelStatus:
     """Whether honed has a model, and whether it can be run."""
 
     known: bool
@@ -43,7 +43,7 @@ class Status:
 class Models:
     """The service's models, by the names of Frigate's files."""
 
-    def __init__(self, client: AsyncClient, settings: Settings) -> None:
+    def __init__(self, client: AsyncClient, settings: FrigateSettings) -> None:
         self._client = client
         self._settings = settings
         self._inputs: dict[str, str] = {}  # by model
@@ -52,27 +52,27 @@ class Models:
         """The model that stands for a file of Frigate's."""
         return self._settings.model or model_name_for(Path(file))
 
-    async def status(self, model: str) -> Status:
+    async def status(self, model: str) -> ModelStatus:
         """Whether the model is there and ready; waits for a service and a model that are not ready yet."""
         deadline = time.monotonic() + self._settings.ready_seconds
-        status = Status(known=False, ready=False)
+        status = ModelStatus(known=False, ready=False)
         while True:
             try:
                 ready = await self._client.ready(model)
-                status = Status(known=True, ready=ready)
+                status = ModelStatus(known=True, ready=ready)
             except NotFound:
-                return Status(known=False, ready=False)
+                return ModelStatus(known=False, ready=False)
             except (Unavailable, DeadlineExceeded) as error:
                 _log.debug("%s", error)
             if status.ready or time.monotonic() >= deadline:
                 return status
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def add(self, model: str, file: str, data: Frame) -> Status:
+    async def add(self, model: str, file: str, data: Frame) -> ModelStatus:
         """Add the file as `model`; what the service says against it is told in the log."""
         if not self._settings.take_models:
             _log.error("%s was not taken; add it with 'hone add', or give take_models = true", file)
-            return Status(known=False, ready=False)
+            return ModelStatus(known=False, ready=False)
         with TemporaryDirectory() as folder:
             path = Path(folder) / f"{model}.onnx"
             await asyncio.to_thread(path.write_bytes, data)
@@ -80,10 +80,10 @@ class Models:
                 await self._client.add(path, name=model, wait=False)
             except PermissionDenied:
                 _log.error("%s may not be added by this user; run 'hone add %s --name %s'", file, file, model)
-                return Status(known=False, ready=False)
+                return ModelStatus(known=False, ready=False)
             except HonedError as error:
                 _log.error("%s cannot be served: %s", file, error)
-                return Status(known=False, ready=False)
+                return ModelStatus(known=False, ready=False)
         return await self.status(model)
 
     async def infer(self, model: str, tensor: NDArray[Any]) -> list[NDArray[Any]]:

@@ -10,7 +10,7 @@ from honed.protocol.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class FrigateSettings:
     """Every setting with its default; raises InvalidArgument for values that are not allowed.
 
     endpoint: where Frigate connects to, ipc://PATH or tcp://ADDRESS:PORT.

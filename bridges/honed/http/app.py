@@ -24,7 +24,7 @@ from honed.runtime.operations import GRACE
 
 from . import inference
 from .guard import Guard
-from .settings import Settings
+from .settings import HttpSettings
 
 _EXTENSIONS: Final = ("binary_tensor_data", "sequence")
 _OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -55,7 +55,7 @@ class WrongEncoding(InvalidArgument):
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def application(settings: Settings, client: AsyncClient) -> Starlette:
+def application(settings: HttpSettings, client: AsyncClient) -> Starlette:
     """What uvicorn runs; closes the client at the end."""
     bridge = _Bridge(settings, client)
 
@@ -72,7 +72,7 @@ def application(settings: Settings, client: AsyncClient) -> Starlette:
 
 
 class _Bridge:
-    def __init__(self, settings: Settings, client: AsyncClient) -> None:
+    def __init__(self, settings: HttpSettings, client: AsyncClient) -> None:
         self._settings = settings
         self._client = client
         self._guard = Guard(settings.address, settings.hosts)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from .settings import Settings
+from .settings import HttpSettings
 
 _WHY: Final = b'{"error": "there are too many connections; close one, or try again later"}'
 _FULL: Final = (
@@ -20,10 +20,10 @@ _FULL: Final = (
 )
 
 
-class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has no types
+class BoundedConnection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has no types
     """One connection."""
 
-    settings: ClassVar[Settings]
+    settings: ClassVar[HttpSettings]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -99,6 +99,6 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn 0.17 has no type
             self._writing = self.loop.call_later(self.settings.write_seconds, self.transport.abort)
 
 
-def protocol(settings: Settings) -> type[asyncio.Protocol]:
+def protocol(settings: HttpSettings) -> type[asyncio.Protocol]:
     """The class of connections that keep to these settings."""
-    return type("BoundedConnection", (Connection,), {"settings": settings})
+    return type("ConfiguredConnection", (BoundedConnection,), {"settings": settings})

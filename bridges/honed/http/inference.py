@@ -24,7 +24,7 @@ Object = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class InferenceRequest:
     """What ModelInfer is asked, and which outputs are answered as binary data."""
 
     params: InferParams
@@ -38,7 +38,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerBody:
     """A body, and how long its JSON is where binary tensors follow it; None: it is nothing else."""
 
     body: bytes
@@ -63,7 +63,9 @@ def json_part(body: memoryview, header_length: str | None, most: int) -> tuple[m
     return body[:length], body[length:]
 
 
-def parse(model: str, version: str, text: memoryview, binary: memoryview, most_seconds: float) -> Request:
+def parse(
+    model: str, version: str, text: memoryview, binary: memoryview, most_seconds: float
+) -> InferenceRequest:
     """The request; raises InvalidArgument for whatever is none, and says what is wrong."""
     said = _object(text)
     inputs, contents = _inputs(said, binary)
@@ -77,7 +79,7 @@ def parse(model: str, version: str, text: memoryview, binary: memoryview, most_s
     identity = said.get("id", "")
     if not isinstance(identity, str) or len(identity) > _MAX_TEXT:
         raise InvalidArgument(f"id must be a text of at most {_MAX_TEXT} letters")
-    return Request(
+    return InferenceRequest(
         params=InferParams(
             model_name=model,
             model_version=version or None,
@@ -93,7 +95,7 @@ def parse(model: str, version: str, text: memoryview, binary: memoryview, most_s
     )
 
 
-def answer(request: Request, inferred: Inferred) -> Answer:
+def answer(request: InferenceRequest, inferred: Inferred) -> AnswerBody:
     """The body of the answer; raises InvalidArgument where JSON cannot carry an output."""
     outputs: list[Object] = []
     following: list[Data] = []
@@ -119,7 +121,7 @@ def answer(request: Request, inferred: Inferred) -> Answer:
     if inferred.id:
         said["id"] = inferred.id
     text = json.dumps(said, allow_nan=False).encode()
-    return Answer(b"".join((text, *following)), len(text) if following else None)
+    return AnswerBody(b"".join((text, *following)), len(text) if following else None)
 
 
 def _object(text: memoryview) -> Object:

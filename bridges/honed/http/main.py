@@ -19,7 +19,7 @@ from honed.runtime import AsyncClient
 
 from .app import application
 from .bounded import protocol
-from .settings import Settings
+from .settings import HttpSettings
 
 CONFIG: Final = Path("/etc/honed/honed-http.toml")
 _BACKLOG: Final = 64
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bridge; gives the exit status."""
-    return launch.launch(parser(), arguments, Settings, CONFIG, _serve)
+    return launch.launch(parser(), arguments, HttpSettings, CONFIG, _serve)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
 
 
-def _serve(settings: Settings, service_socket: str | None) -> None:
+def _serve(settings: HttpSettings, service_socket: str | None) -> None:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)  # a client's nonsense is no news
     listening = _listen(settings)
     app = application(settings, AsyncClient(service_socket, timeout=settings.infer_seconds))
@@ -57,7 +57,7 @@ def _serve(settings: Settings, service_socket: str | None) -> None:
     uvicorn.Server(config).run(sockets=[listening])
 
 
-def _listen(settings: Settings) -> socket.socket:
+def _listen(settings: HttpSettings) -> socket.socket:
     """A socket that listens at the address; raises Unavailable where it cannot be had."""
     address = ip_address(settings.address)
     family = socket.AF_INET if address.version == 4 else socket.AF_INET6

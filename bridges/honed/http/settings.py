@@ -10,7 +10,7 @@ from honed.protocol.errors import InvalidArgument
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class HttpSettings:
     """Every setting with its default; raises InvalidArgument for values that are not allowed.
 
     address, port: where it listens. Other machines reach it only where the address is not one of this machine
