@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -48,4 +49,5 @@ def shared(one: list[float], other: list[float]) -> float:
     """Of two boxes, as Frigate hands them to OpenCV: their corners stand where it wants their sizes."""
     sides = [min(one[i] + one[i + 2], other[i] + other[i + 2]) - max(one[i], other[i]) for i in (0, 1)]
     both = max(sides[0], 0) * max(sides[1], 0)
-    return both / (one[2] * one[3] + other[2] * other[3] - both)
+    areas = one[2] * one[3] + other[2] * other[3]
+    return both / (areas - both) if areas > sys.float_info.epsilon else 1.0  # without any area, all are equal
