@@ -20,7 +20,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Final, TypeGuard
 
-PARTS: Final = ("daemon", "runtime", "tuner")
+PARTS: Final = ("bridges", "daemon", "runtime", "tuner")
 PAGE: Final = "docs/architecture.md"
 LONG_FUNCTION, LONG_FILE, FULL_FOLDER = 40, 400, 25
 WAYS: Final = {
@@ -30,6 +30,7 @@ WAYS: Final = {
 }
 _SHORT: Final = {  # folders as the page has them, by their first part
     **dict.fromkeys(("protocol", "machine", "jobs", "runtime", "onnxfile"), "runtime/honed/"),
+    **dict.fromkeys(("bridge", "frigate", "http"), "bridges/honed/"),
     **dict.fromkeys(("daemon", "cpu"), "daemon/honed/"),
     **dict.fromkeys(("tuner",), "tuner/honed/"),
 }

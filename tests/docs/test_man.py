@@ -9,11 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from honed.daemon import service, tool
 from honed.daemon.config import settings
+from honed.frigate import main as frigate
+from honed.http import main as http
 
 from .commands import all_commands
 
@@ -43,7 +46,14 @@ def test_mandoc_finds_nothing_wrong(page: Path) -> None:
 
 
 def test_there_is_a_page_for_each_program_and_the_settings() -> None:
-    assert [page.name for page in PAGES] == ["hone.1", "honed-tuner.8", "honed.8", "honed.toml.5"]
+    assert [page.name for page in PAGES] == [
+        "hone.1",
+        "honed-frigate.8",
+        "honed-http.8",
+        "honed-tuner.8",
+        "honed.8",
+        "honed.toml.5",
+    ]
 
 
 def sections(page: Path, macro: str) -> dict[str, str]:
@@ -101,6 +111,12 @@ def test_a_command_is_described_with_all_it_takes(name: str) -> None:
 
 def test_the_page_of_honed_has_every_option() -> None:
     assert listed((MAN / "honed.8").read_text()) == taken(service._parser())
+
+
+@pytest.mark.parametrize("bridge", [frigate, http])
+def test_the_pages_of_the_bridges_have_every_option(bridge: ModuleType) -> None:
+    parser = bridge.parser()
+    assert listed((MAN / f"{parser.prog}.8").read_text()) == taken(parser)
 
 
 def test_the_page_of_honed_tuner_has_every_option() -> None:

@@ -50,9 +50,9 @@ def _follows(whole: str, at: int, wanted: list[str]) -> bool:
 
 @cache
 def texts() -> tuple[Text, ...]:
-    """Every text of the three parts."""
+    """Every text of all parts."""
     found: list[Text] = []
-    for part in ("daemon", "runtime", "tuner"):
+    for part in ("bridges", "daemon", "runtime", "tuner"):
         for file in sorted((ROOT / part).rglob("*.py")):
             found += _texts(ast.parse(file.read_text()), "")
     return tuple(found)

@@ -55,7 +55,7 @@ def listing(deb: Path) -> dict[str, str]:
 def test_the_packages(tmp_path: Path) -> None:
     """One test, since building takes its time."""
     built = build(tmp_path / "one", 0o022, "UTC")
-    assert set(built) == {"honed", "python3-honed"}
+    assert set(built) == {"honed", "honed-frigate", "honed-http", "python3-honed"}
 
     again = build(tmp_path / "two" / "deeper", 0o077, "Pacific/Chatham")
     for name, deb in built.items():
@@ -71,12 +71,23 @@ def test_the_packages(tmp_path: Path) -> None:
     assert f"{module}/runtime/client.py" in files["python3-honed"]
     assert not [path for path in files["python3-honed"] if path.startswith((f"{module}/d", f"{module}/t"))]
     assert not [path for path in files["honed"] if path.startswith((f"{module}/r", f"{module}/t"))]
-    assert f"{module}/__init__.py" not in {*files["honed"], *files["python3-honed"]}
+    assert f"{module}/__init__.py" not in {path for each in files.values() for path in each}
+    for name in ("frigate", "http"):
+        own = files[f"honed-{name}"]
+        assert {
+            f"{module}/{name}/main.py",
+            f"./usr/sbin/honed-{name}",
+            f"./etc/honed/honed-{name}.toml",
+        } <= set(own)
 
     scripts = tmp_path / "scripts"
     subprocess.run(["dpkg-deb", "--control", built["honed"], scripts], check=True)
     started = re.findall(r"deb-systemd-invoke (.*) >", (scripts / "postinst").read_text())
     assert started == ["start 'honed.socket'", "$_dh_action 'honed.service'"], "an upgrade closes the socket"
+
+    subprocess.run(["dpkg-deb", "--control", built["honed-http"], tmp_path / "http"], check=True)
+    done = (tmp_path / "http" / "postinst").read_text()
+    assert "was-enabled defaults to true" not in done, "HTTP is off until it is enabled"
 
     if shutil.which("lintian"):
         command = ["lintian", "--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0"]

@@ -6,7 +6,9 @@ import re
 import shutil
 import subprocess
 import tomllib
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,10 +16,14 @@ from honed.daemon.apps.settings import AppsSettings
 from honed.daemon.config import CpuSettings
 from honed.daemon.limits import Limits
 from honed.daemon.tunerchild import TunerSettings
+from honed.frigate.settings import FrigateSettings
+from honed.http.settings import HttpSettings
+from honed.protocol.strict import from_plain
 from honed.runtime.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("honed.service", "honed-tuner.service")
+BRIDGES = ("honed-frigate.service", "honed-http.service")
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 
 
@@ -31,7 +37,9 @@ def directives(unit: str) -> list[tuple[str, str]]:
 
 
 @needs_systemd
-@pytest.mark.parametrize(("unit", "most"), [("honed.service", 1.0), ("honed-tuner.service", 1.5)])
+@pytest.mark.parametrize(
+    ("unit", "most"), [("honed.service", 1.0), *((unit, 1.5) for unit in ("honed-tuner.service", *BRIDGES))]
+)
 def test_the_services_are_hardened(unit: str, most: float) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", ROOT / "debian" / unit]
     told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
@@ -65,6 +73,32 @@ def test_what_debhelper_and_systemd_would_make_of_the_units() -> None:
     """Also= has debhelper restart the socket at upgrades; After= has a crashed service wait for its tuner."""
     assert "Also" not in dict(directives("honed.service"))
     assert dict(directives("honed-tuner.service"))["After"] == "honed.socket"
+
+
+def test_bridges_see_nothing_but_this_machine() -> None:
+    for unit in BRIDGES:
+        given = dict(directives(unit))
+        assert (given["IPAddressDeny"], given["IPAddressAllow"]) == ("any", "localhost")
+        assert given["PrivateDevices"] == "yes"
+
+
+@pytest.mark.parametrize("kind", [FrigateSettings, HttpSettings])
+def test_the_configuration_of_a_bridge_shows_every_default(kind: type[Any]) -> None:
+    file = ROOT / "packaging" / f"honed-{kind.__module__.split('.')[1]}.toml"
+    given = tomllib.loads(re.sub(r"^#(?=\w+ = )", "", file.read_text(), flags=re.M))
+    assert set(given) == {field.name for field in fields(kind)}
+    assert from_plain(kind, given, where=file.name) == kind()
+
+
+def test_memory_max_of_the_bridges_is_above_what_they_take() -> None:
+    """Bodies come in parts that are joined; then there are JSON's objects, and the answer."""
+    http = HttpSettings()
+    most = {
+        "honed-frigate.service": FrigateSettings().max_message_mib,
+        "honed-http.service": 2 * http.max_bodies_mib + http.max_bodies_mib + 64 * http.max_json_mib,
+    }
+    for unit, mib in most.items():
+        assert mib + 128 <= int(dict(directives(unit))["MemoryMax"].removesuffix("G")) << 10
 
 
 def test_systemd_and_not_the_service_starts_the_tuner() -> None:
@@ -125,7 +159,8 @@ def test_the_shell_scripts_parse() -> None:
     ]
     scripts += [
         ROOT / "debian/tests" / name
-        for name in ("common", "service", "life", "idle", "upgrade", "before", "remove")
+        for name in ("common", "service", "life", "idle", "upgrade", "before", "remove", "bridges")
     ]
-    for script in [*scripts, ROOT / "debian/honed.postinst", ROOT / "debian/honed.postrm"]:
+    scripts += [ROOT / f"debian/{package}.postrm" for package in ("honed", "honed-frigate", "honed-http")]
+    for script in [*scripts, ROOT / "debian/honed.postinst"]:
         subprocess.run(["sh", "-n", script], check=True)

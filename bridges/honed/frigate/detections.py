@@ -1,0 +1,175 @@
+"""What a model answers, made into the detections that Frigate takes: float32 [20, 6].
+
+A row is class, score, then top, left, bottom, right, as parts of the picture's height and width; rows that
+are not needed are zeros. Each kind of model is decoded as Frigate's own detectors do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from honed.protocol.errors import InvalidArgument
+
+from .boxes import SCORE, best
+
+ROWS: Final = 20
+Array = NDArray[Any]
+Decoder = Callable[[Sequence[Array], int, int], Array]
+
+_STRIDES: Final = (8, 16, 32)
+_ANCHORS: Final = (  # YOLOv7's, in pixels, of each of the three outputs
+    ((12, 16), (19, 36), (40, 28)),
+    ((36, 75), (76, 55), (72, 146)),
+    ((142, 110), (192, 243), (459, 401)),
+)
+
+
+def nothing() -> Array:
+    """No detection at all."""
+    return np.zeros((ROWS, 6), np.float32)
+
+
+def decoder(model_type: str) -> Decoder:
+    """What decodes the outputs of that kind of model, given the picture's width and height.
+
+    Raises InvalidArgument for kinds not known; what it gives raises that for outputs of the wrong shape.
+    """
+    found = _DECODERS.get(model_type.replace("-", ""))
+    if found is None:
+        raise InvalidArgument(
+            f"model_type {model_type!r} is not supported; use yolo-generic, yolonas, yolox or ssd"
+        )
+    return found
+
+
+def ssd(outputs: Sequence[Array], width: int, height: int) -> Array:
+    """Of one output [1, 1, n, 7]: number of the picture, class, score, left, top, right, bottom, as parts."""
+    rows = _shaped(outputs, (1, 1, None, 7), "ssd")[0, 0, :ROWS]
+    made = nothing()
+    made[: len(rows)] = rows[:, [1, 2, 4, 3, 6, 5]]
+    return made
+
+
+def yolonas(outputs: Sequence[Array], width: int, height: int) -> Array:
+    """Of one output [n, 7], flat: number of the picture, left, top, right, bottom in pixels, score, class."""
+    rows = _shaped(outputs, (None, 7), "yolonas")[:ROWS]
+    ends = np.flatnonzero(rows[:, 6] < 0)  # what follows is filled up
+    rows = rows[: ends[0]] if len(ends) else rows
+    return _rows(rows[:, 6], rows[:, 5], rows[:, 1:5], width, height)
+
+
+def yolox(outputs: Sequence[Array], width: int, height: int) -> Array:
+    """Of one output [1, n, 5 + classes]: middle and size in cells, whether anything is there, classes."""
+    found = _shaped(outputs, (1, None, None), "yolox")[0].astype(np.float32)
+    grid, strides = _cells(width, height)
+    if len(found) != len(grid) or found.shape[1] < 6:
+        raise InvalidArgument(
+            f"a yolox model for {width}x{height} pixels gives [1, {len(grid)}, 5 + classes] and this one "
+            f"{list(outputs[0].shape)}; correct width, height or model_type of Frigate's model"
+        )
+    with np.errstate(over="ignore"):  # a wild size is an endless box
+        found[:, :2] = (found[:, :2] + grid) * strides
+        found[:, 2:4] = np.exp(found[:, 2:4]) * strides
+    scores = found[:, 4:5] * found[:, 5:]
+    classes = scores.argmax(axis=1)
+    return _kept(_corners(found), scores[np.arange(len(classes)), classes], classes, width, height)
+
+
+def yolo_generic(outputs: Sequence[Array], width: int, height: int) -> Array:
+    """Of one output [1, 4 + classes, n] or [1, n, 4 + classes], or of YOLOv7's three."""
+    if len(outputs) > 1:
+        return _three_grids(outputs, width, height)
+    found = np.squeeze(outputs[0])
+    if found.ndim != 2 or min(found.shape) < 5:
+        raise InvalidArgument(
+            f"a yolo-generic model gives [1, 4 + classes, n] and this one {list(outputs[0].shape)}; "
+            "correct model_type of Frigate's model"
+        )
+    found = (found.T if found.shape[0] < found.shape[1] else found).astype(np.float32)
+    found = found[found[:, 4:].max(axis=1) > SCORE]
+    scores = found[:, 4:].max(axis=1)
+    return _kept(_corners(found), scores, found[:, 4:].argmax(axis=1), width, height)
+
+
+def _three_grids(outputs: Sequence[Array], width: int, height: int) -> Array:
+    """Of outputs [1, 3 * (5 + classes), rows, columns], one for each stride."""
+    if len(outputs) != len(_STRIDES) or any(out.ndim != 4 or out.shape[1] % 3 for out in outputs):
+        raise InvalidArgument(
+            "a yolo-generic model gives one output, or three of [1, 3 * (5 + classes), rows, columns], and "
+            f"this one {[list(out.shape) for out in outputs]}; correct model_type of Frigate's model"
+        )
+    boxes, scores, classes = [], [], []
+    for output, stride, anchors in zip(outputs, _STRIDES, _ANCHORS, strict=True):
+        rows, columns = output.shape[2:]
+        found = output[0].reshape(3, -1, rows, columns).transpose(0, 2, 3, 1).astype(np.float32)
+        if found.shape[3] < 6:
+            raise InvalidArgument(f"an output of {list(output.shape)} has no classes; correct model_type")
+        kinds = found[..., 5:].argmax(axis=3)
+        sure = found[..., 5:].max(axis=3) * found[..., 4]
+        anchor, y, x = np.nonzero(sure >= SCORE)
+        cell = found[anchor, y, x]
+        middle = (cell[:, :2] * 2 - 0.5 + np.stack([x, y], axis=1)) * stride
+        size = (cell[:, 2:4] * 2) ** 2 * np.array(anchors)[anchor]
+        low, high = np.maximum(middle - size / 2, 0), np.minimum(middle + size / 2, (width, height))
+        boxes.append(np.concatenate([low, high], axis=1))
+        scores.append(sure[anchor, y, x])
+        classes.append(kinds[anchor, y, x])
+    together = np.concatenate(boxes), np.concatenate(scores), np.concatenate(classes)
+    return _kept(*together, width, height)
+
+
+def _cells(width: int, height: int) -> tuple[Array, Array]:
+    """Column and row of each cell of the three grids, [n, 2], and the stride of each, [n, 1]."""
+    grids = []
+    strides = []
+    for stride in _STRIDES:
+        columns, rows = np.meshgrid(np.arange(width // stride), np.arange(height // stride))
+        grids.append(np.stack([columns, rows], axis=2).reshape(-1, 2))
+        strides.append(np.full((columns.size, 1), stride))
+    return np.concatenate(grids), np.concatenate(strides)
+
+
+def _corners(found: Array) -> Array:
+    """Left, top, right, bottom of boxes that say their middle and size."""
+    half = found[:, 2:4] / 2
+    return np.concatenate([found[:, :2] - half, found[:, :2] + half], axis=1)
+
+
+def _kept(boxes: Array, scores: Array, classes: Array, width: int, height: int) -> Array:
+    kept = best(boxes, scores, ROWS)
+    return _rows(classes[kept], scores[kept], boxes[kept], width, height)
+
+
+def _rows(classes: Array, scores: Array, boxes: Array, width: int, height: int) -> Array:
+    """Detections of at most ROWS boxes, [n, 4]: left, top, right, bottom in pixels."""
+    made = nothing()
+    count = len(boxes)
+    made[:count, 0] = classes
+    made[:count, 1] = scores
+    made[:count, 2:] = boxes[:, [1, 0, 3, 2]] / np.array([height, width, height, width])
+    return made
+
+
+def _shaped(outputs: Sequence[Array], shape: tuple[int | None, ...], kind: str) -> Array:
+    """The only output; raises InvalidArgument where there are more or it has another shape."""
+    told = [list(output.shape) for output in outputs]
+    right = len(outputs) == 1 and outputs[0].ndim == len(shape)
+    if not right or any(want not in (None, have) for want, have in zip(shape, outputs[0].shape, strict=True)):
+        wanted = ", ".join("n" if size is None else str(size) for size in shape)
+        raise InvalidArgument(
+            f"a {kind} model gives one output [{wanted}] and this one {told}; correct model_type of "
+            "Frigate's model, or export the model anew"
+        )
+    return outputs[0]
+
+
+_DECODERS: Final[Mapping[str, Decoder]] = {
+    "ssd": ssd,
+    "yolonas": yolonas,
+    "yolox": yolox,
+    "yologeneric": yolo_generic,
+}

@@ -1,0 +1,223 @@
+"""The application: one route for each thing that can be asked, answered by the service."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from honed.protocol import errors, methods
+from honed.protocol.errors import HonedError, InvalidArgument, NotFound, ResourceExhausted
+from honed.protocol.params import ModelParams
+from honed.protocol.results import ModelMetadata
+from honed.protocol.strict import to_plain
+from honed.runtime import AsyncClient
+from honed.runtime.operations import GRACE
+
+from . import inference
+from .guard import Guard
+from .settings import HttpSettings
+
+_EXTENSIONS: Final = ("binary_tensor_data", "sequence")
+_OPENMETRICS: Final = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_STATUSES: Final[Mapping[str, int]] = {
+    errors.InvalidArgument.code: 400,
+    errors.PermissionDenied.code: 403,
+    errors.NotFound.code: 404,
+    errors.AlreadyExists.code: 409,
+    errors.ModelRefused.code: 409,
+    errors.ResourceExhausted.code: 429,
+    errors.Internal.code: 500,
+    errors.Unimplemented.code: 501,
+    errors.Unavailable.code: 503,
+    errors.Cancelled.code: 503,
+    errors.DeadlineExceeded.code: 504,
+}
+_log = logging.getLogger(__name__)
+
+
+class TooLarge(ResourceExhausted):
+    """A body that is larger than allowed."""
+
+
+class WrongEncoding(InvalidArgument):
+    """A body that is encoded in a way that is not understood."""
+
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def application(settings: HttpSettings, client: AsyncClient) -> Starlette:
+    """What uvicorn runs; closes the client at the end."""
+    bridge = _Bridge(settings, client)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await client.close()
+
+    app = Starlette(routes=bridge.routes(), exception_handlers={HTTPException: _unknown}, lifespan=lifespan)
+    app.router.redirect_slashes = False  # a path is one of those there are, or it is not
+    return app
+
+
+class _Bridge:
+    def __init__(self, settings: HttpSettings, client: AsyncClient) -> None:
+        self._settings = settings
+        self._client = client
+        self._guard = Guard(settings.address, settings.hosts)
+        self._bodies = 0  # bytes of requests that are not answered yet
+
+    def routes(self) -> list[Route]:
+        """All that can be asked; a page for people would be one more row."""
+        model = "/v2/models/{model}"
+        rows: list[tuple[str, str, Endpoint]] = [
+            ("/v2", "GET", self._server),
+            ("/v2/health/live", "GET", self._live),
+            ("/v2/health/ready", "GET", self._ready),
+            ("/metrics", "GET", self._metrics),
+        ]
+        for path in (model, f"{model}/versions/{{version}}"):
+            rows += [
+                (path, "GET", self._model),
+                (f"{path}/ready", "GET", self._model_ready),
+                (f"{path}/infer", "POST", self._infer),
+            ]
+        return [Route(path, self._answering(ask), methods=[method]) for path, method, ask in rows]
+
+    def _answering(self, ask: Endpoint) -> Endpoint:
+        """The endpoint, whose failures are answers, too."""
+
+        async def answered(request: Request) -> Response:
+            try:
+                self._guard.check(request)
+                return await ask(request)
+            except HonedError as error:
+                return _failed(error)
+            except ClientDisconnect:
+                return Response(status_code=400)  # nobody reads it
+
+        return answered
+
+    async def _server(self, request: Request) -> Response:
+        told = await self._client.ask(methods.SERVER_METADATA)
+        return JSONResponse({"name": told.name, "version": told.version, "extensions": _EXTENSIONS})
+
+    async def _live(self, request: Request) -> Response:
+        return _yes_or_no("live", await self._client.live())
+
+    async def _ready(self, request: Request) -> Response:
+        return _yes_or_no("ready", await self._client.ready())
+
+    async def _metrics(self, request: Request) -> Response:
+        return Response(await self._client.openmetrics(), media_type=_OPENMETRICS)
+
+    async def _model(self, request: Request) -> Response:
+        return JSONResponse(to_plain(await self._metadata(request)))
+
+    async def _model_ready(self, request: Request) -> Response:
+        model = (await self._metadata(request)).name
+        told = await self._client.ask(methods.MODEL_READY, ModelParams(name=model))
+        return _yes_or_no("ready", told.ready, name=model)
+
+    async def _metadata(self, request: Request) -> ModelMetadata:
+        """Of the model and version in the path; raises NotFound where there is none."""
+        name, version = request.path_params["model"], request.path_params.get("version")
+        told: ModelMetadata = await self._client.ask(methods.MODEL_METADATA, ModelParams(name=name))
+        if version is not None and version not in told.versions:
+            known = ", ".join(told.versions)
+            raise NotFound(f"{name} has no version {version[:100]!r}; there is {known}")
+        return told
+
+    async def _infer(self, request: Request) -> Response:
+        if "version" in request.path_params:
+            await self._metadata(request)
+        with self._room() as room:
+            body = memoryview(await self._body(request, room))
+            text, binary = inference.json_part(
+                body, request.headers.get(inference.HEADER_LENGTH), self._settings.max_json_mib << 20
+            )
+            asked = await asyncio.to_thread(
+                inference.parse,
+                request.path_params["model"],
+                request.path_params.get("version", ""),
+                text,
+                binary,
+                self._settings.infer_seconds,
+            )
+            inferred = await self._client.ask(
+                methods.MODEL_INFER, asked.params, timeout=asked.seconds + GRACE
+            )
+            answer = await asyncio.to_thread(inference.answer, asked, inferred)
+        if answer.json_length is None:
+            return Response(answer.body, media_type="application/json")
+        length = {inference.HEADER_LENGTH: str(answer.json_length)}
+        return Response(answer.body, media_type="application/octet-stream", headers=length)
+
+    async def _body(self, request: Request, take: Callable[[int], None]) -> bytes:
+        """The whole body; `take` is told how long each part is, and may raise."""
+        encoding = request.headers.get("content-encoding", "identity")
+        if encoding != "identity":
+            raise WrongEncoding(f"the body is encoded as {encoding[:100]!r}; send it as it is")
+        most = self._settings.max_body_mib << 20
+        parts: list[bytes] = []
+        length = 0
+        async for part in request.stream():
+            length += len(part)
+            if length > most:
+                raise TooLarge(f"the body has more than {self._settings.max_body_mib} MiB, which are allowed")
+            take(len(part))
+            parts.append(part)
+        return b"".join(parts)
+
+    @contextmanager
+    def _room(self) -> Any:
+        """Takes bytes of memory for a request; raises ResourceExhausted where others have it."""
+        taken = 0
+
+        def take(count: int) -> None:
+            nonlocal taken
+            if self._bodies + count > self._settings.max_bodies_mib << 20:
+                raise errors.Unavailable("other requests have the memory there is for them; try again")
+            self._bodies += count
+            taken += count
+
+        try:
+            yield take
+        finally:
+            self._bodies -= taken
+
+
+def _yes_or_no(what: str, holds: bool, **more: str) -> Response:
+    return JSONResponse({**more, what: holds}, status_code=200 if holds else 400)
+
+
+def _failed(error: HonedError) -> Response:
+    status = _STATUSES.get(error.code, 500)
+    if isinstance(error, TooLarge):
+        status = 413
+    elif isinstance(error, WrongEncoding):
+        status = 415
+    if status == 500:
+        _log.error("%s", error)
+    return JSONResponse({"error": str(error)}, status_code=status)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    """Paths and methods that there are not."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    what = {404: "there is nothing at this path", 405: "this path is asked otherwise"}.get(status, str(error))
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return JSONResponse(
+        {"error": f"{what}; docs/http.md has what can be asked"}, status_code=status, headers=headers
+    )

@@ -1,0 +1,230 @@
+"""The body of an inference request to the parameters of ModelInfer, and its result to a body. Without I/O.
+
+A body is JSON, after which the bytes of binary tensors may follow; Inference-Header-Content-Length says how
+long the JSON is then.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor
+from honed.protocol.results import Inferred
+from honed.runtime.dtypes import from_datatype
+
+from .tensors import from_json, kind_of, shape_of, to_json
+
+HEADER_LENGTH: Final = "inference-header-content-length"
+_MAX_TENSORS: Final = 1024
+_MAX_TEXT: Final = 128
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    """What ModelInfer is asked, and which outputs are answered as binary data."""
+
+    params: InferParams
+    seconds: float  # it may wait and run
+    binary: dict[str, bool]  # by output, of those named
+    binary_by_default: bool
+
+    def is_binary(self, output: str) -> bool:
+        """Whether the output's bytes follow the JSON."""
+        return self.binary.get(output, self.binary_by_default)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerBody:
+    """A body, and how long its JSON is where binary tensors follow it; None: it is nothing else."""
+
+    body: bytes
+    json_length: int | None
+
+
+def json_part(body: memoryview, header_length: str | None, most: int) -> tuple[memoryview, memoryview]:
+    """The JSON of a body, and what follows; raises InvalidArgument for lengths that lie, or over `most`."""
+    length = len(body)
+    if header_length is not None:
+        if not (header_length.isascii() and header_length.isdigit() and len(header_length) < 16):
+            raise InvalidArgument("Inference-Header-Content-Length must be the number of bytes of the JSON")
+        length = int(header_length)
+        if length > len(body):
+            raise InvalidArgument(
+                f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes"
+            )
+    if length > most:
+        raise InvalidArgument(
+            f"{length} bytes of JSON came and {most} are allowed; send tensors as binary data"
+        )
+    return body[:length], body[length:]
+
+
+def parse(
+    model: str, version: str, text: memoryview, binary: memoryview, most_seconds: float
+) -> InferenceRequest:
+    """The request; raises InvalidArgument for whatever is none, and says what is wrong."""
+    said = _object(text)
+    inputs, contents = _inputs(said, binary)
+    outputs = said.get("outputs")
+    told = _list(outputs, "outputs") if outputs is not None else []
+    named = {_name(each, "outputs"): _binary_asked(each) for each in told}
+    if len(named) != len(told):
+        raise InvalidArgument("an output is named twice; name each once")
+    parameters = _parameters(said, "the request")
+    options, seconds = _options(parameters, most_seconds)
+    identity = said.get("id", "")
+    if not isinstance(identity, str) or len(identity) > _MAX_TEXT:
+        raise InvalidArgument(f"id must be a text of at most {_MAX_TEXT} letters")
+    return InferenceRequest(
+        params=InferParams(
+            model_name=model,
+            model_version=version or None,
+            id=identity or None,
+            parameters=options,
+            inputs=inputs,
+            outputs=tuple(OutputTensor(name=name) for name in named) or None,
+            raw_input_contents=contents,
+        ),
+        seconds=seconds,
+        binary={name: asked for name, asked in named.items() if asked is not None},
+        binary_by_default=_flag(parameters, "binary_data_output"),
+    )
+
+
+def answer(request: InferenceRequest, inferred: Inferred) -> AnswerBody:
+    """The body of the answer; raises InvalidArgument where JSON cannot carry an output."""
+    outputs: list[Object] = []
+    following: list[Data] = []
+    for output, content in zip(inferred.outputs, inferred.raw_output_contents, strict=True):
+        told: Object = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
+        if request.is_binary(output.name):
+            told["parameters"] = {"binary_data_size": len(content)}
+            following.append(content)
+        else:
+            told["data"] = to_json(content, from_datatype(output.datatype), output.name)
+        outputs.append(told)
+    times = inferred.parameters
+    said: Object = {
+        "model_name": inferred.model_name,
+        "model_version": inferred.model_version,
+        "parameters": {
+            "engine": times.engine,
+            "queue_us": times.queue_us,
+            "compute_us": times.compute_us,
+        },
+        "outputs": outputs,
+    }
+    if inferred.id:
+        said["id"] = inferred.id
+    text = json.dumps(said, allow_nan=False).encode()
+    return AnswerBody(b"".join((text, *following)), len(text) if following else None)
+
+
+def _object(text: memoryview) -> Object:
+    try:
+        said = json.loads(bytes(text))
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the request is not JSON ({str(error)[:200]}); correct it") from error
+    if not isinstance(said, dict):
+        raise InvalidArgument("the request must be a JSON object with inputs")
+    return said
+
+
+def _inputs(said: Object, binary: memoryview) -> tuple[tuple[InputTensor, ...], tuple[Data, ...]]:
+    tensors: list[InputTensor] = []
+    contents: list[Data] = []
+    for each in _list(said.get("inputs"), "inputs"):
+        name = _name(each, "inputs")
+        kind, shape = kind_of(each.get("datatype"), name), shape_of(each.get("shape"), name)
+        parameters = _parameters(each, repr(name))
+        if "shared_memory_region" in parameters:
+            raise InvalidArgument(f"{name!r} lies in shared memory, which HTTP does not reach; send it along")
+        size = parameters.get("binary_data_size")
+        if size is None:
+            contents.append(from_json(each.get("data"), kind, shape, name))
+        else:
+            content, binary = _binary(size, binary, name)
+            if "data" in each:
+                raise InvalidArgument(f"{name!r} comes as data and as binary data; send one of them")
+            contents.append(content)
+        tensors.append(InputTensor(name=name, datatype=kind.datatype, shape=shape))
+    if len(binary):
+        raise InvalidArgument(f"{len(binary)} bytes follow that belong to no input; correct binary_data_size")
+    return tuple(tensors), tuple(contents)
+
+
+def _binary(size: object, binary: memoryview, name: str) -> tuple[memoryview, memoryview]:
+    if type(size) is not int or not 0 <= size <= len(binary):
+        raise InvalidArgument(
+            f"binary_data_size of {name!r} is {str(size)[:50]}, and {len(binary)} bytes follow; correct it"
+        )
+    return binary[:size], binary[size:]
+
+
+def _options(parameters: Object, most_seconds: float) -> tuple[InferOptions, float]:
+    """Priority, timeout and sequence; 0 and "" stand for none, as Triton's clients send them."""
+    priority = _number(parameters, "priority", 3)
+    timeout = _number(parameters, "timeout", 1 << 62)
+    seconds = min(timeout / 1e6, most_seconds) if timeout else most_seconds
+    sequence = parameters.get("sequence_id", 0)
+    if type(sequence) is int and 0 <= sequence < 1 << 64:
+        pass
+    elif not isinstance(sequence, str) or len(sequence) > _MAX_TEXT:
+        raise InvalidArgument(f"sequence_id must be a number, or a text of at most {_MAX_TEXT} letters")
+    options = InferOptions(
+        timeout=max(1, round(seconds * 1e6)),
+        priority=priority or None,
+        sequence_id=sequence or None,
+        sequence_start=(bool(sequence) and _flag(parameters, "sequence_start")) or None,
+        sequence_end=(bool(sequence) and _flag(parameters, "sequence_end")) or None,
+    )
+    return options, seconds
+
+
+def _binary_asked(output: Object) -> bool | None:
+    parameters = _parameters(output, repr(output["name"]))
+    if parameters.get("classification"):
+        raise InvalidArgument("classification is not offered; ask for the scores and sort them")
+    if "shared_memory_region" in parameters:
+        raise InvalidArgument("HTTP does not reach shared memory; have outputs sent")
+    return _flag(parameters, "binary_data") if "binary_data" in parameters else None
+
+
+def _parameters(said: Object, where: str) -> Object:
+    parameters = said.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise InvalidArgument(f"parameters of {where} must be a JSON object")
+    return parameters
+
+
+def _list(value: object, name: str) -> list[Object]:
+    if not isinstance(value, list) or len(value) > _MAX_TENSORS:
+        raise InvalidArgument(f"{name} must be a list of at most {_MAX_TENSORS} tensors")
+    if not all(isinstance(each, dict) for each in value):
+        raise InvalidArgument(f"{name} must be a list of JSON objects")
+    return value
+
+
+def _name(tensor: Object, where: str) -> str:
+    name = tensor.get("name")
+    if not isinstance(name, str) or not name:
+        raise InvalidArgument(f"each of {where} must have a name")
+    return name
+
+
+def _flag(parameters: Object, name: str) -> bool:
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be true or false")
+    return value
+
+
+def _number(parameters: Object, name: str, most: int) -> int:
+    value = parameters.get(name, 0)
+    if type(value) is not int or not 0 <= value <= most:
+        raise InvalidArgument(f"{name} must be a whole number from 0 to {most}")
+    return value

@@ -1,0 +1,124 @@
+"""Pictures at a steady rate through `honed-frigate`, with the bridge and the service killed in between.
+
+    python -m tests.bridges.soak_frigate --minutes 10 --rate 30
+
+The CPU engine serves YOLOX-nano, the detector behaves as Frigate's plug-in, and every answer is compared with
+what ONNX Runtime and the reference of the tests give. Prints a line at the end; exit status 1 where one was
+wrong, or more were lost than were under way when something was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from tests.daemon.running import Service, start
+
+from . import frigate_reference
+from .conftest import YOLOX, Bridge
+from .detector import Detector
+
+CONFIG = '\n[serve]\nengine = "cpu"\n\n[cpu]\nthreads = 1\n'
+
+
+@dataclass
+class Tally:
+    """What came of the pictures."""
+
+    right: int = 0
+    wrong: int = 0
+    lost_at_kills: int = 0
+    lost: int = 0
+    late: int = 0  # right, and more than 200 ms after they were sent
+    milliseconds: list[float] = field(default_factory=list)
+
+    def line(self) -> str:
+        spread = np.percentile(self.milliseconds, [50, 99, 100])
+        return (
+            f"{self.right} right, {self.wrong} wrong, {self.lost_at_kills} lost when something was killed, "
+            f"{self.lost} lost otherwise, {self.late} after more than 200 ms; "
+            f"ms: median {spread[0]:.0f}, p99 {spread[1]:.0f}, longest {spread[2]:.0f}"
+        )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--rate", type=float, default=30, help="pictures a second")
+    parser.add_argument(
+        "--timeout-ms", type=int, default=200, help="request_timeout_ms of Frigate's detector"
+    )
+    parser.add_argument("--kills", type=int, default=4, help="of the bridge and the service, in turns")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="honed-") as name:
+        folder = Path(name)
+        (folder / "state").mkdir()
+        service = start(folder / "state", folder / "cache", config=CONFIG)
+        try:
+            with service.client() as client:
+                client.add(YOLOX)
+            endpoint = f"ipc://{folder}/detector"
+            bridge = Bridge(
+                "honed.frigate.main", f'endpoint = "{endpoint}"\nretry_seconds = 60', service.socket, folder
+            )
+            try:
+                tally = soak(options, service, bridge, endpoint)
+            finally:
+                bridge.stop()
+        finally:
+            service.stop()
+    print(tally.line())
+    return int(tally.wrong > 0 or tally.lost > 0 or tally.lost_at_kills > options.kills)
+
+
+def soak(options: argparse.Namespace, service: Service, bridge: Bridge, endpoint: str) -> Tally:
+    """Send the pictures; each is due at its time, whenever the one before was answered."""
+    picture = frigate_reference.photograph(416, 416)
+    session = onnxruntime.InferenceSession(YOLOX, providers=["CPUExecutionProvider"])
+    wanted = frigate_reference.yolox(session.run(None, {"images": picture})[0], 416, 416)
+    detector = Detector(endpoint, YOLOX, "yolox", timeout_ms=options.timeout_ms)
+    count = round(options.minutes * 60 * options.rate)
+    kills = {round(count * (k + 1) / (options.kills + 1)): k for k in range(options.kills)}
+    tally = Tally()
+    begun = time.monotonic()
+    for number in range(count):
+        if number in kills:
+            kill(bridge if kills[number] % 2 == 0 else service)
+        due = begun + number / options.rate
+        time.sleep(max(0.0, due - time.monotonic()))
+        lost, sent = detector.lost, time.monotonic()
+        found = detector.detect(picture)
+        took = (time.monotonic() - sent) * 1000
+        if detector.lost > lost:
+            tally.lost_at_kills += number in kills
+            tally.lost += number not in kills
+        elif not np.allclose(found, wanted, rtol=1e-5, atol=1e-6):
+            tally.wrong += 1
+        else:
+            tally.right += 1
+            tally.milliseconds.append(took)
+            tally.late += took > 200
+    detector.close()
+    return tally
+
+
+def kill(victim: Bridge | Service) -> None:
+    """With SIGKILL; another takes its place at once, as systemd has it."""
+    victim.kill()
+    if isinstance(victim, Bridge):
+        victim.start()
+    else:
+        victim.restart()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

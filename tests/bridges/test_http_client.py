@@ -1,0 +1,187 @@
+"""`honed-http` before a real service, asked by Triton's client for HTTP: the protocol's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from tritonclient import http as triton
+from tritonclient.utils import InferenceServerException
+
+from tests.daemon.running import Service, serving, wait_for
+
+from .conftest import CPU_ENGINE, MODELS, Bridge
+
+pytestmark = [pytest.mark.service, pytest.mark.opencl]
+TYPES = {
+    "BOOL": (TensorProto.BOOL, np.array([[True, False, True]])),
+    "UINT8": (TensorProto.UINT8, np.array([[0, 1, 255]], np.uint8)),
+    "INT32": (TensorProto.INT32, np.array([[-(2**31), 0, 2**31 - 1]], np.int32)),
+    "INT64": (TensorProto.INT64, np.array([[-(2**63), 0, 2**63 - 1]], np.int64)),
+    "FP16": (TensorProto.FLOAT16, np.array([[0.5, -1, 65504]], np.float16)),
+    "FP32": (TensorProto.FLOAT, np.array([[0.1, -1e30, 3]], np.float32)),
+    "FP64": (TensorProto.DOUBLE, np.array([[0.1, -1e300, 3]], np.float64)),
+}
+
+
+def identity_model(path: Path) -> Path:
+    """An output for each input, the same; one of each type, and each of any number of rows."""
+    inputs = [helper.make_tensor_value_info(f"x_{name}", kind, [1, 3]) for name, (kind, _) in TYPES.items()]
+    outputs = [helper.make_tensor_value_info(f"y_{name}", kind, [1, 3]) for name, (kind, _) in TYPES.items()]
+    nodes = [helper.make_node("Identity", [f"x_{name}"], [f"y_{name}"]) for name in TYPES]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory, cache_dir: Path) -> Iterator[Service]:
+    with serving(tmp_path_factory, cache_dir, config=CPU_ENGINE) as running:
+        with running.client() as client:
+            client.add(identity_model(tmp_path_factory.mktemp("models") / "same.onnx"))
+            client.add(MODELS / "silero_vad.onnx", name="vad")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def address(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("http")
+    bridge = Bridge("honed.http.main", "port = 0", service.socket, folder)
+    yield listening_at(bridge)
+    assert bridge.stop() == 0
+    assert "Traceback" not in bridge.log, bridge.log
+
+
+def listening_at(bridge: Bridge) -> str:
+    """Address and port, once it listens."""
+    wait_for(lambda: "listening" in bridge.log or bridge.process.poll() is not None, "the bridge to listen")
+    found = re.search(r"listening at http://(\S+)", bridge.log)
+    assert found is not None, bridge.log
+    return found[1]
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Any]:
+    with triton.InferenceServerClient(address, connection_timeout=60, network_timeout=60) as connected:
+        yield connected
+
+
+def inputs(*, binary: bool, leave_out: tuple[str, ...] = ()) -> list[Any]:
+    made = []
+    for name, (_, array) in TYPES.items():
+        if name not in leave_out:
+            tensor = triton.InferInput(f"x_{name}", list(array.shape), name)
+            tensor.set_data_from_numpy(array, binary_data=binary or name == "FP16")
+            made.append(tensor)
+    return made
+
+
+def test_health_and_metadata(client: Any, service: Service) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("same")
+    assert not client.is_model_ready("nothing")
+    told = client.get_server_metadata()
+    assert (told["name"], "binary_tensor_data" in told["extensions"]) == ("honed", True)
+    metadata = client.get_model_metadata("same")
+    assert metadata["name"] == "same"
+    assert metadata["inputs"] == [{"name": f"x_{n}", "datatype": n, "shape": [1, 3]} for n in TYPES]
+    (version,) = metadata["versions"]
+    assert client.get_model_metadata("same", version) == metadata
+    assert client.is_model_ready("same", version)
+    assert not client.is_model_ready("same", "99")
+
+
+@pytest.mark.parametrize("binary", [True, False])
+@pytest.mark.parametrize("binary_out", [True, False])
+def test_every_type_there_and_back(client: Any, binary: bool, binary_out: bool) -> None:
+    wanted = [
+        triton.InferRequestedOutput(f"y_{name}", binary_data=binary_out or name == "FP16") for name in TYPES
+    ]
+    result = client.infer("same", inputs(binary=binary), outputs=wanted, request_id="a request")
+    told = result.get_response()
+    assert (told["id"], told["model_name"]) == ("a request", "same")
+    assert told["parameters"]["engine"] == "cpu"
+    for name, (_, array) in TYPES.items():
+        np.testing.assert_array_equal(result.as_numpy(f"y_{name}"), array)
+        assert result.as_numpy(f"y_{name}").dtype == array.dtype
+
+
+def test_outputs_that_are_not_named_are_all_sent(client: Any) -> None:
+    result = client.infer("same", inputs(binary=True))
+    assert [each["name"] for each in result.get_response()["outputs"]] == [f"y_{name}" for name in TYPES]
+    np.testing.assert_array_equal(result.as_numpy("y_BOOL"), TYPES["BOOL"][1])
+
+
+def test_many_at_once(client: Any) -> None:
+    waiting = [client.async_infer("same", inputs(binary=True), request_id=str(n)) for n in range(32)]
+    assert [each.get_result().get_response()["id"] for each in waiting] == [str(n) for n in range(32)]
+
+
+def test_priorities_timeouts_and_sequences(client: Any, service: Service) -> None:
+    client.infer("same", inputs(binary=True), priority=1, timeout=30_000_000)
+    with pytest.raises(InferenceServerException, match="priority must be a whole number from 0 to 3"):
+        client.infer("same", inputs(binary=True), priority=4)
+    frames = np.random.default_rng(0).uniform(-1, 1, (3, 1, 512)).astype(np.float32)
+    with service.client() as direct, direct.sequence("vad") as sequence:
+        wanted = [sequence.infer({"input": frame, "sr": np.array(16000)})["output"] for frame in frames]
+    for number, (frame, want) in enumerate(zip(frames, wanted, strict=True)):
+        tensors = [
+            triton.InferInput("input", list(frame.shape), "FP32").set_data_from_numpy(frame),
+            triton.InferInput("sr", [], "INT64").set_data_from_numpy(np.array(16000)),
+        ]
+        ends = {"sequence_start": number == 0, "sequence_end": number == 2}
+        result = client.infer("vad", tensors, sequence_id=7, **ends)
+        np.testing.assert_allclose(result.as_numpy("output"), want, rtol=1e-5)
+    with pytest.raises(InferenceServerException) as raised:
+        client.infer("vad", tensors, sequence_id=7)
+    assert raised.value.status() == "404"
+
+
+@pytest.mark.parametrize(
+    ("model", "change", "status", "sentence"),
+    [
+        ("nothing", {}, "404", "nothing"),
+        ("same", {"leave_out": ("FP32",)}, "400", "x_FP32"),
+    ],
+)
+def test_errors_are_sentences(client: Any, model: str, change: Any, status: str, sentence: str) -> None:
+    with pytest.raises(InferenceServerException, match=sentence) as raised:
+        client.infer(model, inputs(binary=True, **change))
+    assert raised.value.status() == status
+
+
+def test_an_output_that_is_not_there(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="scores") as raised:
+        client.infer("same", inputs(binary=True), outputs=[triton.InferRequestedOutput("scores")])
+    assert raised.value.status() == "400"
+
+
+def test_compressed_bodies_are_refused(client: Any) -> None:
+    with pytest.raises(InferenceServerException, match="encoded as 'gzip'") as raised:
+        client.infer("same", inputs(binary=True), request_compression_algorithm="gzip")
+    assert raised.value.status() == "415"
+
+
+def test_a_service_that_is_down_is_503_and_then_back(
+    start_service: Callable[..., Service], start_bridge: Callable[[str, str, Path], Bridge], small_model: Path
+) -> None:
+    service = start_service()
+    with service.client() as direct:
+        direct.add(small_model, name="small")
+    address = listening_at(start_bridge("honed.http.main", "port = 0", service.socket))
+    with triton.InferenceServerClient(address, connection_timeout=60, network_timeout=60) as client:
+        assert client.is_model_ready("small")
+        service.kill()
+        assert not client.is_server_live()
+        with pytest.raises(InferenceServerException) as raised:
+            client.get_model_metadata("small")
+        assert raised.value.status() == "503"
+        service.restart()
+        wait_for(lambda: client.is_model_ready("small"), "the service to be back", service)
