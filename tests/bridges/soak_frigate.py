@@ -1,4 +1,4 @@
-"""Pictures at a steady rate through `honed-frigate`, with the bridge and the service killed in between.
+"""Pictures through `honed-frigate`, so many a second, with the bridge and the service killed in between.
 
     python -m tests.bridges.soak_frigate --minutes 10 --rate 30
 
@@ -37,14 +37,15 @@ class Tally:
     lost_at_kills: int = 0
     lost: int = 0
     late: int = 0  # right, and more than 200 ms after they were sent
+    rate: float = 0.0  # a second, of those that were right
     milliseconds: list[float] = field(default_factory=list)
 
     def line(self) -> str:
         spread = np.percentile(self.milliseconds, [50, 99, 100])
         return (
-            f"{self.right} right, {self.wrong} wrong, {self.lost_at_kills} lost when something was killed, "
-            f"{self.lost} lost otherwise, {self.late} after more than 200 ms; "
-            f"ms: median {spread[0]:.0f}, p99 {spread[1]:.0f}, longest {spread[2]:.0f}"
+            f"{self.right} right, {self.rate:.1f} a second, {self.wrong} wrong, "
+            f"{self.lost_at_kills} lost when something was killed, {self.lost} lost otherwise, "
+            f"{self.late} after more than 200 ms; ms: median {spread[0]:.0f}, p99 {spread[1]:.0f}, longest {spread[2]:.0f}"
         )
 
 
@@ -53,7 +54,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--rate", type=float, default=30, help="pictures a second")
+    parser.add_argument("--rate", type=float, default=30, help="pictures a second, at most")
     parser.add_argument(
         "--timeout-ms", type=int, default=200, help="request_timeout_ms of Frigate's detector"
     )
@@ -81,32 +82,34 @@ def main() -> int:
 
 
 def soak(options: argparse.Namespace, service: Service, bridge: Bridge, endpoint: str) -> Tally:
-    """Send the pictures; each is due at its time, whenever the one before was answered."""
+    """Send the pictures, one after the other, no more than `rate` a second."""
     picture = frigate_reference.photograph(416, 416)
     session = onnxruntime.InferenceSession(YOLOX, providers=["CPUExecutionProvider"])
     wanted = frigate_reference.yolox(session.run(None, {"images": picture})[0], 416, 416)
     detector = Detector(endpoint, YOLOX, "yolox", timeout_ms=options.timeout_ms)
-    count = round(options.minutes * 60 * options.rate)
-    kills = {round(count * (k + 1) / (options.kills + 1)): k for k in range(options.kills)}
+    seconds = options.minutes * 60
+    kills = [seconds * (number + 1) / (options.kills + 1) for number in range(options.kills)]
     tally = Tally()
     begun = time.monotonic()
-    for number in range(count):
-        if number in kills:
-            kill(bridge if kills[number] % 2 == 0 else service)
-        due = begun + number / options.rate
-        time.sleep(max(0.0, due - time.monotonic()))
+    while (now := time.monotonic() - begun) < seconds:
+        killing = bool(kills) and now >= kills[0]
+        if killing:
+            kill(bridge if len(kills) % 2 == 0 else service)
+            del kills[0]
         lost, sent = detector.lost, time.monotonic()
         found = detector.detect(picture)
         took = (time.monotonic() - sent) * 1000
         if detector.lost > lost:
-            tally.lost_at_kills += number in kills
-            tally.lost += number not in kills
+            tally.lost_at_kills += killing
+            tally.lost += not killing
         elif not np.allclose(found, wanted, rtol=1e-5, atol=1e-6):
             tally.wrong += 1
         else:
             tally.right += 1
             tally.milliseconds.append(took)
             tally.late += took > 200
+        time.sleep(max(0.0, sent + 1 / options.rate - time.monotonic()))
+    tally.rate = len(tally.milliseconds) / seconds
     detector.close()
     return tally
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -54,6 +55,9 @@ def _serve(settings: HttpSettings, service_socket: str | None) -> None:
         proxy_headers=False,
         timeout_keep_alive=settings.idle_seconds,
     )
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # Before uvicorn listens to it; a newer one also ends with the signal that ended it.
+        signal.signal(number, lambda *_: sys.exit(0))
     uvicorn.Server(config).run(sockets=[listening])
 
 
