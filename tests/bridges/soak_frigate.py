@@ -41,11 +41,11 @@ class Tally:
     milliseconds: list[float] = field(default_factory=list)
 
     def line(self) -> str:
-        spread = np.percentile(self.milliseconds, [50, 99, 100])
+        median, p99, longest = np.percentile(self.milliseconds, [50, 99, 100])
         return (
             f"{self.right} right, {self.rate:.1f} a second, {self.wrong} wrong, "
             f"{self.lost_at_kills} lost when something was killed, {self.lost} lost otherwise, "
-            f"{self.late} after more than 200 ms; ms: median {spread[0]:.0f}, p99 {spread[1]:.0f}, longest {spread[2]:.0f}"
+            f"{self.late} after 200 ms; median {median:.0f}, p99 {p99:.0f}, longest {longest:.0f} ms"
         )
 
 
