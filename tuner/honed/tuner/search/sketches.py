@@ -23,6 +23,7 @@ from tvm.s_tir import Schedule
 from .attention import attention
 from .attention_groups import attention_groups
 from .blocked import blocked
+from .blocked_groups import blocked_groups
 from .blocks import SPATIAL, Keep, inline_elementwise
 from .channels import channels
 from .grouped import GroupTile, grouped
@@ -53,6 +54,7 @@ def _all() -> tuple[Sketch, ...]:
         pointwise,
         windowed,
         blocked,
+        blocked_groups,
         channels,
         panels,
         tile,
