@@ -110,7 +110,7 @@ class Board:
     ) -> list[Taken]:
         """See `Timer`. Kernels of one function must agree on their answers."""
         rows = [
-            [found for one in each if (found := self._prepared(func, one, constant)) is not None]
+            [made for one in each if (made := self._prepared(func, one, constant)) is not None]
             for func, each in zip(funcs, kernels, strict=True)
         ]
         for row in rows:
