@@ -14,7 +14,7 @@ from tvm_ffi import structural_walk
 
 # Functions that cost many instructions; everything else may as well be computed again.
 _DEAR = frozenset({"exp", "erf", "tanh", "pow", "log", "sin", "cos", "sigmoid"})
-CHOICES = frozenset({"if_then_else"})
+CHOICES = frozenset({"if_then_else", "likely"})  # a select says that it is one by the second
 SPATIAL, REDUCE = tirx.IterVar.DataPar, tirx.IterVar.CommReduce
 
 

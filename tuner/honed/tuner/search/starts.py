@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .attentiontiles import attention_tile
+from .blockedgrouptiles import blocked_group_tile
 from .blockedtiles import blocked_rectangle, moved_lines
 from .decisions import Choice, Decision, Drawn, Tile
 from .heldtiles import held_tile
@@ -78,6 +79,7 @@ _SLICED_TILES = {
 _SINGLES = (
     rectangle,
     blocked_rectangle,
+    blocked_group_tile,
     moved_lines,
     held_tile,
     window_tile,
