@@ -1,4 +1,4 @@
-"""Small requests to the services of two checkouts, in turns: `python -m benchmarks.latency BEFORE [NOW]`.
+"""Requests to the services of two checkouts, in turns: `python -m benchmarks.latency BEFORE [NOW]`.
 
 Each checkout has a service of its own, on the first OpenCL device, with the same small model compiled for it,
 and a client in a process of its own. Blocks of requests alternate, and who begins is left to chance. For
@@ -29,21 +29,21 @@ import numpy as np
 
 _HERE = Path(__file__).resolve()
 _FOLDERS = ("", "daemon", "runtime", "tuner")
-_MODEL, _WIDTH = "small", 8
+_MODEL = "small"
 _CONFIG = "[tuner]\nspawn = false\n"
 _READY_SECONDS = 120.0
 _REST_SECONDS = 3.0
 _PROCESSES = ("client", "service", "worker")
 
 
-def model(path: Path, tensors: int) -> None:
-    """Write a model of so many inputs and outputs of 8 floats each, one sum and one rectifier for each."""
+def model(path: Path, tensors: int, floats: int) -> None:
+    """Write a model of so many inputs and outputs of so many floats each, a sum and a rectifier each."""
     import onnx
     from onnx import TensorProto, helper
 
-    inputs = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [_WIDTH]) for i in range(tensors)]
-    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [_WIDTH]) for i in range(tensors)]
-    one = helper.make_tensor("one", TensorProto.FLOAT, [_WIDTH], [1.0] * _WIDTH)
+    inputs = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, [floats]) for i in range(tensors)]
+    outputs = [helper.make_tensor_value_info(f"y{i}", TensorProto.FLOAT, [floats]) for i in range(tensors)]
+    one = helper.make_tensor("one", TensorProto.FLOAT, [1], [1.0])
     nodes = []
     for i in range(tensors):
         nodes.append(helper.make_node("Add", [f"x{i}", "one"], [f"s{i}"]))
@@ -67,7 +67,7 @@ def serve_blocks(socket: str, path: str) -> None:
             {"engine": "gpu"} if "engine" in inspect.signature(client.add).parameters else {}
         )
         client.add(path, name=_MODEL, **chosen)
-        given = {t["name"]: np.ones(_WIDTH, np.float32) for t in client.metadata(_MODEL)["inputs"]}
+        given = {t["name"]: np.ones(t["shape"], np.float32) for t in client.metadata(_MODEL)["inputs"]}
         status = client.status()
         print(json.dumps([os.getpid(), status["pid"], status["worker"]["pid"]]), flush=True)
         for line in sys.stdin:
@@ -153,11 +153,11 @@ def running(root: Path, folder: Path, onnx_file: Path) -> Iterator[Side]:
         yield Side(client, dict(zip(_PROCESSES, json.loads(_line(client)), strict=True)))
 
 
-def compare(roots: dict[str, Path], tensors: int, requests: int, blocks: int) -> None:
+def compare(roots: dict[str, Path], tensors: int, floats: int, requests: int, blocks: int) -> None:
     """Print a row for each figure: of each checkout, and the ratio."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lat-")))
-        model(folder / "small.onnx", tensors)
+        model(folder / "small.onnx", tensors, floats)
         sides = {
             name: stack.enter_context(running(root, folder / name, folder / "small.onnx"))
             for name, root in roots.items()
@@ -170,7 +170,7 @@ def compare(roots: dict[str, Path], tensors: int, requests: int, blocks: int) ->
                 side.blocks.append(side.block(requests))
         time.sleep(_REST_SECONDS)
         before, now = sides["before"], sides["now"]
-        print(f"{tensors} inputs and outputs; {blocks} blocks of {requests} requests each; per request")
+        print(f"{tensors} tensors in and out of {floats} floats; {blocks} blocks of {requests}; each request")
         print(f"| {'':15} |  before |     now | now / before (quartiles) |\n|---|---:|---:|---:|")
         for name in before.blocks[0]:
             one, other = ([block[name] for block in side.blocks] for side in (before, now))
@@ -191,11 +191,12 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("now", type=Path, nargs="?", default=_HERE.parents[1])
     parser.add_argument("--tensors", type=int, default=1, help="inputs and outputs of the model")
+    parser.add_argument("--floats", type=int, default=8, help="in each of them")
     parser.add_argument("--requests", type=int, default=200, help="in a block")
     parser.add_argument("--blocks", type=int, default=30, help="of each checkout")
     given = parser.parse_args()
     roots = {"before": given.before.resolve(), "now": given.now.resolve()}
-    compare(roots, given.tensors, given.requests, given.blocks)
+    compare(roots, given.tensors, given.floats, given.requests, given.blocks)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("onnxruntime")
+from honed.cpu.narrow import NARROW, packed, unpacked
 from honed.cpu.session import Session
 from honed.daemon.interface import OpenTensor
+from honed.runtime.dtypes import dtype
 
 
 def tensor(name: str, shape: list[int | str | None]) -> onnx.ValueInfoProto:
@@ -61,3 +65,38 @@ def test_a_name_that_stands_for_several_sizes_does_not_matter(tmp_path: Path) ->
 def test_dimensions_tell_their_names(tmp_path: Path) -> None:
     session = Session(two_rows(tmp_path / "m.onnx", "n", "m"), 1)
     assert [each.symbols for each in session.interface.inputs] == [("n", ""), ("m", "")]
+
+
+def cast(path: Path, source: int, target: int) -> Path:
+    """A model that converts 7 elements."""
+    ends = [helper.make_tensor_value_info(n, t, [7]) for n, t in (("x", source), ("y", target))]
+    graph = helper.make_graph([helper.make_node("Cast", ["x"], ["y"], to=target)], "g", ends[:1], ends[1:])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=11), path)
+    return path
+
+
+@pytest.mark.parametrize("named", NARROW)
+def test_types_that_numpy_does_not_have(tmp_path: Path, named: str) -> None:
+    narrow = NARROW[named]
+    signed = not named.startswith("u") and "e8m0" not in named
+    x = np.array([0.5, 1, 2, -1, 1, 0.5, 2] if "int" not in named else [0, 1, 1, -1, 0, 1, 1], np.float32)
+    x = x if signed else np.abs(x)
+    down = Session(cast(tmp_path / "down.onnx", TensorProto.FLOAT, narrow.onnx), 1)
+    up = Session(cast(tmp_path / "up.onnx", narrow.onnx, TensorProto.FLOAT), 1)
+    assert [end.dtype for end in (*down.interface.outputs, *up.interface.inputs)] == [narrow.dtype] * 2
+    y = down.run({"x": x})["y"]
+    assert y.dtype == dtype(narrow.dtype).numpy
+    assert y.nbytes == x.size * dtype(narrow.dtype).itemsize
+    np.testing.assert_array_equal(y.astype(np.float32), x)
+    np.testing.assert_array_equal(up.run({"x": y})["y"], x)
+    down.try_out()
+    up.try_out()
+
+
+@given(st.sampled_from([2, 4]), st.booleans(), st.data())
+def test_packing_keeps_elements(bits: int, signed: bool, data: st.DataObject) -> None:
+    low, high = (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if signed else (0, (1 << bits) - 1)
+    elements = np.array(data.draw(st.lists(st.integers(low, high), max_size=40)), np.int8).view(np.uint8)
+    whole = packed(elements, bits)
+    assert whole.size == -(-elements.size * bits // 8)
+    np.testing.assert_array_equal(unpacked(whole, bits, elements.size, signed=signed), elements)

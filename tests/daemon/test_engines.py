@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from honed.daemon.engines import ROUNDS, choose, compare, times_of, unfinished
 from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.received import describe
 from honed.daemon.serving.drift import DRIFT_RUNS, TIE, Drift
-from honed.daemon.store import Manifest, Store, begin
+from honed.daemon.store import EngineTimes, Manifest, Store, begin
 from honed.daemon.supervisor import WorkerLost
 from honed.daemon.tool import main
 from honed.daemon.versions import NO_HISTORY
@@ -260,6 +261,13 @@ def test_ties_go_to_the_gpu() -> None:
     assert choose(times_of(fast, slow)).engine == "gpu"
 
 
+def test_a_processor_under_opencl_must_be_faster() -> None:
+    """Since it leaves no core to apps."""
+    shared = functools.partial(EngineTimes, same_cores=True)
+    assert choose(shared(gpu_ms=1.01, cpu_ms=1.0)).engine == "cpu"
+    assert choose(shared(gpu_ms=1.0, cpu_ms=1.0)).engine == "gpu"
+
+
 def plus_one(path: Path) -> Path:
     """What `spin` computes."""
     one = numpy_helper.from_array(np.ones(1, np.float32), "one")
@@ -491,7 +499,7 @@ class Turns:
     def __init__(self, ns: int, fails: bool = False) -> None:
         self.comparing = asyncio.Lock()
         self.turns: list[int] = []
-        self.fingerprint = "d"
+        self.fingerprint, self.on_processor = "d", False
         self._ns, self._fails = ns, fails
 
     async def turn(self, _: str, __: Path, turn: int) -> int:

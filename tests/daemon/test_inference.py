@@ -85,9 +85,19 @@ def test_places_in_shared_memory(regions: RegionTable) -> None:
     assert worker.outputs == (
         WantedOutput(name="y", place=RegionSlice(region=number, offset=4086, nbytes=10)),
     )
-    ran = ModelRan(raw=(), shapes=((5,),), input_ns=0, infer_ns=2000, output_ns=0)
+    ran = ModelRan(raw=(), shapes=((5,),), offsets=(), input_ns=0, infer_ns=2000, output_ns=0)
     result = plan.result(ran, 1, "gpu")
     assert result.outputs[0].parameters["shared_memory_offset"] == 4086
+
+
+def test_room_for_outputs_without_a_place(regions: RegionTable) -> None:
+    plan = planned(regions, **placed({}, 64, 256))
+    number = plan.regions[0].number
+    assert plan.for_worker("k").room == RegionSlice(region=number, offset=64, nbytes=256)
+    ran = ModelRan(raw=(b"",), shapes=((5,), (0,)), offsets=(128, -1), input_ns=0, infer_ns=2000, output_ns=0)
+    outputs = plan.result(ran, 1, "gpu").outputs
+    assert outputs[0].parameters == placed({}, 192, 10)["parameters"]
+    assert outputs[1].parameters == {}
 
 
 def test_what_was_asked_for(regions: RegionTable) -> None:
@@ -120,6 +130,11 @@ def test_what_was_asked_for(regions: RegionTable) -> None:
         ({"parameters": {"timeout": 2**62}}, "timeout"),
         ({"parameters": {"priority": 0}}, "priority"),
         ({"parameters": {"priority": 4}}, "priority"),
+        (placed({}, 1, 64), "multiple of 64"),
+        (placed({}, 64, 0), "at least 1"),
+        ({"parameters": {"shared_memory_region": "r"}}, "at least 1"),
+        (placed({}, 4096, 64), "outside region"),
+        (placed({}, -64, 64), "outside region"),
     ],
 )
 def test_what_is_wrong_is_named(regions: RegionTable, changes: dict[str, Any], message: str) -> None:

@@ -28,6 +28,7 @@ from honed.protocol.errors import (
 from honed.runtime.dtypes import dtype
 
 from . import profiling
+from .narrow import NARROW, kind, run_narrow
 from .profiling import NodeRun
 
 Array = NDArray[Any]
@@ -44,6 +45,7 @@ _NAMES = {
     "float16": "float16",
     "float": "float32",
     "double": "float64",
+    **{named: narrow.dtype for named, narrow in NARROW.items()},
 }
 _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
 # What ONNX Runtime says where sizes of one name differ.
@@ -65,6 +67,8 @@ class Session:
         self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
         self._outputs = [tensor.name for tensor in self.interface.outputs]
+        ends = (*self._session.get_inputs(), *self._session.get_outputs())
+        self._narrow = any(kind(end.type) in NARROW for end in ends)
         self._threads = threads
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
@@ -72,7 +76,10 @@ class Session:
         """The outputs by name. Raises InvalidArgument where the model cannot be run on these inputs."""
         self._asked = {name: array.shape for name, array in inputs.items()}
         try:
-            found = self._session.run(self._outputs, dict(inputs))
+            if self._narrow:
+                found = run_narrow(self._session, self._outputs, inputs)
+            else:
+                found = self._session.run(self._outputs, dict(inputs))
         except Exception as error:
             if _out_of_memory(error):
                 raise DeviceError(f"ONNX Runtime ran out of memory: {_said(error)}") from error
@@ -185,8 +192,7 @@ def _tensors(
     what: str, nodes: Iterable[Any], declared: Mapping[str, onnx.ValueInfoProto], problems: list[str]
 ) -> Iterable[OpenTensor]:
     for node in nodes:
-        kind = node.type.removeprefix("tensor(").removesuffix(")")
-        name = _NAMES.get(kind) if node.type.startswith("tensor(") else None
+        name = _NAMES.get(kind(node.type)) if node.type.startswith("tensor(") else None
         if name is None:
             problems.append(
                 f"{what} {shown(node.name, 80)!r} is {shown(node.type, 80)}; "

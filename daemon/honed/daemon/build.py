@@ -64,7 +64,7 @@ class Staged:
     """Files in a staging folder, and how they are to be compiled. `device` is what the user asked for.
 
     `calibration` is a folder of inputs, None where there are none of the user's. `like` is a compiled form of
-    the same model for other shapes, whose choice of precision is taken. Not `hurried`: nobody waits for it.
+    the same model for other shapes, whose choice of precision is taken. Not `hurried`: the model is served.
     """
 
     folder: Path

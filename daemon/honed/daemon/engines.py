@@ -44,7 +44,8 @@ def choose(times: EngineTimes, owner: int | None = None) -> Choice:
     if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
         return Choice("cpu", f"{why}: {told}", times)
-    if times.gpu_ms > TIE * times.cpu_ms:
+    # A processor under OpenCL leaves nothing to apps that the CPU engine would take.
+    if times.gpu_ms > (1.0 if times.same_cores else TIE) * times.cpu_ms:
         return Choice("cpu", f"the CPU engine is faster: {told}", times)
     return Choice("gpu", f"the compiled form is as fast or faster: {told}", times)
 
@@ -67,7 +68,9 @@ async def measure(
             if turn + 1 >= _LEAST and time.monotonic() > end:
                 break
     times = times_of(gpu_ns, cpu_ns)
-    return dataclasses.replace(times, device=device.fingerprint, runtime=cpu.fingerprint)
+    return dataclasses.replace(
+        times, device=device.fingerprint, runtime=cpu.fingerprint, same_cores=device.on_processor
+    )
 
 
 async def compare(

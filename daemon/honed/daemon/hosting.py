@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -35,10 +35,22 @@ from honed.runtime import transport
 from honed.runtime.dtypes import dtype
 from honed.runtime.regions import map_descriptor
 
-from .workercalls import DropRegion, GivenInput, MapRegion, ModelRan, Ping, RegionSlice, RunModel, WorkerCall
+from .workercalls import (
+    ROOM_ALIGN,
+    DropRegion,
+    GivenInput,
+    MapRegion,
+    ModelRan,
+    Ping,
+    RegionSlice,
+    RunModel,
+    WantedOutput,
+    WorkerCall,
+)
 
 Array = NDArray[Any]
 _FRAMES = FrameLimits(max_bytes=1 << 30)  # the service is trusted, and bounds what it sends
+_NO_ROOM = np.empty(0, np.uint8)
 _log = logging.getLogger(__name__)
 Method = tuple[type[WorkerCall[Any]], Callable[..., object]]  # a call, and what answers it of a Host
 
@@ -156,40 +168,54 @@ class Host(ABC):
         computed = model.run(given)
         ended = time.monotonic_ns()
         self.ran(call.key, given, call.keep)
-        inline = self._delivered(computed, call)
+        inline, offsets = self._delivered(computed, call)
         done = time.monotonic_ns()
         return ModelRan(
             raw=tuple(inline),
             shapes=tuple(computed[output.name].shape for output in call.outputs),
+            offsets=offsets,
             input_ns=begun - start,
             infer_ns=ended - begun,
             output_ns=done - ended,
         )
 
-    def _delivered(self, computed: dict[str, Array], call: RunModel) -> list[memoryview]:
-        """Outputs that have a place are written there; gives the others, at most so many bytes."""
+    def _delivered(
+        self, computed: dict[str, Array], call: RunModel
+    ) -> tuple[list[memoryview], tuple[int, ...]]:
+        """Outputs are written to their places, or to the room there is, and where in that; gives the others,
+        at most so many bytes.
+        """
         inline: list[memoryview] = []
+        offsets: list[int] = []
+        room = self._place(call.room) if call.room is not None else _NO_ROOM
+        used = 0
         for output in call.outputs:
-            array = computed[output.name]
-            data = array.reshape(-1).view(np.uint8)
-            if output.place is None:
+            data = computed[output.name].reshape(-1).view(np.uint8)
+            offset = -1
+            if output.place is not None:
+                self._placed(output, output.place, computed[output.name].shape, data)
+            elif data.size and used + data.size <= room.size:
+                room[used : used + data.size] = data
+                offset, used = used, -(-(used + data.size) // ROOM_ALIGN) * ROOM_ALIGN
+            else:
                 inline.append(data.data)
-                continue
-            target = self._place(output.place)
-            if target.size != data.size:
-                raise InvalidArgument(
-                    f"output {output.name!r} has {data.size} bytes for these inputs (shape "
-                    f"{list(array.shape)}) and {target.size} are given for it in shared memory; "
-                    "give as many, or take it inline"
-                )
-            target[:] = data
+            offsets.append(offset)
         whole = sum(map(len, inline))
         if whole > call.max_bytes:
             raise ResourceExhausted(
                 f"the outputs have {whole} bytes and an answer may hold {call.max_bytes}; "
                 "place them in shared memory"
             )
-        return inline
+        return inline, tuple(offsets)
+
+    def _placed(self, output: WantedOutput, place: RegionSlice, shape: Sequence[int], data: Array) -> None:
+        target = self._place(place)
+        if target.size != data.size:
+            raise InvalidArgument(
+                f"output {output.name!r} has {data.size} bytes for these inputs (shape {list(shape)}) and "
+                f"{target.size} are given for it in shared memory; give as many, or take it inline"
+            )
+        target[:] = data
 
     def _tensor(self, given: GivenInput, contents: Iterator[Data]) -> Array:
         data = next(contents) if given.place is None else self._place(given.place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
@@ -17,7 +17,7 @@ from honed.runtime.model import PartTensor, Tensor
 from .interface import Interface, OpenTensor
 from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
-from .workercalls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
+from .workercalls import ROOM_ALIGN, GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
 
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000
 
@@ -29,6 +29,10 @@ class RegionRange:
     region: HeldRegion
     offset: int
     nbytes: int
+
+    def part(self, offset: int, nbytes: int) -> RegionRange:
+        """Some of it, from `offset` of it on."""
+        return RegionRange(self.region, self.offset + offset, nbytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class InferencePlan:
     keep: bool  # the worker may keep the inputs, to compare a successor on
     inputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
     outputs: tuple[tuple[OpenTensor, RegionRange | None], ...]
+    room: RegionRange | None  # for outputs without a place
     raw: tuple[Data, ...]
     max_bytes: int  # of outputs inside the answer
     open: bool
@@ -53,7 +58,8 @@ class InferencePlan:
     @property
     def regions(self) -> list[HeldRegion]:
         """The regions it uses, each once."""
-        places = [place for _, place in (*self.inputs, *self.outputs) if place]
+        named = (*self.inputs, *self.outputs, (None, self.room))
+        places = [place for _, place in named if place]
         return list({place.region.number: place.region for place in places}.values())
 
     def for_worker(self, key: str) -> RunModel:
@@ -65,6 +71,7 @@ class InferencePlan:
                 for t, place in self.inputs
             ),
             outputs=tuple(WantedOutput(name=t.name, place=_slice(place)) for t, place in self.outputs),
+            room=_slice(self.room),
             raw=self.raw,
             finite=self.finite,
             keep=self.keep,
@@ -85,9 +92,18 @@ class InferencePlan:
                     shape=shape,
                     parameters=_place_map(place),
                 )
-                for (t, place), shape in zip(self.outputs, ran.shapes, strict=True)
+                for (t, place), shape in zip(self._answered(ran), ran.shapes, strict=True)
             ),
             raw_output_contents=ran.raw,
+        )
+
+    def _answered(self, ran: ModelRan) -> Iterable[tuple[OpenTensor, RegionRange | None]]:
+        """The outputs, with where they are."""
+        if self.room is None:
+            return self.outputs
+        return (
+            (t, place if offset < 0 else self.room.part(offset, nbytes_of(t, shape)))
+            for (t, place), offset, shape in zip(self.outputs, ran.offsets, ran.shapes, strict=True)
         )
 
 
@@ -134,8 +150,9 @@ def check(
     if priority not in PRIORITIES:
         raise InvalidArgument(f"priority is {priority}; give 1 (first), 2 or 3 (last)")
     asked = _outputs(params, outputs, regions)
+    room = _room(options, regions)
     answer = sum(nbytes(tensor) for tensor, place in asked if place is None and not tensor.is_open)
-    if answer > max_bytes:
+    if answer > max_bytes + (room.nbytes if room is not None else 0):
         raise ResourceExhausted(
             f"the outputs have {answer} bytes and an answer may hold {max_bytes}; place them in shared memory"
         )
@@ -148,6 +165,7 @@ def check(
         keep=keep,
         inputs=_inputs(params, inputs, regions),
         outputs=asked,
+        room=room,
         raw=params.raw_input_contents or (),
         max_bytes=max_bytes,
         open=only_open,
@@ -250,7 +268,26 @@ def _check_content(tensor: OpenTensor, content: Data | None) -> None:
 
 def nbytes(tensor: OpenTensor) -> int:
     """Bytes of a tensor, whose sizes are known, as it travels."""
-    return dtype(tensor.dtype).itemsize * math.prod(tensor.shape or ())
+    return nbytes_of(tensor, tensor.shape or ())
+
+
+def nbytes_of(tensor: OpenTensor, shape: Sequence[int]) -> int:
+    """Bytes of a tensor in that shape."""
+    return dtype(tensor.dtype).itemsize * math.prod(shape)
+
+
+def _room(options: InferOptions | None, regions: RegionTable) -> RegionRange | None:
+    if options is None or options.shared_memory_region is None:
+        return None
+    region = regions.get(options.shared_memory_region)
+    offset, size = options.shared_memory_offset or 0, options.shared_memory_byte_size
+    if size is None or size < 1 or offset % ROOM_ALIGN:
+        raise InvalidArgument(
+            f"the request's shared memory starts at byte {offset} and has {size}; give at least 1, from a "
+            f"multiple of {ROOM_ALIGN} on"
+        )
+    region.check_range(offset, size)
+    return RegionRange(region, offset, size)
 
 
 def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: RegionTable) -> RegionRange | None:

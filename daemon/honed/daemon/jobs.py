@@ -184,6 +184,8 @@ class Jobs:
         """Compile what the CPU engine serves; where that is not possible, say why and leave it there."""
         if given.why and not given.awaits_compiler:
             return job.told(given)
+        # Apps are answered meanwhile, and compiling shall not take the cores from what answers them.
+        staged = dataclasses.replace(staged, hurried=False)
         try:
             made = await self._make(shown, staged, servers, given=given)
         except HonedError as error:

@@ -61,6 +61,12 @@ class Loader:
         """The device with its driver, or the CPU engine with its version; "" before it was seen."""
         return self._supervisor.fingerprint
 
+    @property
+    def on_processor(self) -> bool:
+        """Whether its device is the host's processor."""
+        profile = self._supervisor.profile
+        return profile is not None and profile.family.processor
+
     async def load(
         self, key: str, path: str, *, hurried: bool = True, progress: Progress = lambda _, __: None
     ) -> Proof:

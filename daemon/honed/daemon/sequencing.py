@@ -97,7 +97,9 @@ class Sequencer:
                 ) from error
             try:
                 left = max(1, round((timeout - (time.monotonic() - begun)) * 1e6))
-                yield dataclasses.replace(params, parameters=dataclasses.replace(options, timeout=left))
+                # State is taken from what is answered in line, so that there is no room elsewhere.
+                left_of = dataclasses.replace(options, timeout=left, shared_memory_region=None)
+                yield dataclasses.replace(params, parameters=left_of)
             finally:
                 lock.release()
         finally:

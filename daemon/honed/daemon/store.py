@@ -52,13 +52,15 @@ _log = logging.getLogger(__name__)
 class EngineTimes:
     """What a run took by the compiled form and by the CPU engine when they last took turns, in ms.
 
-    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then.
+    `device` and `runtime` tell the device with its driver, and the CPU engine, as they were then; with
+    `same_cores` the device is the processor that the CPU engine runs on.
     """
 
     gpu_ms: float
     cpu_ms: float
     device: str = ""
     runtime: str = ""
+    same_cores: bool = False
 
 
 class NewerFormat(InvalidArgument):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # asyncio is the service's
     from honed.runtime.endpoint import Progress
 
 R = TypeVar("R")
+ROOM_ALIGN = 64  # bytes; outputs in room that was given for them start at multiples
 
 
 class WorkerCall(Generic[R]):
@@ -210,10 +211,14 @@ class WantedOutput:
 
 @dataclass(slots=True, kw_only=True)
 class ModelRan:
-    """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part."""
+    """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
+
+    Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there.
+    """
 
     raw: tuple[Data, ...]
     shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
     input_ns: int
     infer_ns: int
     output_ns: int
@@ -223,7 +228,7 @@ class ModelRan:
 class RunModel(WorkerCall[ModelRan]):
     """Run once, for at most `max_bytes` of outputs in line.
 
-    `keep`: the inputs may be kept, to compare a successor on.
+    `room` is for outputs that have no place. `keep`: the inputs may be kept, to compare a successor on.
     """
 
     method = "Infer"
@@ -231,6 +236,7 @@ class RunModel(WorkerCall[ModelRan]):
     key: str
     inputs: tuple[GivenInput, ...]
     outputs: tuple[WantedOutput, ...]
+    room: RegionSlice | None
     raw: tuple[Data, ...]
     finite: bool
     keep: bool

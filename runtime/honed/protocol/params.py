@@ -55,7 +55,11 @@ class OutputTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferOptions:
-    """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence."""
+    """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence.
+
+    The shared memory, in bytes, is room for outputs that have no place of their own: those that fit may be
+    answered there. A request in a sequence is answered without.
+    """
 
     timeout: int | None = None
     priority: int | None = None
@@ -63,6 +67,9 @@ class InferOptions:
     sequence_id: int | str | None = None
     sequence_start: bool | None = None
     sequence_end: bool | None = None
+    shared_memory_region: str | None = None
+    shared_memory_offset: int | None = None
+    shared_memory_byte_size: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

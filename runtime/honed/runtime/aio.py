@@ -70,6 +70,7 @@ class AsyncClient(Operations, performing=_performing):
 
     async def close(self) -> None:
         """End the connection; a later call opens a new one."""
+        self._forget_scratch()
         if self._link is not None:
             self._link.fail(endpoint.connection_lost())
             self._link = None
@@ -99,7 +100,7 @@ class AsyncClient(Operations, performing=_performing):
             self._link = None
             link = await AsyncLink.open(self.socket)
             try:
-                for region in self._regions.values():
+                for region in list(self._regions.values()):
                     await _perform(link, register(region))
             except BaseException:
                 link.fail(Unavailable("the connection was given up while it was set up; call again"))

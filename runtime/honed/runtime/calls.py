@@ -33,6 +33,15 @@ class InferCall:
     params: InferParams
     into: dict[str, NDArray[Any]]  # arrays the caller wants written
     shared: frozenset[str]  # those of `into` that the service writes itself
+    lent: Region | None = None  # where outputs may be answered that have no place of the caller's
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """A region for the inputs of one request, with `room` bytes behind them for its outputs."""
+
+    region: Region
+    room: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +69,19 @@ class InSequence:
     end: bool = False
 
 
+def portable(inputs: Mapping[str, ArrayLike]) -> dict[str, NDArray[Any]]:
+    """The arrays as they travel: dense, row-major, little-endian."""
+    return {name: _portable(value) for name, value in inputs.items()}
+
+
+def unplaced(arrays: Mapping[str, NDArray[Any]], regions: Sequence[Region]) -> list[int]:
+    """Bytes of each array that lies in none of the regions."""
+    return [a.nbytes for a in arrays.values() if not regions or _place(a, regions) is None]
+
+
 def infer_call(
     model: str,
-    inputs: Mapping[str, ArrayLike],
+    inputs: Mapping[str, NDArray[Any]],
     outputs: Outputs | None,
     regions: Iterable[Region],
     *,
@@ -70,20 +89,25 @@ def infer_call(
     priority: int,
     finite: bool,
     sequence: InSequence | None = None,
+    lent: Lent | None = None,
 ) -> InferCall:
-    """The ModelInfer for these arrays; those in one of `regions` are named and not copied.
+    """The ModelInfer for arrays as `portable` gives them; those in one of `regions` are not copied.
 
-    `timeout` is in seconds. Raises InvalidArgument for element types honed does not carry.
+    The others are copied to what is `lent`, or sent along. `timeout` is in seconds.
+
+    Raises InvalidArgument for element types honed does not carry.
     """
     known = list(regions)
     described: list[InputTensor] = []
     contents: list[memoryview] = []
-    for name, value in inputs.items():
-        array = _portable(value)
+    for name, array in inputs.items():
+        datatype = _datatype(array.dtype)
         place = _place(array, known)
-        described.append(
-            InputTensor(name=name, datatype=_datatype(array.dtype), shape=array.shape, parameters=place)
-        )
+        if place is None and lent is not None and array.nbytes:
+            copy = lent.region.array(array.dtype.name, array.shape)
+            copy[...] = array
+            place = _place(copy, (lent.region,))
+        described.append(InputTensor(name=name, datatype=datatype, shape=array.shape, parameters=place))
         if place is None:
             contents.append(array.reshape(-1).view(np.uint8).data)
     into = dict(outputs) if isinstance(outputs, Mapping) else {}
@@ -103,9 +127,13 @@ def infer_call(
             sequence_id=sequence.id if sequence is not None else None,
             sequence_start=(sequence is not None and sequence.start) or None,
             sequence_end=(sequence is not None and sequence.end) or None,
+            shared_memory_region=lent.region.name if lent is not None and lent.room else None,
+            shared_memory_offset=lent.region.room(lent.room) if lent is not None and lent.room else None,
+            shared_memory_byte_size=lent.room if lent is not None and lent.room else None,
         ),
     )
-    return InferCall(params, into, frozenset(name for name, place in places.items() if place))
+    shared = frozenset(name for name, place in places.items() if place)
+    return InferCall(params, into, shared, lent.region if lent is not None else None)
 
 
 def infer_result(call: InferCall, result: Map) -> dict[str, NDArray[Any]]:
@@ -133,11 +161,14 @@ def answer(call: InferCall, result: Map) -> InferenceAnswer:
 
 
 def _output(call: InferCall, output: Map, contents: Iterator[bytes]) -> NDArray[Any]:
-    """The output as it came; for one in shared memory an empty stand-in of its type and shape."""
-    kind = from_datatype(output["datatype"]).numpy
+    """The output as it came; for one in the caller's shared memory a stand-in of its type and shape."""
+    kind = from_datatype(output["datatype"])
     if output["name"] in call.shared:
-        return np.broadcast_to(np.empty((), kind), output["shape"])
-    return np.frombuffer(next(contents), kind).reshape(output["shape"])
+        return np.broadcast_to(np.empty((), kind.numpy), output["shape"])
+    place = output["parameters"]
+    if place and call.lent is not None:
+        return call.lent.array(kind.name, output["shape"], int(place["shared_memory_offset"]))
+    return np.frombuffer(next(contents), kind.numpy).reshape(output["shape"])
 
 
 def _delivered(call: InferCall, name: str, array: NDArray[Any]) -> NDArray[Any]:

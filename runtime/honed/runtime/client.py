@@ -85,6 +85,7 @@ class Client(Operations, performing=_performing):
         """End the connection; a later call opens a new one."""
         with self._lock:
             link, self._link = self._link, None
+        self._forget_scratch()
         if link is not None:
             link.close()
 
@@ -134,7 +135,7 @@ class Client(Operations, performing=_performing):
             self._link = None
             link = Link(self.socket, self.timeout)
             try:
-                for region in self._regions.values():
+                for region in list(self._regions.values()):
                     self._perform(link, register(region))
             except BaseException:
                 link.close()

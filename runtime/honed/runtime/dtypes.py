@@ -1,4 +1,4 @@
-"""The element types honed carries, under each of the three names they go by.
+"""The element types honed carries, under each of the three names they go by: NumPy's, or ml_dtypes'.
 
 Open Inference Protocol names are on the socket, NumPy names in Python and in `.honed` files, OpenCL C
 names in kernels. A bool is one byte, 0 or 1, everywhere.
@@ -22,12 +22,12 @@ class DType:
 
     name: str  # NumPy's
     datatype: str  # the Open Inference Protocol's
-    opencl: str  # OpenCL C's
+    opencl: str  # OpenCL C's; "" for those that are not compiled
     itemsize: int  # bytes
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The NumPy dtype."""
+        """The NumPy dtype; raises InvalidArgument where it takes ml_dtypes, which are not there."""
         return _numpy(self.name)
 
     @property
@@ -50,15 +50,38 @@ DTYPES: tuple[DType, ...] = (
     DType("float32", "FP32", "float", 4),
     DType("float64", "FP64", "double", 8),
 )
-_BY_NAME = {d.name: d for d in DTYPES}
-_BY_DATATYPE = {d.datatype: d for d in DTYPES}
+# What the CPU engine takes beside them, as ml_dtypes has it: an element of 4 bits or 2 takes a byte, too.
+NARROW: tuple[DType, ...] = (
+    DType("bfloat16", "BF16", "", 2),
+    DType("float8_e4m3fn", "FP8E4M3FN", "", 1),
+    DType("float8_e4m3fnuz", "FP8E4M3FNUZ", "", 1),
+    DType("float8_e5m2", "FP8E5M2", "", 1),
+    DType("float8_e5m2fnuz", "FP8E5M2FNUZ", "", 1),
+    DType("float8_e8m0fnu", "FP8E8M0", "", 1),
+    DType("int4", "INT4", "", 1),
+    DType("uint4", "UINT4", "", 1),
+    DType("int2", "INT2", "", 1),
+    DType("uint2", "UINT2", "", 1),
+)
+_BY_NAME = {d.name: d for d in (*DTYPES, *NARROW)}
+_BY_DATATYPE = {d.datatype: d for d in (*DTYPES, *NARROW)}
+_NARROW = frozenset(d.name for d in NARROW)
 
 
 @functools.cache
 def _numpy(name: str) -> np.dtype[np.generic]:
     import numpy as np
 
-    return np.dtype(name)
+    if name not in _NARROW:
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise InvalidArgument(
+            f"arrays of {name} need ml_dtypes, which is not installed; pip install ml_dtypes"
+        ) from error
+    found: np.dtype[np.generic] = np.dtype(getattr(ml_dtypes, name))
+    return found
 
 
 def dtype(name: str) -> DType:

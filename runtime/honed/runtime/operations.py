@@ -6,6 +6,7 @@ lacks.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
@@ -17,7 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol import methods, strict
 from honed.protocol.arrivals import close_all
-from honed.protocol.errors import InvalidArgument, MissingFiles
+from honed.protocol.errors import (
+    AlreadyExists,
+    HonedError,
+    InvalidArgument,
+    MissingFiles,
+    ResourceExhausted,
+)
 from honed.protocol.methods import Method
 from honed.protocol.params import (
     BringOptions,
@@ -45,12 +52,13 @@ from honed.protocol.results import ModelBrought
 from honed.protocol.strict import Map
 from honed.protocol.tuning import TuningFigures
 
-from . import calls, endpoint
+from . import calls, endpoint, scratch
 from .bringing import Given, brought
-from .calls import InferCall, InferenceAnswer, InSequence, Outputs
+from .calls import InferenceAnswer, InSequence, Lent, Outputs
 from .endpoint import Progress
 from .exported import ExportedFiles, exported
 from .regions import Region
+from .scratch import Scratch
 
 if TYPE_CHECKING:
     from .aio import AsyncClient
@@ -61,6 +69,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 GRACE: Final = 5.0  # seconds the service's own DEADLINE_EXCEEDED may take to arrive
 _USUAL: Final = -1.0  # the client's own timeout
+_NOT_LENT: Final = contextlib.nullcontext()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,7 @@ class Operations:
         self.timeout = timeout
         self._regions: dict[str, Region] = {}
         self._made = 0  # regions so far
+        self._scratch = Scratch()
 
     def __init_subclass__(cls, performing: Callable[..., Any] | None = None) -> None:
         """`performing` makes a method of an operation's steps."""
@@ -164,13 +174,14 @@ class Operations:
     ) -> Steps[dict[str, NDArray[Any]]]:
         """Run `model` on `inputs`; gives its outputs by name.
 
-        Arrays that lie in a `region` of this client are not copied. `outputs`: the names wanted, or arrays
+        Arrays that lie in a `region` of this client are not copied; other large ones travel in shared memory,
+        too. `outputs`: the names wanted, or arrays
         by name to write them to. `timeout` in seconds; `priority` 1 (first) to 3 (last); `finite` refuses
         inputs with NaN or infinity. With `sequence` the service keeps the model's state for the next request
         of it, which need not bring it; raises SequenceLost where the service does not know the sequence.
         """
-        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
-        return calls.infer_result(call, (yield ask).result)
+        answered = yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence)
+        return answered.outputs
 
     @operation
     def answer(
@@ -185,10 +196,9 @@ class Operations:
         sequence: InSequence | None = None,
     ) -> Steps[InferenceAnswer]:
         """As `infer`, with what the service tells of it: the engine that answered, and times."""
-        call, ask = self._infer_ask(model, inputs, outputs, timeout, priority, finite, sequence)
-        return calls.answer(call, (yield ask).result)
+        return (yield from self._answered(model, inputs, outputs, timeout, priority, finite, sequence))
 
-    def _infer_ask(
+    def _answered(
         self,
         model: str,
         inputs: Mapping[str, ArrayLike],
@@ -197,19 +207,64 @@ class Operations:
         priority: int,
         finite: bool,
         sequence: InSequence | None,
-    ) -> tuple[InferCall, Ask]:
+    ) -> Steps[InferenceAnswer]:
+        """Large tensors are handed over in shared memory that the client keeps for that."""
         seconds = self.timeout if timeout is None else timeout
-        call = calls.infer_call(
-            model,
-            inputs,
-            outputs,
-            list(self._regions.values()),
-            timeout=seconds,
-            priority=priority,
-            finite=finite,
-            sequence=sequence,
-        )
-        return call, Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+        arrays, regions = calls.portable(inputs), list(self._regions.values())
+        given, room = self._scratch.bytes_for(model, calls.unplaced(arrays, regions))
+        room = room if sequence is None else 0  # whose state comes back in line
+        lent = (yield from self._lent(given, room)) if given + room else None
+        with _NOT_LENT if lent is None else self._scratch.lent(lent.region):
+            call = calls.infer_call(
+                model,
+                arrays,
+                outputs,
+                regions,
+                timeout=seconds,
+                priority=priority,
+                finite=finite,
+                sequence=sequence,
+                lent=lent,
+            )
+            reply = yield Ask(methods.MODEL_INFER, call.params, seconds + GRACE)
+            answered = calls.answer(call, reply.result)
+        self._scratch.answered(model, [a.nbytes for n, a in answered.outputs.items() if n not in call.shared])
+        return answered
+
+    def _lent(self, given: int, room: int) -> Steps[Lent | None]:
+        """A region for inputs and outputs of so many bytes; None where there is none to be had.
+
+        Those that are not used any more are forgotten first.
+        """
+        for region in self._scratch.dropped():
+            if self._regions.pop(region.name, None) is not None:
+                with contextlib.suppress(HonedError):  # one that the service does not know is forgotten, too
+                    yield unregister(region)
+        ready = self._scratch.take(given + room)
+        if ready is not None:
+            return Lent(ready, room)
+        try:
+            region = self._new_region(scratch.region_bytes(given + room))
+        except ResourceExhausted:
+            return None
+        self._regions[region.name] = region  # a connection that is made meanwhile knows it
+        try:
+            yield register(region)
+        except AlreadyExists:
+            pass
+        except BaseException as error:
+            del self._regions[region.name]
+            region.close()
+            if isinstance(error, ResourceExhausted):
+                return None
+            raise
+        return Lent(region, room)
+
+    def _forget_scratch(self) -> None:
+        """Give memory back; the service forgets regions with their connection."""
+        self._scratch.close()
+        for region in self._scratch.dropped():
+            self._regions.pop(region.name, None)
 
     @operation
     def models(self) -> Steps[list[Map]]:

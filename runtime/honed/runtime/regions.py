@@ -10,6 +10,7 @@ import fcntl
 import math
 import mmap
 import os
+import weakref
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -46,7 +47,12 @@ class Region:
             ) from error
         self._address = np.frombuffer(self._mapped, np.uint8).ctypes.data
         self._used = 0
-        self.closed = False
+        self._end = weakref.finalize(self, os.close, self.descriptor)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return not self._end.alive
 
     def array(self, dtype_name: str, shape: Sequence[int], offset: int | None = None) -> NDArray[Any]:
         """A view of the region as an array of NumPy type `dtype_name` and `shape`.
@@ -71,6 +77,16 @@ class Region:
         )
         return flat.reshape(tuple(shape))
 
+    def clear(self) -> None:
+        """Forget which arrays were placed; the next lies at the start."""
+        self._used = 0
+
+    def room(self, nbytes: int) -> int:
+        """Set so many bytes aside, behind the arrays that were placed before; their offset in bytes."""
+        start = -(-self._used // _ALIGN) * _ALIGN
+        self._used = start + nbytes
+        return start
+
     def offset_of(self, array: NDArray[Any]) -> int | None:
         """Where in the region `array` lies, in bytes, or None where it does not or is not contiguous."""
         start = array.ctypes.data - self._address
@@ -80,9 +96,7 @@ class Region:
 
     def close(self) -> None:
         """Give the descriptor back; arrays made from the region stay valid until they go."""
-        if not self.closed:
-            self.closed = True
-            os.close(self.descriptor)
+        self._end()
 
     def __enter__(self) -> Region:
         return self

@@ -1,0 +1,1 @@
+"""Apps from PyPI, unmodified, with onnxruntime and with honed in its place."""

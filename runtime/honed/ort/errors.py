@@ -1,0 +1,94 @@
+"""ONNX Runtime's exceptions by their names, and the service's errors as them.
+
+Apps catch them as `onnxruntime.capi.onnxruntime_pybind11_state.InvalidArgument` and the like.
+"""
+
+from __future__ import annotations
+
+from honed.protocol import errors
+
+
+class Fail(Exception):
+    """Something that no other of them says."""
+
+
+class InvalidArgument(Exception):
+    """An input is not what the model takes."""
+
+
+class NoSuchFile(Exception):
+    """There is no model file at that path."""
+
+
+class NoModel(Exception):
+    """No model is loaded."""
+
+
+class EngineError(Exception):
+    """An engine failed."""
+
+
+class RuntimeException(Exception):
+    """A run failed."""
+
+
+class InvalidProtobuf(Exception):
+    """The file is no ONNX file."""
+
+
+class ModelLoaded(Exception):
+    """A model is loaded already."""
+
+
+class NotImplemented(Exception):  # noqa: A001
+    """What honed does not do."""
+
+
+class InvalidGraph(Exception):
+    """The model breaks ONNX's rules."""
+
+
+class EPFail(Exception):
+    """An execution provider failed."""
+
+
+ALL = (
+    Fail,
+    InvalidArgument,
+    NoSuchFile,
+    NoModel,
+    EngineError,
+    RuntimeException,
+    InvalidProtobuf,
+    ModelLoaded,
+    NotImplemented,
+    InvalidGraph,
+    EPFail,
+)
+_NUMBERS = {each: number for number, each in enumerate(ALL, 1)}  # include/onnxruntime/core/common/status.h
+_NAMES = {
+    Fail: "FAIL",
+    InvalidArgument: "INVALID_ARGUMENT",
+    NoSuchFile: "NO_SUCHFILE",
+    InvalidProtobuf: "INVALID_PROTOBUF",
+    NotImplemented: "NOT_IMPLEMENTED",
+    InvalidGraph: "INVALID_GRAPH",
+    RuntimeException: "RUNTIME_EXCEPTION",
+}
+_KINDS: tuple[tuple[type[errors.HonedError], type[Exception]], ...] = (
+    (errors.InvalidArgument, InvalidArgument),
+    (errors.ModelRefused, Fail),
+    (errors.MissingFiles, Fail),
+)
+
+
+def said(kind: type[Exception], text: str) -> Exception:
+    """An exception that says what ONNX Runtime's would in front."""
+    return kind(f"[ONNXRuntimeError] : {_NUMBERS[kind]} : {_NAMES.get(kind, 'FAIL')} : {text}")
+
+
+def translated(error: errors.HonedError) -> Exception:
+    """The exception that an app expects for an error of the service."""
+    kind = next((ours for theirs, ours in _KINDS if isinstance(error, theirs)), RuntimeException)
+    reasons = "; ".join(getattr(error, "reasons", ()) or ())
+    return said(kind, f"{error}{f' ({reasons})' if reasons else ''}")

@@ -1,0 +1,213 @@
+"""What an ONNX file says of itself: inputs, outputs, metadata. Read where it stands, without protobuf.
+
+An app that is pointed at honed need not have ONNX installed, and its inputs' names for open sizes, and the
+file's own metadata, are in no answer of the service. Field numbers are those of onnx.proto (ONNX 1.20).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .errors import InvalidProtobuf, said
+
+Data = bytes | memoryview | mmap.mmap
+Dimension = int | str | None
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MOST_BYTES = 10  # of a varint
+# Element types by number, as ONNX Runtime calls them.
+TYPES = {
+    1: "float",
+    2: "uint8",
+    3: "int8",
+    4: "uint16",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    8: "string",
+    9: "bool",
+    10: "float16",
+    11: "double",
+    12: "uint32",
+    13: "uint64",
+    14: "complex64",
+    15: "complex128",
+    16: "bfloat16",
+    17: "float8e4m3fn",
+    18: "float8e4m3fnuz",
+    19: "float8e5m2",
+    20: "float8e5m2fnuz",
+    21: "uint4",
+    22: "int4",
+    23: "float4e2m1",
+    24: "float8e8m0",
+    25: "uint2",
+    26: "int2",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArg:
+    """An input or output: `type` as in "tensor(float)", `shape` with None or a name for sizes left open."""
+
+    name: str
+    type: str
+    shape: list[Dimension]
+
+
+@dataclass(slots=True)
+class ModelMetadata:
+    """What the file says of itself."""
+
+    producer_name: str = ""
+    graph_name: str = ""
+    domain: str = ""
+    description: str = ""
+    graph_description: str = ""
+    version: int = (1 << 63) - 1  # as ONNX Runtime has it where the file says nothing
+    custom_metadata_map: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Described:
+    """A model file's inputs, without those that have values in the file, its outputs, and its metadata."""
+
+    inputs: list[NodeArg] = field(default_factory=list)
+    overridable: list[NodeArg] = field(default_factory=list)
+    outputs: list[NodeArg] = field(default_factory=list)
+    metadata: ModelMetadata = field(default_factory=ModelMetadata)
+
+
+def describe(data: Data) -> Described:
+    """What the file says; raises InvalidProtobuf where it is no ONNX file."""
+    found = Described()
+    graph = None
+    whole = memoryview(data)
+    for number, value in _fields(whole):
+        if number == 7:
+            graph = _bytes(value)
+        elif number == 14:
+            entry = {n: _text(v) for n, v in _fields(_bytes(value)) if n in (1, 2)}
+            found.metadata.custom_metadata_map[entry.get(1, "")] = entry.get(2, "")
+        elif number == 2:
+            found.metadata.producer_name = _text(value)
+        elif number == 4:
+            found.metadata.domain = _text(value)
+        elif number == 5 and isinstance(value, int):
+            found.metadata.version = value
+        elif number == 6:
+            found.metadata.description = _text(value)
+    if graph is None:
+        raise said(InvalidProtobuf, "the file holds no ONNX model; check what was given")
+    _read_graph(graph, found)
+    return found
+
+
+def _read_graph(graph: memoryview, found: Described) -> None:
+    given: list[NodeArg] = []
+    initialised: set[str] = set()
+    for number, value in _fields(graph):
+        if number == 11:
+            given.append(_value(_bytes(value)))
+        elif number == 12:
+            found.outputs.append(_value(_bytes(value)))
+        elif number == 5:
+            # The name stands behind the dimensions, in front of the data where that is raw.
+            initialised.update(_text(v) for n, v in _fields(_bytes(value)) if n == 8)
+        elif number == 2:
+            found.metadata.graph_name = _text(value)
+        elif number == 10:
+            found.metadata.graph_description = _text(value)
+    found.inputs = [one for one in given if one.name not in initialised]
+    found.overridable = [one for one in given if one.name in initialised]
+
+
+def _value(info: memoryview) -> NodeArg:
+    name, kind, shape = "", "", list[Dimension]()
+    for number, value in _fields(info):
+        if number == 1:
+            name = _text(value)
+        elif number == 2:
+            kind, shape = _type(_bytes(value))
+    return NodeArg(name, kind, shape)
+
+
+def _type(proto: memoryview) -> tuple[str, list[Dimension]]:
+    """TypeProto: a tensor; what is none is named, its shape left empty."""
+    for number, value in _fields(proto):
+        if number == 1:
+            element, shape = 0, list[Dimension]()
+            for n, v in _fields(_bytes(value)):
+                if n == 1 and isinstance(v, int):
+                    element = v
+                elif n == 2:
+                    shape = [_dimension(_bytes(each)) for m, each in _fields(_bytes(v)) if m == 1]
+            return f"tensor({TYPES.get(element, 'undefined')})", shape
+        if number == 4:
+            inner = next((_type(_bytes(v))[0] for n, v in _fields(_bytes(value)) if n == 1), "")
+            return f"seq({inner})", []
+        if number == 9:
+            inner = next((_type(_bytes(v))[0] for n, v in _fields(_bytes(value)) if n == 1), "")
+            return f"optional({inner})", []
+        if number == 5:
+            return "map", []
+    return "", []
+
+
+def _dimension(proto: memoryview) -> Dimension:
+    for number, value in _fields(proto):
+        if number == 1 and isinstance(value, int):
+            return value if value >= 0 else None
+        if number == 2:
+            return _text(value) or None
+    return None
+
+
+def _fields(data: memoryview) -> Iterator[tuple[int, int | memoryview]]:
+    """Fields by number: integers, and the bytes of all others; raises InvalidProtobuf."""
+    at, end = 0, len(data)
+    while at < end:
+        key, at = _varint(data, at)
+        number, wire = key >> 3, key & 7
+        if wire == _VARINT:
+            value, at = _varint(data, at)
+            yield number, value - (1 << 64) if value >> 63 else value
+            continue
+        if wire == _BYTES:
+            size, at = _varint(data, at)
+        elif wire in (_FIXED64, _FIXED32):
+            size = 8 if wire == _FIXED64 else 4
+        else:
+            raise _broken()
+        if number == 0 or at + size > end:
+            raise _broken()
+        yield number, data[at : at + size]
+        at += size
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for step in range(_MOST_BYTES):
+        if at >= len(data):
+            break
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << (7 * step)
+        if byte < 0x80:
+            return value & ((1 << 64) - 1), at
+    raise _broken()
+
+
+def _bytes(value: int | memoryview) -> memoryview:
+    if isinstance(value, int):
+        raise _broken()
+    return value
+
+
+def _text(value: int | memoryview) -> str:
+    return bytes(_bytes(value)).decode(errors="replace")
+
+
+def _broken() -> Exception:
+    return said(InvalidProtobuf, "protobuf parsing failed: the file is no ONNX model, or damaged")

@@ -1,0 +1,135 @@
+"""What apps set on sessions and runs. Honed runs a model its own way: most of it changes nothing."""
+
+from __future__ import annotations
+
+import enum
+import os
+
+from . import errors
+from .errors import Fail, said
+
+FALLBACK = "honed.fallback"  # entry of a session's configuration: "1" lets ONNX Runtime take its place
+_FALLBACK_VARIABLE = "HONED_ORT_FALLBACK"
+
+
+class GraphOptimizationLevel(enum.IntEnum):
+    """Which of ONNX Runtime's passes run; honed has its own."""
+
+    ORT_DISABLE_ALL = 0
+    ORT_ENABLE_BASIC = 1
+    ORT_ENABLE_EXTENDED = 2
+    ORT_ENABLE_LAYOUT = 3
+    ORT_ENABLE_ALL = 99
+
+
+class ExecutionMode(enum.IntEnum):
+    """Whether nodes run at the same time; honed decides."""
+
+    ORT_SEQUENTIAL = 0
+    ORT_PARALLEL = 1
+
+
+class ExecutionOrder(enum.IntEnum):
+    """In which order nodes run; honed decides."""
+
+    DEFAULT = 0
+    PRIORITY_BASED = 1
+    MEMORY_EFFICIENT = 2
+
+
+class _Configured:
+    """Entries by name."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, str] = {}
+
+    def _entry(self, key: str) -> str:
+        if key not in self._entries:
+            raise said(Fail, f"there is no configuration entry {key!r}; add it first")
+        return self._entries[key]
+
+
+class SessionOptions(_Configured):
+    """Attributes and methods of ONNX Runtime's; raises NotImplemented for what would change answers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enable_cpu_mem_arena = True
+        self.enable_mem_pattern = True
+        self.enable_mem_reuse = True
+        self.enable_profiling = False
+        self.execution_mode = ExecutionMode.ORT_SEQUENTIAL
+        self.execution_order = ExecutionOrder.DEFAULT
+        self.graph_optimization_level = GraphOptimizationLevel.ORT_ENABLE_ALL
+        self.inter_op_num_threads = 0
+        self.intra_op_num_threads = 0
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.optimized_model_filepath = ""
+        self.profile_file_prefix = "onnxruntime_profile_"
+        self.use_deterministic_compute = False
+        self.use_per_session_threads = True
+
+    def add_session_config_entry(self, config_key: str, config_value: str) -> None:
+        """Set an entry."""
+        self._entries[str(config_key)] = str(config_value)
+
+    def get_session_config_entry(self, config_key: str) -> str:
+        """An entry; raises Fail where it was not set."""
+        return self._entry(config_key)
+
+    def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
+        """Sizes are open in honed, so that any is taken."""
+
+    def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
+        """Sizes are open in honed, so that any is taken."""
+
+    def add_initializer(self, name: str, value: object) -> None:
+        """Not possible."""
+        raise _not_done("takes no initialisers beside the file; write them into the model")
+
+    def add_external_initializers(self, names: object, values: object) -> None:
+        """Not possible."""
+        raise _not_done("takes no initialisers beside the file; write them into the model")
+
+    def register_custom_ops_library(self, path: str) -> None:
+        """Not possible: no code of an app runs in the service."""
+        raise _not_done("loads no libraries of operators")
+
+    def allows_fallback(self) -> bool:
+        """Whether ONNX Runtime itself may serve a session that honed cannot."""
+        told = self._entries.get(FALLBACK, os.environ.get(_FALLBACK_VARIABLE, ""))
+        return told not in ("", "0")
+
+    def check(self) -> None:
+        """Raise NotImplemented where something is asked for that honed does not do."""
+        if self.optimized_model_filepath:
+            raise _not_done("writes no optimised model; leave optimized_model_filepath empty")
+        if self.enable_profiling:
+            raise _not_done("writes no profile of a session; `hone profile` shows where a model's time goes")
+
+
+class RunOptions(_Configured):
+    """Attributes and methods of ONNX Runtime's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_severity_level = -1
+        self.log_verbosity_level = 0
+        self.logid = ""
+        self.only_execute_path_to_fetches = False
+        self.terminate = False
+        self.training_mode = False
+
+    def add_run_config_entry(self, config_key: str, config_value: str) -> None:
+        """Set an entry."""
+        self._entries[str(config_key)] = str(config_value)
+
+    def get_run_config_entry(self, config_key: str) -> str:
+        """An entry; raises Fail where it was not set."""
+        return self._entry(config_key)
+
+
+def _not_done(what: str) -> Exception:
+    return said(errors.NotImplemented, f"honed {what}")

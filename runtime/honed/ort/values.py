@@ -1,0 +1,238 @@
+"""Tensors as apps hand them over, all of them on the host: OrtValue, and what is bound to a session."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from honed.runtime import dtypes
+
+from . import errors
+from .errors import InvalidArgument, said
+from .modelproto import TYPES
+
+Array = NDArray[Any]
+# ONNX Runtime's names of element types by NumPy's, or ml_dtypes'.
+_ODD = {
+    "float32": "float",
+    "float64": "double",
+    "float8_e4m3fn": "float8e4m3fn",
+    "float8_e4m3fnuz": "float8e4m3fnuz",
+    "float8_e5m2": "float8e5m2",
+    "float8_e5m2fnuz": "float8e5m2fnuz",
+    "float8_e8m0fnu": "float8e8m0",
+}
+_NUMPY = {_ODD.get(d.name, d.name): d.name for d in (*dtypes.DTYPES, *dtypes.NARROW)}
+_NUMBERS = {name: number for number, name in TYPES.items()}
+
+
+def type_of(array: Array) -> str:
+    """What ONNX Runtime calls an array, as in "tensor(float)"."""
+    return f"tensor({_ODD.get(array.dtype.name, array.dtype.name)})"
+
+
+def numpy_type(type_name: str) -> np.dtype[Any]:
+    """NumPy's type for one as in "tensor(float)"; raises NotImplemented for what honed does not carry."""
+    name = _NUMPY.get(type_name.removeprefix("tensor(").removesuffix(")"))
+    if name is None:
+        text = f"honed does not carry {type_name}; use a model of dense tensors of numbers"
+        raise said(errors.NotImplemented, text)
+    return dtypes.dtype(name).numpy
+
+
+class OrtValue:
+    """A tensor on the host."""
+
+    def __init__(self, array: Array) -> None:
+        self._array = array
+
+    @classmethod
+    def ortvalue_from_numpy(
+        cls, numpy_obj: ArrayLike, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
+        """A copy of an array; raises NotImplemented for another device than "cpu"."""
+        _on_host(device_type)
+        return cls(np.array(numpy_obj, order="C"))
+
+    @classmethod
+    def ortvalue_from_shape_and_type(
+        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+    ) -> OrtValue:
+        """Zeros of a NumPy type, or of an ONNX number."""
+        _on_host(device_type)
+        return cls(np.zeros(tuple(shape), _element(element_type)))
+
+    def numpy(self) -> Array:
+        """A copy."""
+        return self._array.copy()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """As NumPy takes it."""
+        return np.array(self._array, dtype)
+
+    def shape(self) -> list[int]:
+        """Its sizes."""
+        return list(self._array.shape)
+
+    def data_type(self) -> str:
+        """As in "tensor(float)"."""
+        return type_of(self._array)
+
+    def element_type(self) -> int:
+        """ONNX's number of the element type."""
+        return _NUMBERS[type_of(self._array).removeprefix("tensor(").removesuffix(")")]
+
+    def device_name(self) -> str:
+        """Always "cpu"."""
+        return "cpu"
+
+    def data_ptr(self) -> int:
+        """The address of the first element."""
+        return int(self._array.ctypes.data)
+
+    def tensor_size_in_bytes(self) -> int:
+        """Bytes of all elements."""
+        return int(self._array.nbytes)
+
+    def is_tensor(self) -> bool:
+        """Always."""
+        return True
+
+    def is_tensor_sequence(self) -> bool:
+        """Never."""
+        return False
+
+    def is_sparse_tensor(self) -> bool:
+        """Never."""
+        return False
+
+    def has_value(self) -> bool:
+        """Always."""
+        return True
+
+    def update_inplace(self, np_arr: ArrayLike) -> None:
+        """Write an array of the same shape and type over it."""
+        given = np.asarray(np_arr)
+        if given.shape != self._array.shape or given.dtype != self._array.dtype:
+            raise said(
+                InvalidArgument,
+                f"the value is {type_of(self._array)} {self.shape()} and the array {type_of(given)} "
+                f"{list(given.shape)}; make them equal",
+            )
+        self._array[...] = given
+
+
+class IOBinding:
+    """Inputs and outputs of a session by name, for `run_with_iobinding`."""
+
+    def __init__(self, session: Any) -> None:
+        self._names = [each.name for each in session.get_outputs()]
+        self.inputs: dict[str, Array] = {}
+        self.outputs: dict[str, Array | None] = {}  # None: allocated by the run
+        self.found: dict[str, OrtValue] = {}
+
+    def bind_cpu_input(self, name: str, arr_on_cpu: ArrayLike) -> None:
+        """Give an array, which is read when the session runs."""
+        self.inputs[name] = np.asarray(arr_on_cpu)
+
+    def bind_input(
+        self,
+        name: str,
+        device_type: str,
+        device_id: int,
+        element_type: Any,
+        shape: Sequence[int],
+        buffer_ptr: int,
+    ) -> None:
+        """Give memory at an address."""
+        _on_host(device_type)
+        self.inputs[name] = _at(buffer_ptr, element_type, shape)
+
+    def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
+        """Give a value."""
+        self.inputs[name] = ortvalue._array
+
+    def bind_output(
+        self,
+        name: str,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        element_type: Any = None,
+        shape: Sequence[int] | None = None,
+        buffer_ptr: int | None = None,
+    ) -> None:
+        """Ask for an output, which is written to the memory at an address where one is given."""
+        _on_host(device_type)
+        whole = buffer_ptr is not None and shape is not None
+        self.outputs[name] = _at(buffer_ptr or 0, element_type, shape or ()) if whole else None
+
+    def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
+        """Ask for an output, which is written over a value."""
+        self.outputs[name] = ortvalue._array
+
+    def synchronize_inputs(self) -> None:
+        """Nothing is under way."""
+
+    def synchronize_outputs(self) -> None:
+        """Nothing is under way."""
+
+    def get_outputs(self) -> list[OrtValue]:
+        """What the last run gave, in the order in which it was asked for."""
+        return [self.found[name] for name in (self.outputs or self._names) if name in self.found]
+
+    def copy_outputs_to_cpu(self) -> list[Array]:
+        """As arrays."""
+        return [value.numpy() for value in self.get_outputs()]
+
+    def clear_binding_inputs(self) -> None:
+        """Forget the inputs."""
+        self.inputs.clear()
+
+    def clear_binding_outputs(self) -> None:
+        """Forget the outputs."""
+        self.outputs.clear()
+        self.found.clear()
+
+    def ran(self, outputs: Mapping[str, Array]) -> None:
+        """Keep what a run gave, in the memory that was bound for it."""
+        for name, array in outputs.items():
+            target = self.outputs.get(name)
+            if target is None:
+                self.found[name] = OrtValue(array)
+                continue
+            if target.shape != array.shape or target.dtype != array.dtype:
+                raise said(
+                    InvalidArgument,
+                    f"output {name!r} is {type_of(array)} {list(array.shape)} and what is bound to it "
+                    f"{type_of(target)} {list(target.shape)}; bind as much, or none",
+                )
+            target[...] = array
+            self.found[name] = OrtValue(target)
+
+
+def _on_host(device_type: str) -> None:
+    if device_type.lower() not in ("cpu", "honed"):
+        raise said(
+            errors.NotImplemented,
+            f"an app's tensors are on the host in honed; give 'cpu' in place of {device_type!r}",
+        )
+
+
+def _element(element_type: Any) -> np.dtype[Any]:
+    if isinstance(element_type, int):
+        return numpy_type(TYPES.get(element_type, "undefined"))
+    kind: np.dtype[Any] = np.dtype(element_type)
+    return kind
+
+
+def _at(address: int, element_type: Any, shape: Sequence[int]) -> Array:
+    kind = _element(element_type)
+    nbytes = kind.itemsize * math.prod(shape)
+    memory = memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+    array: Array = np.frombuffer(memory, kind).reshape(tuple(shape))
+    return array

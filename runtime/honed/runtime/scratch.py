@@ -1,0 +1,92 @@
+"""Shared memory that a client hands large tensors over in by itself.
+
+A tensor that goes over the socket is copied six times on its way to the engine, in pieces of 128 KiB that
+wake the other end each; one in shared memory twice (docs/measurements.md). No I/O: operations register them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from .regions import Region
+
+LARGE = 1 << 16  # bytes of a request's tensors from which that is faster
+_LEAST = 1 << 18  # bytes of a region
+_MOST = 1 << 29  # beyond that a request's tensors are sent as they are, or placed by the app
+_KEPT = 4  # regions that lie ready, for as many requests at once
+_MODELS = 256  # whose outputs' sizes are remembered
+_ALIGN = 64  # bytes; docs/protocol.md
+
+
+class Scratch:
+    """The regions that lie ready, and what requests are known to need. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._free: list[Region] = []
+        self._dropped: list[Region] = []
+        self._answers: dict[str, int] = {}  # bytes of a model's latest outputs
+
+    def bytes_for(self, model: str, inputs: Sequence[int]) -> tuple[int, int]:
+        """What a request to `model` takes for inputs of so many bytes, and for outputs; (0, 0): no region."""
+        given, room = _together(inputs), self._answers.get(model, 0)
+        return (given, room) if LARGE <= given + room <= _MOST else (0, 0)
+
+    def answered(self, model: str, outputs: Sequence[int]) -> None:
+        """Remember of how many bytes the outputs of a request were that had no place of the app's."""
+        if model not in self._answers and len(self._answers) >= _MODELS:
+            del self._answers[next(iter(self._answers))]
+        self._answers[model] = _together(outputs)
+
+    def take(self, nbytes: int) -> Region | None:
+        """The smallest of the regions that lie ready which has so many bytes; None: make one."""
+        large = [region for region in list(self._free) if region.nbytes >= nbytes]
+        for region in sorted(large, key=lambda region: region.nbytes):
+            try:
+                self._free.remove(region)
+            except ValueError:
+                continue  # another thread took it
+            region.clear()
+            return region
+        return None
+
+    def give_back(self, region: Region) -> None:
+        """A request was answered, so that nobody uses the region any more."""
+        self._free.append(region)
+        while len(self._free) > _KEPT:
+            self.drop(self._free.pop(0))
+
+    def drop(self, region: Region) -> None:
+        """The service may still be using the region, or it is not needed; it shall be forgotten."""
+        region.close()
+        self._dropped.append(region)
+
+    @contextmanager
+    def lent(self, region: Region) -> Iterator[None]:
+        """For a request. One that fails may run on, so that its region is not used again."""
+        try:
+            yield
+        except BaseException:
+            self.drop(region)
+            raise
+        self.give_back(region)
+
+    def dropped(self) -> Iterator[Region]:
+        """Regions that the service is still to be told of."""
+        while self._dropped:
+            yield self._dropped.pop()
+
+    def close(self) -> None:
+        """Give the memory that lies ready back."""
+        while self._free:
+            self.drop(self._free.pop())
+
+
+def region_bytes(nbytes: int) -> int:
+    """Of a region for so many: a power of two, so that requests of several sizes share it."""
+    return max(_LEAST, 1 << (nbytes - 1).bit_length())
+
+
+def _together(nbytes: Sequence[int]) -> int:
+    """Bytes that such tensors take at most, each aligned."""
+    return sum(nbytes) + _ALIGN * len(nbytes)

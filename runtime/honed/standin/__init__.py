@@ -1,0 +1,68 @@
+"""Has `import onnxruntime` give an app honed's modules in its place.
+
+Python loads this when it starts where HONED_ORT is set (honed-ort.pth): it imports nothing that is large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_NAME = "onnxruntime"
+# What apps import, and where it is.
+_MODULES = {
+    _NAME: "honed.ort",
+    f"{_NAME}.capi": "honed.ort",
+    f"{_NAME}.capi._pybind_state": "honed.ort.errors",
+    f"{_NAME}.capi.onnxruntime_pybind11_state": "honed.ort.errors",
+    f"{_NAME}.capi.onnxruntime_inference_collection": "honed.ort",
+}
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds those modules; nothing is loaded before an app asks for it."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The module, where it is one of ours."""
+        if fullname not in _MODULES:
+            return None
+        return ModuleSpec(fullname, self, is_package=fullname in (_NAME, f"{_NAME}.capi"))
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill a module with what it stands for."""
+        source = importlib.import_module(_MODULES[module.__name__])
+        own = {"__name__", "__spec__", "__loader__", "__path__", "__package__"}
+        module.__dict__.update({key: value for key, value in vars(source).items() if key not in own})
+
+
+_finder = _Finder()
+
+
+def install() -> None:
+    """From now on `import onnxruntime` is honed's, unless it was imported before."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+@contextlib.contextmanager
+def apart() -> Iterator[None]:
+    """While this lasts `import onnxruntime` is ONNX Runtime itself."""
+    known = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == _NAME}
+    for name in known:
+        del sys.modules[name]
+    there = _finder in sys.meta_path
+    if there:
+        sys.meta_path.remove(_finder)
+    try:
+        yield
+    finally:
+        if there:
+            install()
+        sys.modules.update(known)
