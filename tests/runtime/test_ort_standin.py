@@ -8,9 +8,11 @@ import sys
 import threading
 from pathlib import Path
 
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
-from honed.ort import session
+from honed.ort import ExecutionMode, InferenceSession, SessionOptions, errors, session
 
 _ROOT = Path(__file__).resolve().parents[2]
 _USES = (
@@ -50,3 +52,25 @@ def test_a_child_forked_while_a_thread_has_the_lock_is_not_held_up() -> None:
     release.set()
     holder.join()
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_onnxruntime_takes_over_with_the_options_that_the_app_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("HONED_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setattr(session, "_clients", {})
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.execution_mode = ExecutionMode.ORT_PARALLEL
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    with pytest.raises(errors.NotImplemented, match="optimised"):
+        InferenceSession(model.SerializeToString(), options)
+    options.add_session_config_entry("honed.fallback", "1")
+    theirs = InferenceSession(model.SerializeToString(), options)._genuine.get_session_options()
+    assert onnx.load(options.optimized_model_filepath).graph.output[0].name == "y"
+    assert theirs.execution_mode.name == "ORT_PARALLEL"
+    assert theirs.get_session_config_entry("session.set_denormal_as_zero") == "1"

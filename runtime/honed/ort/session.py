@@ -244,7 +244,7 @@ class InferenceSession:
         wrong = translated(error) if isinstance(error, HonedError) else error
         if not self._options.allows_fallback():
             raise wrong from error
-        found = genuine.session(self._given, kwargs)
+        found = genuine.session(self._given, self._options, kwargs)
         if found is None:
             raise wrong from error
         what = self._model_path or "a model of the app's"
