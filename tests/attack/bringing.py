@@ -32,6 +32,7 @@ from tests.daemon.raw import Raw, packed
 from .users import GROUP
 
 COMMON = 1.0  # what every honest user's model adds, beside one that adds the user's own number
+DEEDS = 8  # of the hostile user, each done once before any is done again
 _MANY = 24  # threads of a flood
 _HUGE = 1 << 40  # bytes of a file that holds nothing
 
@@ -121,7 +122,7 @@ def _hostile(client: Client, path: str, rng: random.Random, victims: list[int], 
         lambda: _fill(client, rng, told),
         lambda: _remove_others(client, told),
     ]
-    deed = deeds[told.rounds % len(deeds)] if told.rounds < len(deeds) else rng.choice(deeds)
+    deed = deeds[told.rounds % len(deeds)] if told.rounds < DEEDS else rng.choice(deeds)
     with suppress(OSError, AssertionError):
         deed()
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+
+import psutil
 
 from honed.daemon.apps.settings import AppsSettings
 
 from .attack import Attack
 from .bed import Bed, until
-from .bringing import Running
+from .bringing import DEEDS, Running
 
 _HONEST = tuple(range(62_001, 62_010))
 _HOSTILE = 62_099
@@ -30,7 +33,7 @@ class Brings(Attack):
         honest = [Running("honest", bed.service.socket, uid, rng.randrange(2**31)) for uid in _HONEST]
         hostile = Running("hostile", bed.service.socket, _HOSTILE, rng.randrange(2**31), _HONEST)
         rounds = 0
-        while (rounds < 2 or time.monotonic() < end) and hostile.round_ends():
+        while (rounds < DEEDS or time.monotonic() < end) and hostile.round_ends():
             bed.findings.offered("a deed of the hostile user")
             self._quotas(bed)
             rounds += 1
@@ -64,4 +67,9 @@ class Brings(Attack):
 
 
 def _engines(bed: Bed) -> list[int]:
-    return [each.pid for each in bed.processes() if "honed.cpu.worker" in each.cmdline()]
+    found = []
+    for each in bed.processes():
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            if "honed.cpu.worker" in each.cmdline():
+                found.append(each.pid)
+    return found

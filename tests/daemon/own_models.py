@@ -55,7 +55,8 @@ def for_users(folders: pytest.TempPathFactory, cache: Path, config: str = "") ->
     """A service in whose group honed all of `users.acting` are."""
     folder = Path(tempfile.mkdtemp(prefix="honed-groups-"))
     prefix = users.with_groups(folder)
-    assert prefix, "only root, who may mount, can be several users"
+    if not prefix:
+        pytest.skip("only root, who may mount, can be several users")
     settings = '[serve]\nengine = "fastest"\n' + NO_TUNER + config
     service = start(folders.mktemp("state"), cache, config=settings, prefix=prefix)
     service.socket.parent.chmod(0o711)

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from honed.daemon import installed
 from honed.daemon.apps import bringer as bringing
 from honed.daemon.apps import receiving
 from honed.daemon.apps.bringer import Bringer
@@ -75,7 +76,7 @@ async def until(condition: Any) -> None:
 
 def test_users_take_turns_and_administrators_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bringing, "LOOK_SECONDS", 0.001)
-    monkeypatch.setattr(bringing.installed, "compiler", lambda: True)
+    monkeypatch.setattr(installed, "compiler", lambda: True)
 
     async def turns() -> None:
         jobs = Jobs(adding=1, leaving={"removed"})

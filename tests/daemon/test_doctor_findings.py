@@ -289,6 +289,7 @@ def test_slow_hot_and_short_of_memory(tmp_path: Path) -> None:
         ({"worker": "starting"}, "warn", ["still starting"]),
         ({"worker": "failed", "worker_reason": "no device"}, "fail", ["worker does not run: no device"]),
         ({"lost": ("PoCL/x (gone)",)}, "warn", ["no worker on PoCL/x (gone)", "hone status"]),
+        ({"cpu_engine": False}, "warn", ["it has no CPU engine", "apps can bring none", "honed-cpu"]),
     ],
 )
 def test_the_service(tmp_path: Path, change: dict[str, object], level: str, parts: list[str]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.attack.bringing import Running
+from tests.attack.bringing import DEEDS, Running
 
 from .own_models import for_users
 from .running import Service, wait_for
@@ -32,7 +33,7 @@ def test_one_hostile_user_costs_the_others_nothing(own: Service) -> None:
     hostile = Running("hostile", own.socket, HOSTILE, 1, HONEST)
     for _ in range(3):
         assert all(each.round_ends() for each in honest)
-    for _ in range(8):  # each deed once
+    for _ in range(DEEDS):
         assert hostile.round_ends()
     with own.client() as root:
         owners = [model["owner"] for model in root.models() if model["owner"]]
@@ -53,6 +54,10 @@ def test_one_hostile_user_costs_the_others_nothing(own: Service) -> None:
     assert not list((own.state / "staging").iterdir())
 
 
-def _engines(service: Service) -> list[str]:
-    found = psutil.Process(service.process.pid).children(recursive=True)
-    return [" ".join(each.cmdline()) for each in found if "honed.cpu.worker" in each.cmdline()]
+def _engines(service: Service) -> list[int]:
+    found = []
+    for each in psutil.Process(service.process.pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it ended meanwhile
+            if "honed.cpu.worker" in each.cmdline():
+                found.append(each.pid)
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import grp
 import os
 import pwd
@@ -101,6 +102,7 @@ def _gid(group: str) -> int | None:
         return None
 
 
+@functools.lru_cache(maxsize=1024)  # asking may take a directory of users, and the event loop waits
 def user_name(uid: int) -> str:
     """What a user is called; the number of one who has no name."""
     try:

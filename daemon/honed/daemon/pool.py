@@ -42,6 +42,7 @@ from .store import Store
 from .workercalls import ProfileModel, R, UnloadModel
 from .workerprocess import Program, device_program
 
+USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
 PROFILE_SECONDS = 600.0
 _PASSED_SECONDS = 5.0  # between two looks at what is not used any more
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
@@ -93,7 +94,10 @@ class Pool:
         if is_cpu(engine.name):
             memory_mib = self._user_mib if engine.rests else self._cpu.memory_mib
             program = Program(
-                module="honed.cpu.worker", argument=str(self._cpu.threads), memory_mib=memory_mib
+                module="honed.cpu.worker",
+                argument=str(self._cpu.threads),
+                memory_mib=memory_mib,
+                niceness=USERS_NICENESS if engine.rests else 0,
             )
             if engine.owner is not None:
                 # What others' files were proven to do is not known here: that would tell of them.

@@ -24,13 +24,14 @@ FRAMES = FrameLimits(max_bytes=1 << 30, max_values=1 << 20)
 class Program:
     """What a worker runs: a module that answers as `hosting` has it, with `argument`, within its memory.
 
-    `more` arguments come behind that.
+    `more` arguments come behind that. `niceness` is the least it has.
     """
 
     module: str
     argument: str
     memory_mib: int
     more: tuple[str, ...] = ()
+    niceness: int = 0
 
 
 def device_program(spec: str, memory_mib: int, parts: PartLimits = UNLIMITED) -> Program:
@@ -48,7 +49,7 @@ async def spawn(
         command = python(
             program.module, str(theirs.fileno()), str(cache_dir), program.argument, *program.more
         )
-        bounds = Bounds(memory_mib=program.memory_mib, niceness=niceness)
+        bounds = Bounds(memory_mib=program.memory_mib, niceness=max(niceness, program.niceness))
         try:
             process = await aiochildren.spawn(command, bounds, pass_fds=[theirs.fileno()])
         except BaseException:

@@ -47,6 +47,9 @@ def _daemon(readings: Readings) -> list[Finding]:
     if not daemon.may_infer:
         what = f"user {readings.user.name} may not run models: {daemon.error}"
         return [*findings, Finding(SERVICE, "warn", what, _membership(readings, "honed"))]
+    if not daemon.cpu_engine:
+        what = "it has no CPU engine: models are served once they are compiled, and apps can bring none"
+        findings.append(Finding(SERVICE, "warn", what, "install it: apt install honed-cpu"))
     return findings + _worker(daemon) + [_lost(device) for device in daemon.lost]
 
 

@@ -145,6 +145,7 @@ class Daemon:
     worker_reason: str
     device: str
     lost: tuple[str, ...] = ()  # other devices of its without a worker, each with the reason
+    cpu_engine: bool = True  # it has one
     unit: str = ""  # what systemd says of a service that failed
 
 

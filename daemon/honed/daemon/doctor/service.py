@@ -96,5 +96,6 @@ def _reading(
             for each in (status.devices[1:] if status else ())
             if each.worker.state == "failed"
         ),
+        cpu_engine=status is None or any(each.engine == "cpu" for each in status.devices),
         unit=unit,
     )
