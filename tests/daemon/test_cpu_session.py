@@ -67,6 +67,18 @@ def test_dimensions_tell_their_names(tmp_path: Path) -> None:
     assert [each.symbols for each in session.interface.inputs] == [("n", ""), ("m", "")]
 
 
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.BFLOAT16])
+def test_scalars_stay_scalars(tmp_path: Path, kind: int) -> None:
+    ends = [helper.make_tensor_value_info(name, kind, []) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    path = tmp_path / "m.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    session = Session(path, 1)
+    given = np.full((), 3, dtype(session.interface.inputs[0].dtype).numpy)
+    assert session.run({"x": given})["y"].shape == ()
+    assert session.run({"x": given})["y"] == given
+
+
 def cast(path: Path, source: int, target: int) -> Path:
     """A model that converts 7 elements."""
     ends = [helper.make_tensor_value_info(n, t, [7]) for n, t in (("x", source), ("y", target))]

@@ -57,8 +57,8 @@ def run_narrow(
 def _given(array: Array) -> onnxruntime.OrtValue:
     narrow = _BY_DTYPE.get(array.dtype.name)
     if narrow is None:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array))
-    bits = np.ascontiguousarray(array).view(f"u{array.dtype.itemsize}")
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
+    bits = np.asarray(array, order="C").view(f"u{array.dtype.itemsize}")
     if narrow.bits < 8:
         bits = np.resize(packed(bits.reshape(-1), narrow.bits), array.shape)
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, narrow.onnx)

@@ -91,7 +91,7 @@ class Session:
         for name, value in zip(self._outputs, found, strict=True):
             if not isinstance(value, np.ndarray):
                 raise InvalidArgument(f"output {name!r} is no tensor for these inputs; take the others")
-        return {name: np.ascontiguousarray(value) for name, value in zip(self._outputs, found, strict=True)}
+        return {name: np.asarray(value, order="C") for name, value in zip(self._outputs, found, strict=True)}
 
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import importlib
 import sys
 from collections.abc import Mapping
@@ -10,16 +11,34 @@ from typing import Any
 
 from honed import standin
 
+from .options import FALLBACK, SessionOptions
+
 _NAME = "onnxruntime"
 _kept: list[ModuleType | None] = []
 
 
-def session(given: Any, kwargs: Mapping[str, Any]) -> Any:
-    """A session of ONNX Runtime's own; None where it is not installed."""
+def session(given: Any, options: SessionOptions, kwargs: Mapping[str, Any]) -> Any:
+    """A session of ONNX Runtime's own, with the same options; None where it is not installed."""
     found = _module()
     if found is None:
         return None
-    return found.InferenceSession(given, providers=["CPUExecutionProvider"], **kwargs)
+    return found.InferenceSession(
+        given, sess_options=_translated(options, found), providers=["CPUExecutionProvider"], **kwargs
+    )
+
+
+def _translated(options: SessionOptions, found: ModuleType) -> Any:
+    """What an app has set, as ONNX Runtime's own options."""
+    made, usual = found.SessionOptions(), vars(SessionOptions())
+    for name, value in vars(options).items():
+        if name.startswith("_") or value == usual.get(name):
+            continue
+        enumerated = isinstance(value, enum.IntEnum)
+        setattr(made, name, getattr(found, type(value).__name__)(int(value)) if enumerated else value)
+    for key, value in options.entries().items():
+        if key != FALLBACK:
+            made.add_session_config_entry(key, value)
+    return made
 
 
 def _module() -> ModuleType | None:

@@ -43,6 +43,10 @@ class _Configured:
     def __init__(self) -> None:
         self._entries: dict[str, str] = {}
 
+    def entries(self) -> dict[str, str]:
+        """All that were set."""
+        return dict(self._entries)
+
     def _entry(self, key: str) -> str:
         if key not in self._entries:
             raise said(Fail, f"there is no configuration entry {key!r}; add it first")

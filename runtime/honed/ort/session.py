@@ -128,7 +128,8 @@ class InferenceSession:
             found: list[Array] = self._genuine.run(output_names, dict(input_feed))
             return found
         names = list(output_names) if output_names else [each.name for each in self._described.outputs]
-        made = self._run({name: _array(value) for name, value in input_feed.items()}, names)
+        asked = list(dict.fromkeys(names))  # an app may ask for one twice
+        made = self._run({name: _array(value) for name, value in input_feed.items()}, asked)
         return [made[name] for name in names]
 
     def run_async(
@@ -202,6 +203,9 @@ class InferenceSession:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(given)}).")
         inputs = {}
         for name, value in given.items():
+            if any(name == each.name for each in self._described.overridable):
+                text = f"honed keeps the value that the file gives {name!r}; leave it out, or out of the file"
+                raise said(errors.NotImplemented, text)
             if name not in wanted:
                 raise said(InvalidArgument, f"Invalid input name: {name}")
             expected = numpy_type(wanted[name].type)
@@ -240,7 +244,7 @@ class InferenceSession:
         wrong = translated(error) if isinstance(error, HonedError) else error
         if not self._options.allows_fallback():
             raise wrong from error
-        found = genuine.session(self._given, kwargs)
+        found = genuine.session(self._given, self._options, kwargs)
         if found is None:
             raise wrong from error
         what = self._model_path or "a model of the app's"
@@ -301,6 +305,15 @@ def _array(value: ArrayLike | OrtValue) -> ArrayLike:
 def _client() -> Client:
     with _lock:
         return _clients.setdefault(os.getpid(), Client(timeout=_RUN_SECONDS))
+
+
+def _forked() -> None:
+    """In a forked child: a thread of the parent's may have held the lock, and does not live here."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def _pool() -> ThreadPoolExecutor:

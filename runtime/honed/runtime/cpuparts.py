@@ -243,7 +243,7 @@ class OpenParts:
         """
         part = self._parts[index]
         given = [
-            np.ascontiguousarray(array, dtype(tensor.dtype).numpy)
+            np.asarray(array, dtype(tensor.dtype).numpy, order="C")
             for tensor, array in zip(part.inputs, inputs, strict=True)
         ]
         return self._process.run(self._numbers[index], part, given)

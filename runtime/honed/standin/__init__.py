@@ -14,13 +14,14 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _NAME = "onnxruntime"
-# What apps import, and where it is.
+_CAPI = f"{_NAME}.capi"
+# What apps import, and where it is: ONNX Runtime's modules in C have classes, functions and exceptions.
 _MODULES = {
-    _NAME: "honed.ort",
-    f"{_NAME}.capi": "honed.ort",
-    f"{_NAME}.capi._pybind_state": "honed.ort.errors",
-    f"{_NAME}.capi.onnxruntime_pybind11_state": "honed.ort.errors",
-    f"{_NAME}.capi.onnxruntime_inference_collection": "honed.ort",
+    _NAME: ("honed.ort",),
+    _CAPI: ("honed.ort",),
+    f"{_CAPI}._pybind_state": ("honed.ort", "honed.ort.errors"),
+    f"{_CAPI}.onnxruntime_pybind11_state": ("honed.ort", "honed.ort.errors"),
+    f"{_CAPI}.onnxruntime_inference_collection": ("honed.ort",),
 }
 
 
@@ -33,13 +34,17 @@ class _Finder(MetaPathFinder, Loader):
         """The module, where it is one of ours."""
         if fullname not in _MODULES:
             return None
-        return ModuleSpec(fullname, self, is_package=fullname in (_NAME, f"{_NAME}.capi"))
+        return ModuleSpec(fullname, self, is_package=fullname in (_NAME, _CAPI))
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill a module with what it stands for."""
-        source = importlib.import_module(_MODULES[module.__name__])
         own = {"__name__", "__spec__", "__loader__", "__path__", "__package__"}
-        module.__dict__.update({key: value for key, value in vars(source).items() if key not in own})
+        for source in map(importlib.import_module, _MODULES[module.__name__]):
+            module.__dict__.update({key: value for key, value in vars(source).items() if key not in own})
+        if module.__name__ == _NAME:
+            # Apps that import no more than the package use the modules in it.
+            for name in _MODULES:
+                importlib.import_module(name)
 
 
 _finder = _Finder()

@@ -1,0 +1,76 @@
+"""What stands in for onnxruntime, without a service: modules and names that apps use, and forked apps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from honed.ort import ExecutionMode, InferenceSession, SessionOptions, errors, session
+
+_ROOT = Path(__file__).resolve().parents[2]
+_USES = (
+    "import onnxruntime as rt; rt.capi.onnxruntime_pybind11_state.InvalidArgument",
+    "import onnxruntime as rt; rt.capi._pybind_state.get_available_providers()",
+    "from onnxruntime.capi import _pybind_state as C; C.SessionOptions(), C.Fail",
+    "from onnxruntime.capi.onnxruntime_pybind11_state import NodeArg, RunOptions, NoSuchFile",
+    "from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, IOBinding, OrtValue",
+)
+
+
+@pytest.mark.parametrize("use", _USES)
+def test_modules_have_what_onnxruntimes_have(use: str) -> None:
+    # A process each: what an app imports first must not depend on what another did.
+    script = (
+        f"from honed import standin; standin.install(); {use}; import sys; assert 'onnx' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT / "runtime")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_child_forked_while_a_thread_has_the_lock_is_not_held_up() -> None:
+    taken, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with session._lock:
+            taken.set()
+            release.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    taken.wait()
+    child = os.fork()
+    if not child:
+        os._exit(0 if session._lock.acquire(blocking=False) else 1)
+    release.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_onnxruntime_takes_over_with_the_options_that_the_app_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("HONED_SOCKET", str(tmp_path / "nobody"))
+    monkeypatch.setattr(session, "_clients", {})
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [3]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    options.execution_mode = ExecutionMode.ORT_PARALLEL
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    with pytest.raises(errors.NotImplemented, match="optimised"):
+        InferenceSession(model.SerializeToString(), options)
+    options.add_session_config_entry("honed.fallback", "1")
+    theirs = InferenceSession(model.SerializeToString(), options)._genuine.get_session_options()
+    assert onnx.load(options.optimized_model_filepath).graph.output[0].name == "y"
+    assert theirs.execution_mode.name == "ORT_PARALLEL"
+    assert theirs.get_session_config_entry("session.set_denormal_as_zero") == "1"
