@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,13 @@ def test_a_service_that_is_down_is_503_and_then_back(
         assert raised.value.status() == "503"
         service.restart()
         wait_for(lambda: client.is_model_ready("small"), "the service to be back", service)
+
+
+def test_the_report_is_shown_live(address: str) -> None:
+    with urllib.request.urlopen(f"http://{address}/", timeout=60) as answer:
+        assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+        assert answer.headers["Refresh"]
+        text = answer.read().decode()
+    assert text.startswith("<!DOCTYPE html>")
+    assert "vad" in text
+    assert "same" in text

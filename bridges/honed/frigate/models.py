@@ -7,7 +7,6 @@ import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from numpy.typing import NDArray
@@ -47,6 +46,7 @@ class Models:
         self._client = client
         self._settings = settings
         self._inputs: dict[str, str] = {}  # by model
+        self._own: dict[str, str] = {}  # what models that were brought are called by the service
 
     def name_for(self, file: str) -> str:
         """The model that stands for a file of Frigate's."""
@@ -58,7 +58,7 @@ class Models:
         status = ModelStatus(known=False, ready=False)
         while True:
             try:
-                ready = await self._client.ready(model)
+                ready = await self._client.ready(self._own.get(model, model))
                 status = ModelStatus(known=True, ready=ready)
             except NotFound:
                 return ModelStatus(known=False, ready=False)
@@ -69,21 +69,18 @@ class Models:
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def add(self, model: str, file: str, data: Frame) -> ModelStatus:
-        """Add the file as `model`; what the service says against it is told in the log."""
+        """Bring the file, to stand for `model`; what the service says against it is told in the log."""
         if not self._settings.take_models:
             _log.error("%s was not taken; add it with 'hone add', or give take_models = true", file)
             return ModelStatus(known=False, ready=False)
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / f"{model}.onnx"
-            await asyncio.to_thread(path.write_bytes, data)
-            try:
-                await self._client.add(path, name=model, wait=False)
-            except PermissionDenied:
-                _log.error("%s may not be added by this user; run 'hone add %s --name %s'", file, file, model)
-                return ModelStatus(known=False, ready=False)
-            except HonedError as error:
-                _log.error("%s cannot be served: %s", file, error)
-                return ModelStatus(known=False, ready=False)
+        try:
+            self._own[model] = (await self._client.bring(bytes(data))).model_name
+        except PermissionDenied:
+            _log.error("the service takes no models of apps; run 'hone add %s --name %s'", file, model)
+            return ModelStatus(known=False, ready=False)
+        except HonedError as error:
+            _log.error("%s cannot be served: %s", file, error)
+            return ModelStatus(known=False, ready=False)
         return await self.status(model)
 
     async def infer(self, model: str, tensor: NDArray[Any]) -> list[NDArray[Any]]:
@@ -92,7 +89,8 @@ class Models:
         while True:
             try:
                 name = self._inputs.get(model) or await self._input_of(model)
-                return list((await self._client.infer(model, {name: tensor})).values())
+                served = self._own.get(model, model)
+                return list((await self._client.infer(served, {name: tensor})).values())
             except (InvalidArgument, NotFound):
                 self._inputs.pop(model, None)  # it may have been replaced
                 raise
@@ -102,7 +100,9 @@ class Models:
                 await asyncio.sleep(_LOOK_SECONDS)
 
     async def _input_of(self, model: str) -> str:
-        metadata = await self._client.ask(methods.MODEL_METADATA, ModelParams(name=model))
+        metadata = await self._client.ask(
+            methods.MODEL_METADATA, ModelParams(name=self._own.get(model, model))
+        )
         if len(metadata.inputs) != 1:
             names = ", ".join(each.name for each in metadata.inputs)
             raise InvalidArgument(f"{model} takes {names}; a detector takes one picture and nothing else")

@@ -24,6 +24,7 @@ from honed.runtime.operations import GRACE
 
 from . import inference
 from .guard import Guard
+from .live import LivePage
 from .settings import HttpSettings
 
 _EXTENSIONS: Final = ("binary_tensor_data", "sequence")
@@ -76,10 +77,11 @@ class _Bridge:
         self._settings = settings
         self._client = client
         self._guard = Guard(settings.address, settings.hosts)
+        self._page = LivePage(client.socket)
         self._bodies = 0  # bytes of requests that are not answered yet
 
     def routes(self) -> list[Route]:
-        """All that can be asked; a page for people would be one more row."""
+        """All that can be asked."""
         model = "/v2/models/{model}"
         rows: list[tuple[str, str, Endpoint]] = [
             ("/v2", "GET", self._server),
@@ -87,6 +89,8 @@ class _Bridge:
             ("/v2/health/ready", "GET", self._ready),
             ("/metrics", "GET", self._metrics),
         ]
+        if self._settings.page:
+            rows.append(("/", "GET", self._page.answer))
         for path in (model, f"{model}/versions/{{version}}"):
             rows += [
                 (path, "GET", self._model),

@@ -16,6 +16,7 @@ class HttpSettings:
     address, port: where it listens. Other machines reach it only where the address is not one of this machine
     alone.
     hosts: names that requests may be addressed to, beside localhost and the address, no port; "*": any.
+    page: whether the page of `hone report` is at /.
     max_connections: open at a time; more are answered 503 and closed.
     max_body_mib: of one request, and max_json_mib of the JSON in it.
     max_bodies_mib: of all requests that are not answered yet.
@@ -28,6 +29,7 @@ class HttpSettings:
     address: str = "127.0.0.1"
     port: int = 8000
     hosts: tuple[str, ...] = ()
+    page: bool = True
     max_connections: int = 64
     max_body_mib: int = 64
     max_json_mib: int = 8
