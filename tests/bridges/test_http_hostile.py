@@ -26,6 +26,7 @@ max_json_mib = 1
 max_bodies_mib = 4
 arrival_seconds = 3
 write_seconds = 3
+idle_seconds = 4
 """
 SIZE = 8  # elements of the model's input
 X = {"name": "x", "datatype": "FP32", "shape": [SIZE]}

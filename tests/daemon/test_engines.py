@@ -221,12 +221,12 @@ def test_shapes_that_depend_on_the_data(both: Service, tmp_path: Path) -> None:
 
 def test_what_cannot_travel_is_one_clear_error(both: Service, tmp_path: Path) -> None:
     path = write(
-        tmp_path / "text.onnx",
-        [helper.make_node("Identity", ["x"], ["y"])],
-        [tensor("x", [2], TensorProto.STRING)],
-        [tensor("y", [2], TensorProto.STRING)],
+        tmp_path / "list.onnx",
+        [helper.make_node("SequenceConstruct", ["x"], ["y"])],
+        [tensor("x", [2])],
+        [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)],
     )
-    with both.client() as client, pytest.raises(ModelRefused, match=r"input 'x' is tensor\(string\)"):
+    with both.client() as client, pytest.raises(ModelRefused, match=r"output 'y' is seq\(tensor\(float\)\)"):
         client.add(path, engine="cpu")
 
 
