@@ -1,4 +1,6 @@
-"""Models as a user meets them: `python -m benchmarks.engines MODEL.onnx[:INPUT=1,3,48,320]...`.
+"""Models as a user meets them: `python -m benchmarks.engines MODEL.onnx[:INPUT=1,3,48,320][:INPUT@1]...`.
+
+With = an input gets a shape, with @ the same value in all places.
 
 A service of its own, on the best OpenCL device there is, gets one model after the other. Printed are the
 seconds from the request to add it to its first answer, and medians of whole requests in turns with ONNX
@@ -79,10 +81,12 @@ def main() -> int:
 
 def _report(client: Client, model: str, threads: int, turns: int) -> bool:
     """A row of the table; whether an answer was wrong."""
-    path, *shapes = model.split(":")
+    path, *told = model.split(":")
+    shapes = [each for each in told if "@" not in each]
+    values = {name: float(value) for name, _, value in (each.partition("@") for each in told if "@" in each)}
     file, name = Path(path), Path(path).stem
     session = _session(file, threads)
-    inputs = _inputs(session, parse_shapes(shapes))
+    inputs = _inputs(session, parse_shapes(shapes), values)
     begun = time.monotonic()
     try:
         with ThreadPoolExecutor(1) as adding:
@@ -134,17 +138,20 @@ def _session(file: Path, threads: int) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
-def _inputs(session: onnxruntime.InferenceSession, shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
-    """Small normal values, zeros for integers; sizes that are neither given nor fixed are 1."""
+def _inputs(
+    session: onnxruntime.InferenceSession, shapes: Mapping[str, tuple[int, ...]], values: Mapping[str, float]
+) -> Arrays:
+    """Small normal values, zeros for other integers; sizes that are neither given nor fixed are 1."""
     rng = np.random.default_rng(0)
     made: Arrays = {}
     for value in session.get_inputs():
         kinds = {"tensor(float)": "float32", "tensor(float16)": "float16", "tensor(double)": "float64"}
         shape = shapes.get(value.name) or tuple(d if isinstance(d, int) else 1 for d in value.shape)
-        if value.type in kinds:
+        if value.type in kinds and value.name not in values:
             made[value.name] = (0.1 * rng.standard_normal(shape)).astype(kinds[value.type])
         else:
-            made[value.name] = np.zeros(shape, value.type.removeprefix("tensor(").removesuffix(")"))
+            kind = kinds.get(value.type) or value.type.removeprefix("tensor(").removesuffix(")")
+            made[value.name] = np.full(shape, values.get(value.name, 0), kind)
     return made
 
 

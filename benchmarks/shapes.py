@@ -4,8 +4,8 @@ A service of its own, on the best OpenCL device there is, has a model whose size
 shapes of its inputs; without one, a LightGlue whose two numbers of points are. Requests come with sizes drawn
 from a range, one for each letter and all different, each in turns with ONNX Runtime in this process, and
 every answer is compared with that. Some sizes are common; then nobody asks for a while, and the common ones
-are asked for again. Ratios are those of whole requests, the socket included, over ONNX
-Runtime's runs. Everything else on the machine counts as it comes.
+are asked for again. Ratios are those of whole requests, the socket included, and of their runs alone, over
+ONNX Runtime's runs. Everything else on the machine counts as it comes.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from honed.runtime.client import Client
 from honed.tuner.demo import lightglue
 
 _FIRST, _SHARE = 1.2, 0.3  # how slow a first answer may be; of requests that have one of the common pairs
+_SIZE = 64
 _TOLERANCE = 1e-3  # of the largest value of an output
 _CONFIG = """
 [serve]
@@ -54,11 +55,14 @@ Arrays = dict[str, np.ndarray]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request: milliseconds of the service and of ONNX Runtime, who answered, and the largest error."""
+    """One request: milliseconds of it, of its run in the service, and of ONNX Runtime's; who answered, and
+    the largest error.
+    """
 
     sizes: Sizes
     new: bool
     honed_ms: float
+    run_ms: float
     onnxruntime_ms: float
     engine: str
     error: float
@@ -79,6 +83,7 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=400, help="(400)")
     parser.add_argument("--common", type=int, default=2, help="sets of sizes that come again and again (2)")
     parser.add_argument("--idle", type=float, default=300.0, metavar="SECONDS")
+    parser.add_argument("--settled", action="store_true", help="begin when the model itself is compiled")
     parser.add_argument("--tune", action="store_true", help="with the service's tuner in idle time")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -93,7 +98,7 @@ def main() -> int:
     ):
         file = Path(folder) / "model.onnx"
         file.write_bytes(model)
-        client.add(file, wait=False)
+        client.add(file, shapes=_first(shapes) if options.settled else None, wait=options.settled)
         both = _Both(client, model, shapes, letters)
         asked = [both.ask(draw.sizes()) for _ in range(options.requests)]
         _wait(client, options.idle, options.common, tune=options.tune)
@@ -113,6 +118,11 @@ def _lightglue() -> tuple[bytes, Shapes]:
 def _given(file: Path, shapes: Sequence[str]) -> tuple[bytes, Shapes]:
     parsed = (each.partition("=") for each in shapes)
     return file.read_bytes(), {name: tuple(shape.split(",")) for name, _, shape in parsed}
+
+
+def _first(shapes: Shapes) -> dict[str, tuple[int, ...]]:
+    """What the model is compiled for where it is to be compiled first."""
+    return {name: tuple(_SIZE if n.isalpha() else int(n) for n in shape) for name, shape in shapes.items()}
 
 
 class _Draw:
@@ -153,21 +163,15 @@ class _Both:
         inputs = self._inputs(sizes)
         new = sizes not in self._seen
         self._seen.add(sizes)
-        before = self._answered()
         if next(self._first):
-            found, honed_ms = _timed(lambda: self._client.infer("model", inputs))
+            answer, honed_ms = _timed(lambda: self._client.answer("model", inputs))
             expected, own_ms = _timed(lambda: self._session.run(None, inputs))
         else:
             expected, own_ms = _timed(lambda: self._session.run(None, inputs))
-            found, honed_ms = _timed(lambda: self._client.infer("model", inputs))
-        after = self._answered()
-        engine = next(kind for kind, count in after.items() if count > before.get(kind, 0))
+            answer, honed_ms = _timed(lambda: self._client.answer("model", inputs))
         names = [output.name for output in self._session.get_outputs()]
-        error = max(_error(found[name], value) for name, value in zip(names, expected, strict=True))
-        return Asked(sizes, new, honed_ms, own_ms, engine, error)
-
-    def _answered(self) -> dict[str, int]:
-        return dict(self._client.metrics()["models"][0]["engines"])
+        error = max(_error(answer.outputs[name], value) for name, value in zip(names, expected, strict=True))
+        return Asked(sizes, new, honed_ms, answer.compute_us / 1e3, own_ms, answer.engine, error)
 
     def _inputs(self, sizes: Sizes) -> Arrays:
         """Normal values; 0 and 1 for integers, which are words or masks."""
@@ -232,9 +236,11 @@ def _row(what: str, asked: Sequence[Asked]) -> None:
     ratios = sorted(each.ratio for each in asked)
     engines = ", ".join(sorted({each.engine for each in asked}))
     slow = sum(ratio > _FIRST for ratio in ratios)
+    runs = median(each.run_ms / each.onnxruntime_ms for each in asked)
     print(
         f"{what}: {len(asked)} requests by {engines}, {median(each.honed_ms for each in asked):.1f} ms, "
-        f"{median(ratios):.2f} times ONNX Runtime (worst {ratios[-1]:.2f}, {slow} above {_FIRST})"
+        f"{median(ratios):.2f} times ONNX Runtime (worst {ratios[-1]:.2f}, {slow} above {_FIRST}), "
+        f"the run alone {runs:.2f}"
     )
 
 

@@ -33,7 +33,7 @@ from .supervisor import WorkerLost
 # Shares of a whole addition, for the progress shown.
 RECEIVED, _COMPILED, BUILT = 0.02, 0.8, 0.98
 _ROUNDS = 7  # of runs, where devices are compared
-_NICENESS = 10  # of compiling that nobody waits for
+_NICENESS = 15  # of compiling that nobody waits for
 _log = logging.getLogger(__name__)
 Notify = Callable[[Map], None]
 

@@ -24,7 +24,7 @@ from .workercalls import BuildModel, CheckProbe, FindDevice, OpenDevice, R, Unlo
 from .workerprocess import spawn
 
 _KEPT_SECONDS = 20.0  # a process with nothing to do
-_NICENESS = 10  # of one that builds what nobody waits for
+_NICENESS = 15  # of one that builds what nobody waits for
 _REMEMBERED = 10
 _log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
