@@ -7,7 +7,7 @@ seconds from the request to add it to its first answer, and medians of whole req
 Runtime in this process (as many threads as the service gives it, which do not spin between runs): as soon as
 it is served, and again once it is compiled or known why not. "Socket" is what a request of as many bytes
 takes beside its run: the median of the whole, less what the service counts of the run itself. Every answer
-is compared with ONNX Runtime's.
+is compared with ONNX Runtime's. "Compiled" is the share of nodes and operations that has a compiled form.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import onnxruntime
 from benchmarks.serving import service
 from honed.jobs.commands import parse_shapes
 from honed.protocol.errors import HonedError, NotFound, Unavailable
+from honed.protocol.strict import Map
 from honed.runtime.client import Client
 
 _TOLERANCE = 1e-3  # of the largest value of an output
@@ -69,9 +70,10 @@ def main() -> int:
     parser.add_argument("--turns", type=int, default=30, help="of each (30)")
     options = parser.parse_args()
     print(
-        "| model | first answer, s | ms at first | over ORT | ms compiled | over ORT | ORT, ms | socket, ms |"
+        "| model | first answer, s | ms at first | over ORT | ms compiled | over ORT | ORT, ms | socket, ms "
+        "| compiled |"
     )
-    print("|" + "---|" * 8, flush=True)
+    print("|" + "---|" * 9, flush=True)
     with tempfile.TemporaryDirectory(prefix="honed-engines-") as folder:
         config = _CONFIG.format(engine=options.engine, threads=options.threads)
         with service(Path(folder), config) as client:
@@ -98,20 +100,34 @@ def _report(client: Client, model: str, threads: int, turns: int) -> bool:
             soon = _in_turns(client, name, session, inputs, turns)
             added.result()
         later = _in_turns(client, name, session, inputs, turns)
-        why = str(client.show(name)["placement"]["why"])
+        shown = client.show(name)
+        why = str(shown["placement"]["why"])
         client.remove(name)
     except HonedError as error:
-        print(f"| {file.name} | {error} |" + " |" * 6, flush=True)
+        print(f"| {file.name} | {error} |" + " |" * 7, flush=True)
         return False
     wrong = max(soon.error, later.error) > _TOLERANCE
     assert set(first) == {output.name for output in session.get_outputs()}
-    told = f"{file.name}{', WRONG' if wrong else ''}{f' ({why[:80]})' if later.engine == 'cpu' else ''}"
+    row = f"{file.name}{', WRONG' if wrong else ''}{f' ({why[:80]})' if later.engine == 'cpu' else ''}"
     print(
-        f"| {told} | {answered:.1f} | {soon.cells()} | {later.cells()} | {later.onnxruntime:.2f} | "
-        f"{later.socket:.2f} |",
+        f"| {row} | {answered:.1f} | {soon.cells()} | {later.cells()} | {later.onnxruntime:.2f} | "
+        f"{later.socket:.2f} | {_compiled(shown)} |",
         flush=True,
     )
     return wrong
+
+
+def _compiled(shown: Map) -> str:
+    """Which share of the nodes and of the operations has a compiled form."""
+    parts = shown.get("parts") or []
+    if not parts:
+        return "all" if shown["kernels"] else "none"
+    nodes, flops = (
+        sum(part[what] for part in parts if part["engine"] == "gpu")
+        / max(1, sum(part[what] for part in parts))
+        for what in ("nodes", "flops")
+    )
+    return f"{nodes:.0%} of nodes, {flops:.1%} of operations"
 
 
 def _add(socket: str, file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -438,7 +438,7 @@ class World:
 
     def persist(self, action: do.Persist) -> None:
         self.persists.remove(action)
-        if self.models.serves(action.model):
+        if self.models.keeps(action.model):
             self.disk[action.model.name] = action.model.manifest
 
     def stop(self, action: do.StopServer) -> None:

@@ -167,7 +167,7 @@ def test_regions_are_reused_and_few_lie_ready(sizes: list[int]) -> None:
     assert len(list(scratch.dropped())) == made
 
 
-def test_what_a_request_needs_is_learned_from_the_last_answer() -> None:
+def test_what_a_request_needs_is_learned_from_answers() -> None:
     scratch = Scratch()
     assert scratch.bytes_for("m", [100]) == (0, 0)
     scratch.answered("m", [LARGE])

@@ -25,7 +25,7 @@ class Scratch:
     def __init__(self) -> None:
         self._free: list[Region] = []
         self._dropped: list[Region] = []
-        self._answers: dict[str, int] = {}  # bytes of a model's latest outputs
+        self._answers: dict[str, int] = {}  # bytes of a model's outputs, the most there were
 
     def bytes_for(self, model: str, inputs: Sequence[int]) -> tuple[int, int]:
         """What a request to `model` takes for inputs of so many bytes, and for outputs; (0, 0): no region."""
@@ -36,7 +36,7 @@ class Scratch:
         """Remember of how many bytes the outputs of a request were that had no place of the app's."""
         if model not in self._answers and len(self._answers) >= _MODELS:
             del self._answers[next(iter(self._answers))]
-        self._answers[model] = _together(outputs)
+        self._answers[model] = max(_together(outputs), self._answers.get(model, 0))
 
     def take(self, nbytes: int) -> Region | None:
         """The smallest of the regions that lie ready which has so many bytes; None: make one."""

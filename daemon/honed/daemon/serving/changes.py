@@ -82,10 +82,11 @@ def rested(core: Core, event: Rested) -> None:
     model = core.models.find(event.name)
     if model is None or model.trial is not None:
         return
-    for name, deployment in model.deployments.items():
-        engine = core.engines[name]
+    if any(deployment.loading for deployment in model.deployments.values()):
+        return
+    for engine in core.engines.values():  # one that it has left may still be running it
         runs = engine.running is not None and engine.running.model is model
-        if runs or deployment.loading or model.name in engine.queue.models():
+        if runs or model.name in engine.queue.models():
             return
     deployments = dict(model.deployments)
     core.models.pop(model.name)

@@ -14,7 +14,7 @@ from .actions import Compare, EngineChanged, Persist
 from .core import Core
 from .drift import DRIFT_SECONDS
 from .events import EngineChosen, InferenceTimed, NotCompared, WorkerReady
-from .scheduling import dismiss, load_next, wake
+from .scheduling import dismiss, load_next, run_next, wake
 from .states import Phase, ServedModel, State
 
 
@@ -116,6 +116,7 @@ def chosen(core: Core, event: EngineChosen) -> None:
     wake(core, target)
     if deployment.state is State.READY:
         failover.come_back(core, model, target)
+        run_next(core, target)
     else:
         model.away = f"{target.shown} is to serve it, and has not loaded it yet"
         load_next(core, target)
