@@ -179,9 +179,15 @@ class Core:
     def needed(self, engine: Engine) -> bool:
         """Whether there is anything for it to do."""
         if engine.rests:
+            if any(self.comes_home(model, engine) for model, _ in self.on(engine)):
+                return True
             return any(engine.kept.values()) or bool(engine.queue.models()) or self._used_lately(engine)
         belong = any(model.home == engine.name for model in self.models.all())
         return belong or bool(self.on(engine)) or any(engine.kept.values())
+
+    def comes_home(self, model: ServedModel, engine: Engine) -> bool:
+        """Whether the engine is to serve a model that another one does until it is loaded there."""
+        return model.home == engine.name and model.engine != engine.name
 
     def _used_lately(self, engine: Engine) -> bool:
         """Whether something was asked for there within the time after which it rests, or loads."""

@@ -60,7 +60,7 @@ def server_stopped(core: Core, event: ServerStopped) -> None:
     if engine.rests:
         wanted = engine.queue.models()
         for model, deployment in core.on(engine):
-            deployment.resting = model.name not in wanted
+            deployment.resting = model.name not in wanted and not core.comes_home(model, engine)
     if core.needed(engine):
         wake(core, engine)
 
@@ -116,7 +116,7 @@ def _forget_loaded(core: Core, engine: Engine) -> None:
     wanted = engine.queue.models()
     for model, deployment in core.on(engine):
         deployment.lost()
-        if model.engine != engine.name and model.name not in wanted:
+        if model.engine != engine.name and model.name not in wanted and not core.comes_home(model, engine):
             del model.deployments[engine.name]
 
 

@@ -92,8 +92,9 @@ class Registry:
         return self._models.get(model.name) is model
 
     def keeps(self, model: ServedModel) -> bool:
-        """Whether it is the version that is served, or a variant that rests."""
-        return self.serves(model) or self.rests(model)
+        """Whether its manifest is that of the version that is served, or of a variant that rests."""
+        kept = self._models.get(model.name) or self._resting.get(model.name)
+        return kept is not None and kept.manifest is model.manifest
 
     def numbered(self, number: int) -> ServedModel | None:
         """The version of that number, while it is the one served."""
