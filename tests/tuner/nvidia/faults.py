@@ -22,7 +22,7 @@ from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.measurer import Measurer
 from honed.tuner.records import Records, Setup
 from honed.tuner.tune.proposals import Proposals
-from honed.tuner.tune.search_child import DefaultSchedule, Entry, LoadedTask, Proposed, SearchChild
+from honed.tuner.tune.search_child import DefaultSchedule, Entry, Found, LoadedTask, Proposed, SearchChild
 from honed.tuner.tune.session import SearchBudget, TuningSession
 from honed.tuner.tune.task import TuningTask
 from honed.tuner.tune.trials import Trials
@@ -45,7 +45,7 @@ class Planted:
         self._asked: tuple[TuningTask, int, int] | None = None
         self.results: dict[str, float | None] = {}
 
-    def extract(self, *_: Any) -> tuple[list[tuple[TuningTask, int]], list[TuningTask]]:
+    def extract(self, *_: Any) -> Found:
         m, n, k = SHAPE
         task = TuningTask(
             key="dense",
@@ -56,7 +56,7 @@ class Planted:
             dtype="float32",
             opaque="",
         )
-        return [(task, 1)], []
+        return Found(tasks=[(task, 1)], opaque=[])
 
     def load(self, _task: TuningTask, _outputs: int) -> LoadedTask:
         return LoadedTask(workload=dense_workload(self._folder / "dense", *SHAPE), fresh=True)
