@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 pytest.importorskip("onnxruntime")
-from honed.cpu.narrow import NARROW, packed, unpacked
+from honed.cpu.narrow import packed, unpacked
 from honed.cpu.session import Session
 from honed.daemon.interface import OpenTensor
-from honed.runtime.dtypes import dtype
+from honed.runtime.dtypes import NARROW, DType, dtype
 
 
 def tensor(name: str, shape: list[int | str | None]) -> onnx.ValueInfoProto:
@@ -87,18 +87,18 @@ def cast(path: Path, source: int, target: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("named", NARROW)
-def test_types_that_numpy_does_not_have(tmp_path: Path, named: str) -> None:
-    narrow = NARROW[named]
+@pytest.mark.parametrize("narrow", NARROW, ids=[each.name for each in NARROW])
+def test_types_that_numpy_does_not_have(tmp_path: Path, narrow: DType) -> None:
+    named = narrow.name
     signed = not named.startswith("u") and "e8m0" not in named
     x = np.array([0.5, 1, 2, -1, 1, 0.5, 2] if "int" not in named else [0, 1, 1, -1, 0, 1, 1], np.float32)
     x = x if signed else np.abs(x)
-    down = Session(cast(tmp_path / "down.onnx", TensorProto.FLOAT, narrow.onnx), 1)
-    up = Session(cast(tmp_path / "up.onnx", narrow.onnx, TensorProto.FLOAT), 1)
-    assert [end.dtype for end in (*down.interface.outputs, *up.interface.inputs)] == [narrow.dtype] * 2
+    down = Session(cast(tmp_path / "down.onnx", TensorProto.FLOAT, narrow.number), 1)
+    up = Session(cast(tmp_path / "up.onnx", narrow.number, TensorProto.FLOAT), 1)
+    assert [end.dtype for end in (*down.interface.outputs, *up.interface.inputs)] == [narrow.name] * 2
     y = down.run({"x": x})["y"]
-    assert y.dtype == dtype(narrow.dtype).numpy
-    assert y.nbytes == x.size * dtype(narrow.dtype).itemsize
+    assert y.dtype == narrow.numpy
+    assert y.nbytes == x.size * narrow.itemsize
     np.testing.assert_array_equal(y.astype(np.float32), x)
     np.testing.assert_array_equal(up.run({"x": y})["y"], x)
     down.try_out()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from honed.runtime.errors import InvalidArgument
+from honed.runtime.errors import InvalidArgument, ResourceExhausted
 from honed.runtime.memfd import check
 from honed.runtime.regions import Region, map_descriptor
 
@@ -129,3 +129,8 @@ def test_files_that_are_no_memfd_are_refused(tmp_path: Path) -> None:
             check(descriptor, 0, 1)
     finally:
         os.close(descriptor)
+
+
+def test_more_than_the_machine_has_is_refused_before_it_is_taken() -> None:
+    with pytest.raises(ResourceExhausted, match="more than the machine's memory"):
+        Region("r", 1 << 62)

@@ -4,46 +4,25 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from honed.runtime.dtypes import dtype
+from honed.runtime.dtypes import NARROW, dtype, from_onnx
 
 Array = NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Narrow:
-    """An element type: what it is called in arrays, its number in ONNX, and its bits."""
-
-    dtype: str
-    onnx: int
-    bits: int
+_NAMES = frozenset(narrow.name for narrow in NARROW)
+_BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2}  # of those that are less than a byte
 
 
-# By what ONNX Runtime calls them; numbers of onnx.proto, which not every version of onnx has names for.
-NARROW = {
-    "bfloat16": Narrow("bfloat16", 16, 16),
-    "float8e4m3fn": Narrow("float8_e4m3fn", 17, 8),
-    "float8e4m3fnuz": Narrow("float8_e4m3fnuz", 18, 8),
-    "float8e5m2": Narrow("float8_e5m2", 19, 8),
-    "float8e5m2fnuz": Narrow("float8_e5m2fnuz", 20, 8),
-    "float8e8m0": Narrow("float8_e8m0fnu", 24, 8),
-    "int4": Narrow("int4", 22, 4),
-    "uint4": Narrow("uint4", 21, 4),
-    "int2": Narrow("int2", 26, 2),
-    "uint2": Narrow("uint2", 25, 2),
-}
-_BY_DTYPE = {narrow.dtype: narrow for narrow in NARROW.values()}
-
-
-def kind(type_name: str) -> str:
-    """The element type of what ONNX Runtime calls `tensor(...)`."""
-    return type_name.removeprefix("tensor(").removesuffix(")")
+def is_narrow(type_name: str) -> bool:
+    """Whether ONNX Runtime calls one of these types so, as in "tensor(int4)"."""
+    found = from_onnx(type_name)
+    return found is not None and found.name in _NAMES
 
 
 def run_narrow(
@@ -55,27 +34,26 @@ def run_narrow(
 
 
 def _given(array: Array) -> onnxruntime.OrtValue:
-    narrow = _BY_DTYPE.get(array.dtype.name)
-    if narrow is None:
+    name = array.dtype.name
+    if name not in _NAMES:
         return onnxruntime.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"))
     bits = np.asarray(array, order="C").view(f"u{array.dtype.itemsize}")
-    if narrow.bits < 8:
-        bits = np.resize(packed(bits.reshape(-1), narrow.bits), array.shape)
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, narrow.onnx)
+    if name in _BITS:
+        bits = np.resize(packed(bits.reshape(-1), _BITS[name]), array.shape)
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, dtype(name).number)
 
 
 def _taken(value: Any) -> Array:
-    narrow = NARROW.get(kind(value.data_type()))
-    if narrow is None:
+    kept = from_onnx(value.data_type())
+    if kept is None or kept.name not in _NAMES:
         found: Array = value.numpy()
         return found
     shape: list[int] = value.shape()
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
-    kept = dtype(narrow.dtype).numpy
     bits = np.frombuffer(raw, f"u{kept.itemsize}")
-    if narrow.bits < 8:
-        bits = unpacked(bits, narrow.bits, int(np.prod(shape)), signed=narrow.dtype.startswith("int"))
-    elements: Array = bits.view(kept).reshape(shape)
+    if kept.name in _BITS:
+        bits = unpacked(bits, _BITS[kept.name], int(np.prod(shape)), signed=kept.name.startswith("int"))
+    elements: Array = bits.view(kept.numpy).reshape(shape)
     return elements
 
 

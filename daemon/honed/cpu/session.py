@@ -25,29 +25,13 @@ from honed.protocol.errors import (
     ModelRefused,
     ResourceExhausted,
 )
-from honed.runtime.dtypes import STRING, dtype
+from honed.runtime.dtypes import CARRIED, STRING, dtype, from_onnx
 
 from . import profiling
-from .narrow import NARROW, kind, run_narrow
+from .narrow import is_narrow, run_narrow
 from .profiling import NodeRun
 
 Array = NDArray[Any]
-_NAMES = {
-    "bool": "bool",
-    "uint8": "uint8",
-    "uint16": "uint16",
-    "uint32": "uint32",
-    "uint64": "uint64",
-    "int8": "int8",
-    "int16": "int16",
-    "int32": "int32",
-    "int64": "int64",
-    "float16": "float16",
-    "float": "float32",
-    "double": "float64",
-    "string": STRING.name,
-    **{named: narrow.dtype for named, narrow in NARROW.items()},
-}
 _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
 # What ONNX Runtime says where sizes of one name differ.
 _MISLED = "Shape mismatch attempting to re-use buffer"
@@ -69,7 +53,7 @@ class Session:
         self.interface = _interface(model, self._session)
         self._outputs = [tensor.name for tensor in self.interface.outputs]
         ends = (*self._session.get_inputs(), *self._session.get_outputs())
-        self._narrow = any(kind(end.type) in NARROW for end in ends)
+        self._narrow = any(is_narrow(end.type) for end in ends)
         self._threads = threads
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
 
@@ -193,18 +177,18 @@ def _tensors(
     what: str, nodes: Iterable[Any], declared: Mapping[str, onnx.ValueInfoProto], problems: list[str]
 ) -> Iterable[OpenTensor]:
     for node in nodes:
-        name = _NAMES.get(kind(node.type)) if node.type.startswith("tensor(") else None
-        if name is None:
+        carried = from_onnx(node.type)
+        if carried is None:
             problems.append(
                 f"{what} {shown(node.name, 80)!r} is {shown(node.type, 80)}; "
-                f"only tensors of {', '.join(_NAMES.values())} travel"
+                f"only tensors of {', '.join(each.name for each in CARRIED)} travel"
             )
             continue
         info = declared.get(node.name)
         known = bool(node.shape) or (info is not None and info.type.tensor_type.HasField("shape"))
         sizes = tuple(size if isinstance(size, int) and size >= 0 else -1 for size in node.shape)
         symbols = tuple(_symbol(size) for size in node.shape)
-        yield OpenTensor(name=node.name, dtype=name, shape=sizes if known else None, symbols=symbols)
+        yield OpenTensor(name=node.name, dtype=carried.name, shape=sizes if known else None, symbols=symbols)
 
 
 def _symbol(size: object) -> str:

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from honed.protocol import strict
 from honed.protocol.arrivals import close_all
 from honed.protocol.errors import DeviceError, HonedError, Internal, InvalidArgument, ResourceExhausted
-from honed.protocol.params import Data
+from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
 from honed.protocol.wire import FrameLimits
@@ -36,7 +36,6 @@ from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.regions import map_descriptor
 
 from .workercalls import (
-    ROOM_ALIGN,
     DropRegion,
     GivenInput,
     MapRegion,

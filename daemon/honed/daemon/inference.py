@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
-from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, RegionPlace
+from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
 from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.model import PartTensor, Tensor
@@ -17,7 +17,7 @@ from honed.runtime.model import PartTensor, Tensor
 from .interface import Interface, OpenTensor
 from .regions import HeldRegion, RegionTable
 from .requests import PRIORITIES
-from .workercalls import ROOM_ALIGN, GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
+from .workercalls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
 
 _LEAST_TEXT = 4  # bytes of a string: its length
 MAX_TIMEOUT_US = 24 * 3600 * 1_000_000

@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # asyncio is the service's
     from honed.runtime.endpoint import Progress
 
 R = TypeVar("R")
-ROOM_ALIGN = 64  # bytes; outputs in room that was given for them start at multiples
 
 
 class WorkerCall(Generic[R]):

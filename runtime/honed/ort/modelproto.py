@@ -10,41 +10,16 @@ import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from honed.runtime.dtypes import CARRIED
+
 from .errors import InvalidProtobuf, said
 
 Data = bytes | memoryview | mmap.mmap
 Dimension = int | str | None
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MOST_BYTES = 10  # of a varint
-# Element types by number, as ONNX Runtime calls them.
-TYPES = {
-    1: "float",
-    2: "uint8",
-    3: "int8",
-    4: "uint16",
-    5: "int16",
-    6: "int32",
-    7: "int64",
-    8: "string",
-    9: "bool",
-    10: "float16",
-    11: "double",
-    12: "uint32",
-    13: "uint64",
-    14: "complex64",
-    15: "complex128",
-    16: "bfloat16",
-    17: "float8e4m3fn",
-    18: "float8e4m3fnuz",
-    19: "float8e5m2",
-    20: "float8e5m2fnuz",
-    21: "uint4",
-    22: "int4",
-    23: "float4e2m1",
-    24: "float8e8m0",
-    25: "uint2",
-    26: "int2",
-}
+# Element types by number, as ONNX Runtime calls them; some honed does not carry.
+TYPES = {each.number: each.onnx for each in CARRIED} | {14: "complex64", 15: "complex128", 23: "float4e2m1"}
 
 
 @dataclass(frozen=True, slots=True)

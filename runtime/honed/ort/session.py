@@ -171,7 +171,8 @@ class InferenceSession:
 
     def _run(self, given: Mapping[str, ArrayLike], names: Sequence[str]) -> dict[str, Array]:
         inputs = self._checked(given)
-        unknown = [name for name in names if name not in {each.name for each in self._described.outputs}]
+        known = {each.name for each in self._described.outputs}
+        unknown = [name for name in names if name not in known]
         if unknown:
             raise said(InvalidArgument, f"Invalid output name: {unknown[0]}")
         end = time.monotonic() + _AGAIN_SECONDS

@@ -17,34 +17,23 @@ from .errors import InvalidArgument, said
 from .modelproto import TYPES
 
 Array = NDArray[Any]
-# ONNX Runtime's names of element types by NumPy's, or ml_dtypes'.
-_ODD = {
-    "float32": "float",
-    "float64": "double",
-    "float8_e4m3fn": "float8e4m3fn",
-    "float8_e4m3fnuz": "float8e4m3fnuz",
-    "float8_e5m2": "float8e5m2",
-    "float8_e5m2fnuz": "float8e5m2fnuz",
-    "float8_e8m0fnu": "float8e8m0",
-}
-_NUMPY = {_ODD.get(d.name, d.name): d.name for d in (*dtypes.DTYPES, *dtypes.NARROW, dtypes.STRING)}
-_NUMBERS = {name: number for number, name in TYPES.items()}
+_ONNX = {each.name: each.onnx for each in dtypes.CARRIED}
 
 
 def type_of(array: Array) -> str:
     """What ONNX Runtime calls an array, as in "tensor(float)"."""
     if strings.is_text(array):
         return "tensor(string)"
-    return f"tensor({_ODD.get(array.dtype.name, array.dtype.name)})"
+    return f"tensor({_ONNX.get(array.dtype.name, array.dtype.name)})"
 
 
 def numpy_type(type_name: str) -> np.dtype[Any]:
     """NumPy's type for one as in "tensor(float)"; raises NotImplemented for what honed does not carry."""
-    name = _NUMPY.get(type_name.removeprefix("tensor(").removesuffix(")"))
-    if name is None:
-        text = f"honed does not carry {type_name}; use a model of dense tensors of numbers"
+    known = dtypes.from_onnx(type_name)
+    if known is None:
+        text = f"honed does not carry {type_name}; use a model of dense tensors of numbers or strings"
         raise said(errors.NotImplemented, text)
-    return dtypes.dtype(name).numpy
+    return known.numpy
 
 
 class OrtValue:
@@ -87,7 +76,8 @@ class OrtValue:
 
     def element_type(self) -> int:
         """ONNX's number of the element type."""
-        return _NUMBERS[type_of(self._array).removeprefix("tensor(").removesuffix(")")]
+        known = dtypes.from_onnx(self.data_type())
+        return known.number if known is not None else 0
 
     def device_name(self) -> str:
         """Always "cpu"."""

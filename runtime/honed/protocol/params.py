@@ -53,6 +53,9 @@ class OutputTensor:
     parameters: RegionPlace | None = None
 
 
+ROOM_ALIGN = 64  # bytes; the room for outputs, and each of them in it, starts at a multiple
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferOptions:
     """`timeout` in microseconds. A request with a `sequence_id` other than 0 and "" is of a sequence.

@@ -1,7 +1,7 @@
-"""The element types honed carries, under each of the three names they go by: NumPy's, or ml_dtypes'.
+"""The element types honed carries, under each of the names they go by.
 
-Open Inference Protocol names are on the socket, NumPy names in Python and in `.honed` files, OpenCL C
-names in kernels. A bool is one byte, 0 or 1, everywhere.
+Open Inference Protocol names are on the socket, NumPy names (or ml_dtypes') in Python and in `.honed` files,
+OpenCL C names in kernels, ONNX's in files and ONNX Runtime. A bool is one byte, 0 or 1, everywhere.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ class DType:
     datatype: str  # the Open Inference Protocol's
     opencl: str  # OpenCL C's; "" for those that are not compiled
     itemsize: int  # bytes; 0: each element has its own
+    onnx: str  # ONNX Runtime's, as in "tensor(float)"
+    number: int  # onnx.proto's; not every version of onnx has names for all of them
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
@@ -37,36 +39,38 @@ class DType:
 
 
 DTYPES: tuple[DType, ...] = (
-    DType("bool", "BOOL", "uchar", 1),
-    DType("uint8", "UINT8", "uchar", 1),
-    DType("uint16", "UINT16", "ushort", 2),
-    DType("uint32", "UINT32", "uint", 4),
-    DType("uint64", "UINT64", "ulong", 8),
-    DType("int8", "INT8", "char", 1),
-    DType("int16", "INT16", "short", 2),
-    DType("int32", "INT32", "int", 4),
-    DType("int64", "INT64", "long", 8),
-    DType("float16", "FP16", "half", 2),
-    DType("float32", "FP32", "float", 4),
-    DType("float64", "FP64", "double", 8),
+    DType("bool", "BOOL", "uchar", 1, "bool", 9),
+    DType("uint8", "UINT8", "uchar", 1, "uint8", 2),
+    DType("uint16", "UINT16", "ushort", 2, "uint16", 4),
+    DType("uint32", "UINT32", "uint", 4, "uint32", 12),
+    DType("uint64", "UINT64", "ulong", 8, "uint64", 13),
+    DType("int8", "INT8", "char", 1, "int8", 3),
+    DType("int16", "INT16", "short", 2, "int16", 5),
+    DType("int32", "INT32", "int", 4, "int32", 6),
+    DType("int64", "INT64", "long", 8, "int64", 7),
+    DType("float16", "FP16", "half", 2, "float16", 10),
+    DType("float32", "FP32", "float", 4, "float", 1),
+    DType("float64", "FP64", "double", 8, "double", 11),
 )
 # What the CPU engine takes beside them, as ml_dtypes has it: an element of 4 bits or 2 takes a byte, too.
 NARROW: tuple[DType, ...] = (
-    DType("bfloat16", "BF16", "", 2),
-    DType("float8_e4m3fn", "FP8E4M3FN", "", 1),
-    DType("float8_e4m3fnuz", "FP8E4M3FNUZ", "", 1),
-    DType("float8_e5m2", "FP8E5M2", "", 1),
-    DType("float8_e5m2fnuz", "FP8E5M2FNUZ", "", 1),
-    DType("float8_e8m0fnu", "FP8E8M0", "", 1),
-    DType("int4", "INT4", "", 1),
-    DType("uint4", "UINT4", "", 1),
-    DType("int2", "INT2", "", 1),
-    DType("uint2", "UINT2", "", 1),
+    DType("bfloat16", "BF16", "", 2, "bfloat16", 16),
+    DType("float8_e4m3fn", "FP8E4M3FN", "", 1, "float8e4m3fn", 17),
+    DType("float8_e4m3fnuz", "FP8E4M3FNUZ", "", 1, "float8e4m3fnuz", 18),
+    DType("float8_e5m2", "FP8E5M2", "", 1, "float8e5m2", 19),
+    DType("float8_e5m2fnuz", "FP8E5M2FNUZ", "", 1, "float8e5m2fnuz", 20),
+    DType("float8_e8m0fnu", "FP8E8M0", "", 1, "float8e8m0", 24),
+    DType("int4", "INT4", "", 1, "int4", 22),
+    DType("uint4", "UINT4", "", 1, "uint4", 21),
+    DType("int2", "INT2", "", 1, "int2", 26),
+    DType("uint2", "UINT2", "", 1, "uint2", 25),
 )
 # Text, as the Open Inference Protocol has it (`strings.py`): of no size that its shape tells.
-STRING = DType("string", "BYTES", "", 0)
-_BY_NAME = {d.name: d for d in (*DTYPES, *NARROW, STRING)}
-_BY_DATATYPE = {d.datatype: d for d in (*DTYPES, *NARROW, STRING)}
+STRING = DType("string", "BYTES", "", 0, "string", 8)
+CARRIED: tuple[DType, ...] = (*DTYPES, *NARROW, STRING)
+_BY_NAME = {d.name: d for d in CARRIED}
+_BY_DATATYPE = {d.datatype: d for d in CARRIED}
+_BY_ONNX = {f"tensor({d.onnx})": d for d in CARRIED}
 _NARROW = frozenset(d.name for d in NARROW)
 
 
@@ -102,3 +106,8 @@ def from_datatype(datatype: str) -> DType:
     if found is None:
         raise InvalidArgument(f"datatype {datatype!r} is not supported; use one of {', '.join(_BY_DATATYPE)}")
     return found
+
+
+def from_onnx(type_name: str) -> DType | None:
+    """The type that ONNX Runtime calls so, as in "tensor(float)"; None for what honed does not carry."""
+    return _BY_ONNX.get(type_name)

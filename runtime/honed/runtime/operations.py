@@ -176,10 +176,11 @@ class Operations:
             yield register(region)
         except AlreadyExists:
             pass
-        except BaseException as error:
+        except ResourceExhausted:
             self._discard(region)
-            if isinstance(error, ResourceExhausted):
-                return None
+            return None
+        except BaseException:
+            self._discard(region)
             raise
         return Lent(region, room)
 

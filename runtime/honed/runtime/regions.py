@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
+from honed.protocol.params import ROOM_ALIGN
 
 from .dtypes import dtype
 
-_ALIGN = 64  # bytes; where arrays placed one after the other start
+_MEMORY = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE  # bytes
 
 
 class Region:
@@ -32,6 +33,10 @@ class Region:
         """Raises InvalidArgument for a size below 1, ResourceExhausted where memory is short."""
         if nbytes < 1:
             raise InvalidArgument(f"a region of {nbytes} bytes is not possible; ask for at least 1")
+        if nbytes > _MEMORY:  # the kernel would end processes before it says no
+            raise ResourceExhausted(
+                f"a region of {nbytes} bytes is more than the machine's memory, {_MEMORY}; ask for less"
+            )
         self.name = name
         self.nbytes = nbytes
         self.descriptor = os.memfd_create(f"honed-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -62,7 +67,7 @@ class Region:
         """
         kind = dtype(dtype_name)
         nbytes = kind.itemsize * math.prod(shape)
-        start = -(-self._used // _ALIGN) * _ALIGN if offset is None else offset
+        start = -(-self._used // ROOM_ALIGN) * ROOM_ALIGN if offset is None else offset
         if self.closed or start < 0 or start % kind.itemsize or start + nbytes > self.nbytes:
             raise InvalidArgument(
                 f"an array of {nbytes} bytes does not fit at offset {start} of region {self.name!r} "
@@ -83,7 +88,7 @@ class Region:
 
     def room(self, nbytes: int) -> int:
         """Set so many bytes aside, behind the arrays that were placed before; their offset in bytes."""
-        start = -(-self._used // _ALIGN) * _ALIGN
+        start = -(-self._used // ROOM_ALIGN) * ROOM_ALIGN
         self._used = start + nbytes
         return start
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from honed.protocol.params import ROOM_ALIGN
+
 from .regions import Region
 
 LARGE = 1 << 16  # bytes of a request's tensors from which that is faster
@@ -16,7 +18,6 @@ _LEAST = 1 << 18  # bytes of a region
 _MOST = 1 << 29  # beyond that a request's tensors are sent as they are, or placed by the app
 _KEPT = 4  # regions that lie ready, for as many requests at once
 _MODELS = 256  # whose outputs' sizes are remembered
-_ALIGN = 64  # bytes; docs/protocol.md
 
 
 class Scratch:
@@ -88,4 +89,4 @@ def region_bytes(nbytes: int) -> int:
 
 def _together(nbytes: Sequence[int]) -> int:
     """Bytes that such tensors take at most, each aligned."""
-    return sum(nbytes) + _ALIGN * len(nbytes)
+    return sum(nbytes) + ROOM_ALIGN * len(nbytes)
