@@ -74,7 +74,9 @@ class Addresses:
         if within is not None:
             at = min(at, within)
         elif self.blocks.leaves_loop(home) and not self.blocks.room(at + 1):
-            at = self.blocks.here
+            # Pointers that begin here belong no further outside than this one.
+            at = home = self.blocks.here
+            pointer = Term(text, buffer.element, PRIMARY, home)
         return self.blocks.declare(text, pointer, f"__global {kind}*", self._name(buffer, home), at)
 
     def _moved(self, buffer: Buffer, outer: list[Part], counted: Part, home: int, of: Type) -> Term | None:
