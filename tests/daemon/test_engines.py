@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import json
@@ -189,6 +190,23 @@ def test_compiling_ends_with_the_model_and_goes_on_after_a_restart(
         check(client, "dense", path, {"x": np.ones((3, 6), np.float32)})
         wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
         check(client, "dense", path, {"x": np.ones((1, 6), np.float32)})
+
+
+def test_what_is_served_meanwhile_is_compiled_at_a_low_priority(both: Service, tmp_path: Path) -> None:
+    def compilers() -> list[int]:
+        """How nice the compiler's processes are."""
+        found = []
+        for child in psutil.Process(both.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "honed.tuner" in child.cmdline():
+                    found.append(child.nice())
+        return found
+
+    with both.client() as client:
+        client.add(dense(tmp_path), wait=False)
+        # They are not yet what they become for the first moment.
+        wait_for(lambda: set(compilers()) == {15}, "it to be compiled behind what answers", both)
+        client.remove("dense")
 
 
 def test_gpu_refuses_and_cpu_compiles_nothing(both: Service, tmp_path: Path) -> None:
