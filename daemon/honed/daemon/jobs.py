@@ -211,7 +211,7 @@ class Jobs:
                 async with cleared_in_thread(self._store.staging()) as folder:
                     staged = await in_thread(self.stage_again, manifest, folder)
                     if manifest.owner is not None:
-                        staged = dataclasses.replace(staged, hurried=False, seconds=seconds)
+                        staged = dataclasses.replace(staged, seconds=seconds)
                     server = self._pool.home(manifest.name, manifest.device, manifest.placed)
                     return await self._compile_on(job, shown, staged, [server], manifest)
 

@@ -9,7 +9,7 @@ import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Final
@@ -65,6 +65,7 @@ class Bringer:
     policy: str  # serve.engine
     _under_way: dict[str, _Bring] = field(init=False, default_factory=dict)  # by model
     _turns: dict[int, asyncio.Lock] = field(init=False, default_factory=dict)  # by user
+    _brought: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # something may be to compile
     _failed: set[str] = field(init=False, default_factory=set)  # to be compiled, not before the next start
 
     async def bring(
@@ -155,6 +156,7 @@ class Bringer:
                     given = await self.jobs.serve_as_given(shown, staged, options.engine or "fastest")
                     assert given is not None
             self.used(name)
+            self._brought.set()
             for each in leaving:
                 await self._remove(each, f"made room for another of user {user}")
         return _told(self.registry.get(name), params.sha256[0])
@@ -195,14 +197,17 @@ class Bringer:
         """Have users' models compiled, one at a time, while no administrator's is, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            if self.jobs.adding or not installed.compiler():
-                continue
-            entry = self._next()
-            if entry is not None:
-                await self._compile(entry)
+            waiting = self._waiting()
+            if not waiting:
+                self._brought.clear()
+                await self._brought.wait()
+            elif not self.jobs.adding and installed.compiler():
+                entry = self._next(waiting)
+                if entry is not None:
+                    await self._compile(entry)
 
-    def _next(self) -> ServedModel | None:
-        """The oldest of the user whose turn it is."""
+    def _waiting(self) -> dict[int, ServedModel]:
+        """The oldest model of each user that is to be compiled."""
         waiting: dict[int, ServedModel] = {}
         for entry in sorted(self.registry.models(), key=lambda each: each.manifest.added):
             manifest = entry.manifest
@@ -210,6 +215,10 @@ class Bringer:
                 continue
             if entry.on_cpu and unfinished(manifest, self.policy):
                 waiting.setdefault(manifest.owner, entry)
+        return waiting
+
+    def _next(self, waiting: Mapping[int, ServedModel]) -> ServedModel | None:
+        """That of the user whose turn it is."""
         since = {user: entry.manifest.added for user, entry in waiting.items()}
         user = next_user(since, self.shares, self.settings(), time.time())
         return waiting[user] if user is not None else None
