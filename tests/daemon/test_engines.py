@@ -244,8 +244,12 @@ def test_what_cannot_travel_is_one_clear_error(both: Service, tmp_path: Path) ->
         [tensor("x", [2])],
         [helper.make_tensor_sequence_value_info("y", TensorProto.FLOAT, None)],
     )
-    with both.client() as client, pytest.raises(ModelRefused, match=r"output 'y' is seq\(tensor\(float\)\)"):
-        client.add(path, engine="cpu")
+    with both.client() as client:
+        with pytest.raises(ModelRefused, match=r"output 'y' is seq\(tensor\(float\)\)"):
+            client.add(path, engine="cpu")
+        with pytest.raises(ModelRefused, match="it is a sequence") as refused:
+            client.add(path)
+        assert "the CPU engine does not run it: what the model takes or gives" in refused.value.reasons[-1]
 
 
 def test_external_data_stays_beside_the_file(both: Service, tmp_path: Path) -> None:

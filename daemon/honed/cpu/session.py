@@ -25,6 +25,7 @@ from honed.protocol.errors import (
     ModelRefused,
     ResourceExhausted,
 )
+from honed.runtime import maps
 from honed.runtime.dtypes import CARRIED, STRING, dtype, from_onnx
 
 from . import profiling
@@ -51,8 +52,10 @@ class Session:
         self._session = _loaded(given, _options(threads))
         self._by_names = True  # dimensions of one name share memory
         self.interface = _interface(model, self._session)
-        self._outputs = [tensor.name for tensor in self.interface.outputs]
-        ends = (*self._session.get_inputs(), *self._session.get_outputs())
+        given_back = self._session.get_outputs()
+        self._outputs = [each.name for each in given_back]
+        self._maps = {each.name: maps.KEYS[each.type] for each in given_back if each.type in maps.KEYS}
+        ends = (*self._session.get_inputs(), *given_back)
         self._narrow = any(is_narrow(end.type) for end in ends)
         self._threads = threads
         self._asked: dict[str, tuple[int, ...]] = {}  # shapes of the latest run
@@ -72,10 +75,16 @@ class Session:
                 self._forget_names()
                 return self.run(inputs)
             raise InvalidArgument(f"the model cannot be run on these inputs: {_said(error)}") from error
+        tensors: dict[str, Array] = {}
+        value: Any
         for name, value in zip(self._outputs, found, strict=True):
-            if not isinstance(value, np.ndarray):
+            if name in self._maps:
+                tensors |= zip(maps.travelling(name), maps.apart(value, self._maps[name]), strict=True)
+            elif isinstance(value, np.ndarray):
+                tensors[name] = np.asarray(value, order="C")
+            else:
                 raise InvalidArgument(f"output {name!r} is no tensor for these inputs; take the others")
-        return {name: np.asarray(value, order="C") for name, value in zip(self._outputs, found, strict=True)}
+        return tensors
 
     def _forget_names(self) -> None:
         """Files are met that call dimensions by one name whose sizes differ; they run all the same."""
@@ -177,11 +186,17 @@ def _tensors(
     what: str, nodes: Iterable[Any], declared: Mapping[str, onnx.ValueInfoProto], problems: list[str]
 ) -> Iterable[OpenTensor]:
     for node in nodes:
+        if what == "output" and node.type in maps.KEYS:
+            keys, values = maps.travelling(node.name)
+            yield OpenTensor(name=keys, dtype=maps.KEYS[node.type], shape=(-1,), symbols=("",))
+            yield OpenTensor(name=values, dtype="float32", shape=(-1, -1), symbols=("", ""))
+            continue
         carried = from_onnx(node.type)
         if carried is None:
             problems.append(
                 f"{what} {shown(node.name, 80)!r} is {shown(node.type, 80)}; "
-                f"only tensors of {', '.join(each.name for each in CARRIED)} travel"
+                f"only tensors of {', '.join(each.name for each in CARRIED)} travel, "
+                "and out of a model lists of maps from integers or strings to float"
             )
             continue
         info = declared.get(node.name)

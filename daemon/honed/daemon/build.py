@@ -48,6 +48,7 @@ class AddJob:
     fraction: float = 0.0
     text: str = ""
     owner: int | None = None  # of a user's own
+    unserved: str = ""  # why the CPU engine, which was to serve it first, does not
 
     def report(self, stage: str, fraction: float, text: str = "") -> None:
         """Note and pass on how far it is."""

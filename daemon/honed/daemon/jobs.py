@@ -135,8 +135,7 @@ class Jobs:
                 shown.report("receive", RECEIVED)
                 given = await self.serve_as_given(shown, staged, options.engine or "")
                 if given is None:
-                    made = await self._make(shown, staged, servers)
-                    return job.added(made.model, made.file.sha256)
+                    return await self._compile_alone(job, shown, staged, servers)
                 job.is_served(given)
                 shown.report("check", RECEIVED, "served by the CPU engine; waiting for the compiler")
                 return await self._compile_on(job, shown, staged, servers, given)
@@ -173,10 +172,24 @@ class Jobs:
         except (ModelRefused, Unavailable) as error:
             if must:
                 raise
-            _log.info("model %s is not served by the CPU engine: %s", job.name, failure(error))
+            job.unserved = failure(error)
+            _log.info("model %s is not served by the CPU engine: %s", job.name, job.unserved)
             return None
         _log.info("serving model %s by %s", job.name, cpu.shown)
         return manifest
+
+    async def _compile_alone(
+        self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer]
+    ) -> ModelAdded:
+        """Compile what the CPU engine does not serve; where neither can, tell the reasons of both."""
+        try:
+            made = await self._make(shown, staged, servers)
+        except ModelRefused as error:
+            if not shown.unserved or isinstance(error, MissingFiles):
+                raise
+            reasons = (*error.reasons, f"the CPU engine does not run it: {shown.unserved}")
+            raise ModelRefused(str(error), reasons) from error
+        return job.added(made.model, made.file.sha256)
 
     async def _compile_on(
         self, job: Adding, shown: AddJob, staged: Staged, servers: Sequence[DeviceServer], given: Manifest

@@ -126,7 +126,9 @@ def _type(proto: memoryview) -> tuple[str, list[Dimension]]:
             inner = next((_type(_bytes(v))[0] for n, v in _fields(_bytes(value)) if n == 1), "")
             return f"optional({inner})", []
         if number == 5:
-            return "map", []
+            entry = dict(_fields(_bytes(value)))
+            inner = _type(_bytes(entry[2]))[0] if 2 in entry else ""
+            return f"map({TYPES.get(_integer(entry.get(1, 0)), 'undefined')},{inner})", []
     return "", []
 
 
@@ -176,6 +178,12 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _bytes(value: int | memoryview) -> memoryview:
     if isinstance(value, int):
+        raise _broken()
+    return value
+
+
+def _integer(value: int | memoryview) -> int:
+    if not isinstance(value, int):
         raise _broken()
     return value
 

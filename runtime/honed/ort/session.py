@@ -17,7 +17,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from honed.protocol.errors import HonedError, NotFound, Unavailable
+from honed.runtime import maps
 from honed.runtime.client import Client
+from honed.runtime.maps import Maps
 
 from . import errors, genuine
 from .errors import Fail, InvalidArgument, NoSuchFile, said, translated
@@ -122,10 +124,10 @@ class InferenceSession:
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, ArrayLike | OrtValue],
         run_options: RunOptions | None = None,
-    ) -> list[Array]:
-        """The outputs asked for, in that order; None or none: all."""
+    ) -> list[Array | Maps]:
+        """The outputs asked for, in that order; None or none: all. Lists of maps come as such."""
         if self._genuine:
-            found: list[Array] = self._genuine.run(output_names, dict(input_feed))
+            found: list[Array | Maps] = self._genuine.run(output_names, dict(input_feed))
             return found
         names = list(output_names) if output_names else [each.name for each in self._described.outputs]
         asked = list(dict.fromkeys(names))  # an app may ask for one twice
@@ -136,7 +138,7 @@ class InferenceSession:
         self,
         output_names: Sequence[str] | None,
         input_feed: Mapping[str, ArrayLike],
-        callback: Callable[[list[Array], Any, str], None],
+        callback: Callable[[list[Array | Maps], Any, str], None],
         user_data: Any,
         run_options: RunOptions | None = None,
     ) -> None:
@@ -160,25 +162,33 @@ class InferenceSession:
     ) -> list[OrtValue]:
         """As `run`, of values and to values."""
         given = {name: value.numpy() for name, value in input_dict_ort_values.items()}
-        return [OrtValue(array) for array in self.run(output_names, given)]
+        return [OrtValue(array) for array in _tensors(self.run(output_names, given))]
 
     def run_with_iobinding(self, iobinding: IOBinding, run_options: RunOptions | None = None) -> None:
         """As `run`, of what is bound and to what is bound."""
         names = list(iobinding.outputs) or [each.name for each in self.get_outputs()]
-        iobinding.ran(dict(zip(names, self.run(names, iobinding.inputs), strict=True)))
+        found = _tensors(self.run(names, iobinding.inputs))
+        iobinding.ran(dict(zip(names, found, strict=True)))
 
     # How
 
-    def _run(self, given: Mapping[str, ArrayLike], names: Sequence[str]) -> dict[str, Array]:
+    def _run(self, given: Mapping[str, ArrayLike], names: Sequence[str]) -> dict[str, Array | Maps]:
         inputs = self._checked(given)
-        known = {each.name for each in self._described.outputs}
-        unknown = [name for name in names if name not in known]
+        kinds = {each.name: each.type for each in self._described.outputs}
+        unknown = [name for name in names if name not in kinds]
         if unknown:
             raise said(InvalidArgument, f"Invalid output name: {unknown[0]}")
+        in_maps = {name: maps.travelling(name) for name in names if kinds[name] in maps.KEYS}
+        made = self._inferred(inputs, [each for name in names for each in in_maps.get(name, (name,))])
+        joined = {name: maps.together(*(made[each] for each in both)) for name, both in in_maps.items()}
+        return {name: joined[name] if name in joined else made[name] for name in names}
+
+    def _inferred(self, inputs: Mapping[str, Array], outputs: Sequence[str]) -> dict[str, Array]:
+        """What the service answers; one that was away is waited for, and given the model again."""
         end = time.monotonic() + _AGAIN_SECONDS
         while True:
             try:
-                return _client().infer(self._name, inputs, outputs=list(names), timeout=_RUN_SECONDS)
+                return _client().infer(self._name, inputs, outputs=list(outputs), timeout=_RUN_SECONDS)
             except (NotFound, Unavailable) as error:
                 # Gone with the least used ones, or with a service that was restarted: brought again.
                 if time.monotonic() > end:
@@ -294,9 +304,20 @@ def _check_shape(wanted: NodeArg, array: Array) -> None:
 def _inferred(name: str, known: Mapping[str, Mapping[str, Any]]) -> NodeArg:
     from honed.runtime.dtypes import from_datatype
 
+    if name not in known:
+        keys, _ = maps.travelling(name)
+        key_type = from_datatype(known[keys]["datatype"]).name
+        return NodeArg(name, next(kind for kind, each in maps.KEYS.items() if each == key_type), [])
     found = known[name]
     kind = type_of(np.empty(0, from_datatype(found["datatype"]).numpy))
     return NodeArg(name, kind, [None if size < 0 else size for size in found["shape"]])
+
+
+def _tensors(outputs: Sequence[Array | Maps]) -> list[Array]:
+    tensors = [each for each in outputs if isinstance(each, np.ndarray)]
+    if len(tensors) < len(outputs):
+        raise said(errors.NotImplemented, "an output is a list of maps, which is no OrtValue; use run")
+    return tensors
 
 
 def _array(value: ArrayLike | OrtValue) -> ArrayLike:

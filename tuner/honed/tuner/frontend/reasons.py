@@ -11,7 +11,7 @@ from honed.protocol.errors import ModelRefused
 
 SHOWN_NODES = 3
 # Why an operator without any rule is refused.
-UNSUPPORTED = "the operator is not supported; export the model without it"
+UNSUPPORTED = "the operator is not compiled"
 
 
 @dataclass(slots=True)

@@ -77,13 +77,13 @@ def carried(info: onnx.ValueInfoProto) -> np.dtype[Any]:
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
         what = kind.removesuffix("_type").replace("_", " ") if kind else "value without a type"
-        raise Refuse(f"it is a {what}; honed serves dense tensors only")
+        raise Refuse(f"it is a {what}; only dense tensors are compiled")
     if info.type.tensor_type.elem_type == 0:
         raise Refuse("its element type is not given; export the model again")
     dtype = numpy_dtype(info.type.tensor_type.elem_type)
     if dtype.name not in _CARRIED:
         name = onnx.TensorProto.DataType.Name(info.type.tensor_type.elem_type).lower()
-        raise Refuse(f"its elements are {name}, which honed does not carry")
+        raise Refuse(f"its elements are {name}, which is not compiled")
     return dtype
 
 
