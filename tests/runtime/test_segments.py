@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -37,8 +36,9 @@ class Gate:
         return replace(self._launch, function=self._enqueue)
 
     def open(self) -> None:
-        self._closed = False
-        self._event.set_status(cl.command_execution_status.COMPLETE)
+        if self._closed:
+            self._closed = False
+            self._event.set_status(cl.command_execution_status.COMPLETE)
 
     def _enqueue(self, *args: Any) -> Any:
         self.enqueued += 1
@@ -47,12 +47,19 @@ class Gate:
 
 
 @pytest.fixture
-def gate(device: Device) -> Iterator[Gate]:
+def gate(device: Device, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """Opened when the host is about to wait for the queue."""
     made = Gate(device)
-    timer = threading.Timer(0.2, made.open)
-    timer.start()
+    wait = LaunchBatch._wait
+
+    def opening(batch: LaunchBatch, tails: Sequence[Any]) -> None:
+        if batch._window and len(tails) >= batch._window:
+            made.open()
+        wait(batch, tails)
+
+    monkeypatch.setattr(LaunchBatch, "_wait", opening)
     yield made
-    timer.join()
+    made.open()
     made.queue.finish()
 
 

@@ -215,6 +215,35 @@ def test_functions_into_one_may_be_off_by_the_last_bits_of_one() -> None:
     assert judged(model, changed(s=lambda v: v + np.float32(1e-6))).wrong is not None
 
 
+SATURATED = weighted(
+    """f (float[16, 32] x) => (float[128] y) <float tenth = {0.1}, float less = {16}, int64[1] flat = {-1}> {
+  p = MatMul(x, w)
+  t = Mul(p, tenth)
+  l = Sub(t, less)
+  s = Sigmoid(l)
+  y = Reshape(s, flat)
+}""",
+    w=(32, 8),
+)
+
+
+def test_what_saturates_at_the_end_is_judged_by_what_it_is_given() -> None:
+    """A detector that sees nothing gives 1e-7 everywhere, of which the last bits are all there is."""
+    right = judged(SATURATED, changed(**{"s, made": lambda v: v + np.float32(1e-7)}))
+    assert right.wrong is None
+    largest = max(found["y"].max() for found in runtime(SATURATED, generate(SATURATED, 2)))
+    assert right.tolerance[0] * largest <= 2.4e-7
+    for name, by in (("l", 1.02), ("s, made", 1e6)):
+        wrong = judged(SATURATED, changed(**{name: lambda v, by=by: v * np.float32(by)})).wrong
+        assert wrong is not None
+        assert f"output {name[0]!r} differs" in wrong
+
+
+def test_what_is_computed_with_after_it_saturates_is_no_step() -> None:
+    model = weighted("f (float[4] x) => (float[4] y) { s = Sigmoid(x) y = Sin(s) }")
+    assert opened.opened(model) is None
+
+
 def test_choices_between_the_same_values_must_be_the_same() -> None:
     assert judged(CHOSEN, runtime).wrong is None
     other = judged(CHOSEN, changed(**{"above, made": np.logical_not})).wrong

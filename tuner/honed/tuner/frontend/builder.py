@@ -105,7 +105,7 @@ class Builder:
         """A constant; equal small ones are one."""
         array = np.ascontiguousarray(data, dtype=dtype).reshape(np.shape(data))
         if array.dtype.kind in "OUS":
-            raise Refuse("it works on strings, which honed does not carry")
+            raise Refuse("it works on strings, which are not compiled")
         key = (array.dtype.name, array.shape, array.tobytes() if array.nbytes <= 1024 else b"")
         if array.nbytes <= 1024 and key in self._small:
             return self._small[key]

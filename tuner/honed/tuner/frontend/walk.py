@@ -284,7 +284,7 @@ def _refuse_foreign_types(call: Call) -> None:
         tensors = item.items if isinstance(item, Listing) else (item,)
         for value in tensors:
             if isinstance(value, Value) and value.dtype.kind not in "biuf":
-                raise Refuse(f"it works on {value.dtype.name} elements, which honed does not carry")
+                raise Refuse(f"it works on {value.dtype.name} elements, which are not compiled")
 
 
 def _schema_function(call: Call) -> onnx.FunctionProto | None:

@@ -1,4 +1,8 @@
-"""Models opened at their steps: operators whose result jumps where what they are given moves a little."""
+"""Models opened at their steps: operators whose result jumps where what they are given moves a little.
+
+A function into [-1, 1] that an output comes from is a step, too: it hides what it is given where that is
+large, so that 1e-7 in place of 2e-7 says nothing of the model, and what it was given does.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ import onnx
 from onnx import helper, inliner
 
 from . import graphs, shapes
+from .ranges import MOVING
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -22,6 +27,7 @@ _CHOOSING = {
     "ArgMax", "ArgMin", "Ceil", "Equal", "Floor", "Greater", "GreaterOrEqual", "Hardmax", "Less",
     "LessOrEqual", "Mod", "Round", "Sign", "TopK",
 }  # fmt: skip
+BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}  # functions into [-1, 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +36,7 @@ class OpenedModel:
 
     `before` are the values that steps read and other nodes make, `after` those that steps make; both as the
     original names them. In `model` a step reads `given[x]` in place of x and makes `made[q]` in place of q.
+    `bounded` are the outputs that a function into [-1, 1] gives.
     """
 
     model: onnx.ModelProto
@@ -39,6 +46,7 @@ class OpenedModel:
     made: Mapping[str, str]
     quantising: frozenset[str]  # those of `after` that may be off by one
     quanta: Mapping[str, float]  # of those of `before` that constant scales round
+    bounded: frozenset[str]
     steps: int
 
     def feeds(self, inputs: Arrays, reference: Arrays) -> dict[str, np.ndarray]:
@@ -55,10 +63,11 @@ def opened(model: onnx.ModelProto) -> OpenedModel | None:
     if model.functions:
         model = inliner.inline_local_functions(model)
     known, varying, nodes = shapes.infer(model), _varying(model), model.graph.node
+    ends = _ends(model)
     numbered = {
         i: node
         for i, node in enumerate(nodes)
-        if _is_step(node, known, varying) and all(name in known for name in node.output if name)
+        if _is_step(node, known, varying, ends) and all(name in known for name in node.output if name)
     }
     steps = list(numbered.values())
     if not steps:
@@ -80,6 +89,7 @@ def opened(model: onnx.ModelProto) -> OpenedModel | None:
             name for step in steps if step.op_type in _QUANTISING for name in step.output if name
         ),
         quanta=_quanta(steps, graphs.constants(model)),
+        bounded=frozenset(end for step in steps if step.op_type in BOUNDED for end in ends[step.output[0]]),
         steps=len(steps),
     )
 
@@ -164,14 +174,35 @@ def nbytes(apart: OpenedModel) -> int:
     return sum(int(np.prod(s.shape, dtype=np.int64)) * np.dtype(s.dtype).itemsize for s in sizes if s)
 
 
-def _is_step(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue], varying: set[str]) -> bool:
+def _is_step(
+    node: onnx.NodeProto,
+    known: Mapping[str, graphs.TypedValue],
+    varying: set[str],
+    ends: Mapping[str, frozenset[str]],
+) -> bool:
     if node.domain not in ("", "ai.onnx", "com.microsoft") or not any(n in varying for n in node.input):
         return False
-    if node.op_type in _QUANTISING | _CHOOSING:
+    at_the_end = node.op_type in BOUNDED and node.output[0] in ends
+    if at_the_end or node.op_type in _QUANTISING | _CHOOSING:
         return all(name in known for name in node.input if name in varying)
     if node.op_type != "Cast" or node.input[0] not in known or node.output[0] not in known:
         return False
     return _is_float(known[node.input[0]]) and not _is_float(known[node.output[0]])
+
+
+def _ends(model: onnx.ModelProto) -> dict[str, frozenset[str]]:
+    """The values that only go to outputs, moved or of another type, with the names of these outputs."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        for name in {name for inner in _inner(node) for name in inner.input if name}:
+            readers.setdefault(name, []).append(node)
+    found = {value.name: frozenset({value.name}) for value in model.graph.output if value.name not in readers}
+    for node in reversed(model.graph.node):
+        if node.op_type in MOVING and all(name in found for name in node.output if name):
+            name = node.input[0]
+            if len(readers[name]) == 1 and name not in graphs.outputs(model):
+                found[name] = frozenset().union(*(found[each] for each in node.output if each))
+    return found
 
 
 def _is_float(value: graphs.TypedValue) -> bool:

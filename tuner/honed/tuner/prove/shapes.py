@@ -20,6 +20,7 @@ from . import graphs
 from .graphs import TypedValue
 
 _ROUNDS = 16
+_MOST_FLOATS = 64  # that shapes are computed with: scales of a Resize, not weights
 # Operators that shapes are computed with; none makes more elements than it is given.
 _FOLDED = {
     "Add", "Cast", "Concat", "Div", "Gather", "Identity", "Mul", "Reshape", "Slice", "Squeeze", "Sub",
@@ -58,7 +59,7 @@ def _inferred(model: onnx.ModelProto) -> dict[str, TypedValue]:
 
 
 def _computed(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[str, np.ndarray]:
-    """What Shape nodes and the whole numbers computed from them come to."""
+    """What Shape nodes, the whole numbers computed from them, and scales come to."""
     constants = graphs.constants(model)
     learnt: dict[str, np.ndarray] = {}
     for node in model.graph.node:
@@ -77,9 +78,9 @@ def _computed(model: onnx.ModelProto, known: Mapping[str, TypedValue]) -> dict[s
 def _fold(
     node: onnx.NodeProto, given: Mapping[str, np.ndarray | None], model: onnx.ModelProto
 ) -> np.ndarray | None:
-    """The value of one node; None where it is no whole number or cannot be computed."""
+    """The value of one node; None where it is no number that decides shapes, or cannot be computed."""
     values = {name: value for name, value in given.items() if value is not None}
-    if not all(value.dtype.kind in "iuf" for value in values.values()):
+    if not all(map(_decides_shapes, values.values())):
         return None
     graph = helper.make_graph(
         [node],
@@ -95,7 +96,11 @@ def _fold(
         (value,) = ReferenceEvaluator(single).run(None, dict(values))
     except Exception:  # noqa: BLE001  the node is untrusted, and nothing is lost by not knowing its value
         return None
-    return value if isinstance(value, np.ndarray) and value.dtype.kind == "i" else None
+    return value if isinstance(value, np.ndarray) and _decides_shapes(value) else None
+
+
+def _decides_shapes(value: np.ndarray) -> bool:
+    return value.dtype.kind in "iu" or (value.dtype.kind == "f" and value.size <= _MOST_FLOATS)
 
 
 def _with_constants(model: onnx.ModelProto, learnt: Mapping[str, np.ndarray]) -> onnx.ModelProto:

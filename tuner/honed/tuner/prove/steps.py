@@ -25,7 +25,7 @@ from . import graphs, shapes
 from .confined import DEFAULT_LIMITS, EvaluationLimits
 from .evaluator import EVALUATORS, OPTIMISED
 from .locate import first_difference
-from .opened import Arrays, OpenedModel, exposing, movable, nbytes, opened
+from .opened import BOUNDED, Arrays, OpenedModel, exposing, movable, nbytes, opened
 from .reference import Reference, ReferenceFailure, evaluate
 from .tolerance import for_output, work
 
@@ -33,8 +33,8 @@ Run = Callable[[onnx.ModelProto, Sequence[Arrays]], Sequence[Arrays]]
 
 _OFF_BY_ONE = 0.01  # of a quantising step's elements, or one of them
 _OF_A_QUANTUM = 0.01  # that what is rounded may be off: a sigmoid of -12 errs by more of its range
-# Functions into [-1, 1], which evaluators compute to so much of 1, not of a small result.
-_BOUNDED = {"Erf", "Sigmoid", "Softmax", "Tanh"}
+# Functions into [-1, 1] are computed to so much of 1, not of a small result. It is four steps of the least
+# that fp16 can tell from 0.
 _OF_ONE = 2.0**-22
 _MOST = 0.25  # of an output's range; whose reference moves by more is not determined by its inputs
 _MOVES = 4  # times that the reference's values are moved, for each probe
@@ -94,19 +94,25 @@ def judge(
         why = f"{differences[wrong]}, given the reference's own values at each step; {where}"
         return ProofByParts(wrong=why)
     errors = {d.output: d.error for d in sorted(differences, key=lambda d: d.error)}
-    return _as_whole(apart, tolerance, _spread(model, apart, inputs, reference, errors, limits))
+    least = {
+        name: _OF_ONE / _largest([values[name] for values in reference.outputs]) for name in apart.bounded
+    }
+    return _as_whole(apart, tolerance, _spread(model, apart, inputs, reference, errors, limits), least)
 
 
-def _as_whole(apart: OpenedModel, tolerance: Sequence[float], moved: Mapping[str, float]) -> ProofByParts:
-    """What outputs may be off by, where the reference moves them so far when it rounds otherwise."""
+def _as_whole(
+    apart: OpenedModel, tolerance: Sequence[float], moved: Mapping[str, float], least: Mapping[str, float]
+) -> ProofByParts:
+    """What outputs may be off by: `least`, and where the reference moves them when it rounds otherwise."""
     allowed = tuple(
-        max(usual, min(2 * far, _MOST)) for usual, far in zip(tolerance, moved.values(), strict=True)
+        max(usual, least.get(name, 0.0), min(2 * far, _MOST))
+        for usual, (name, far) in zip(tolerance, moved.items(), strict=True)
     )
     most = max(moved.values())
     note = (
-        f"proven part by part between its {apart.steps} steps (rounding and choosing); as a whole it may be "
-        f"off by {max(allowed):.2g} of its range, as the reference changes by up to {most:.2g} when it "
-        "rounds otherwise"
+        f"proven part by part between its {apart.steps} steps (rounding, choosing and saturating); as a "
+        f"whole it may be off by {max(allowed):.2g} of its range, as the reference changes by up to "
+        f"{most:.2g} when it rounds otherwise"
     )
     return ProofByParts(wrong=None, tolerance=allowed, note=note)
 
@@ -117,7 +123,7 @@ class _Parts:
     def __init__(self, apart: OpenedModel, precision: str) -> None:
         self._original = {made: name for name, made in apart.made.items()}
         self._apart = apart
-        self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in _BOUNDED}
+        self._bounded = {n.output[0] for n in apart.model.graph.node if n.op_type in BOUNDED}
         self._precision = precision
         self._work = work(apart.model, shapes.infer(apart.model))
 
@@ -151,8 +157,7 @@ class _Parts:
         absolute = _OF_A_QUANTUM * self._apart.quanta.get(name, 0.0)
         if name in self._bounded:
             absolute = max(absolute, _OF_ONE)
-        largest = float(np.max(np.abs(expected), initial=0.0, where=np.isfinite(expected)))
-        return absolute / (largest or 1.0)
+        return absolute / _largest([expected])
 
 
 def _spread(
@@ -186,10 +191,15 @@ def _spread(
     }
 
 
+def _largest(values: Sequence[np.ndarray]) -> float:
+    """The largest magnitude of any; 1 where all are 0."""
+    found = max(float(np.max(np.abs(v), initial=0.0, where=np.isfinite(v))) for v in values)
+    return found or 1.0
+
+
 def _noise(values: np.ndarray, error: float, rng: np.random.Generator) -> np.ndarray:
     """As much as a part was found to be off, up and down, for each element of its own."""
-    largest = float(np.max(np.abs(values), initial=0.0, where=np.isfinite(values)))
-    size = max(error, _LEAST) * largest
+    size = max(error, _LEAST) * _largest([values])
     return rng.uniform(-size, size, values.shape).astype(values.dtype)
 
 
