@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from honed.protocol.results import ModelAdded
+from honed.protocol.results import ModelAdded, ModelSettings
 
 from .build import Notify, Staged
 from .compiled import Compiled
@@ -89,4 +89,5 @@ def as_given(name: str, staged: Staged, wanted: str, replaced: ServedModel | Non
         wanted=wanted,
         state=staged.state,
         owner=staged.owner,
+        settings=replaced.manifest.settings if replaced is not None else ModelSettings(),
     )

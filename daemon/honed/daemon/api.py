@@ -30,6 +30,7 @@ from honed.protocol.params import (
     RegionName,
     RegionParams,
     RollbackParams,
+    SetParams,
     TunerReportParams,
     TunerRunParams,
     TunerStopParams,
@@ -44,6 +45,7 @@ from . import inference, installed, models
 from .apps.bringer import Bringer
 from .apps.names import NOBODYS, is_own
 from .apps.viewer import Viewer, model_named, renamed
+from .batcher import Batcher, joinable
 from .connection import Connection
 from .interface import Interface
 from .jobs import Jobs
@@ -51,6 +53,7 @@ from .leasing import Leasing
 from .ledger import Ledger
 from .limits import MAX_MESSAGE_DEPTH, MAX_MESSAGE_VALUES, MAX_TEXT_BYTES, Limits
 from .metrics import MetricsCollector
+from .modelsettings import SettingsKeeper
 from .outcomes import WithDescriptors
 from .peers import Policy, user_name
 from .pool import Pool
@@ -109,6 +112,8 @@ class Api:
     publisher: Publisher
     ledger: Ledger
     variants: VariantKeeper
+    batcher: Batcher
+    settings: SettingsKeeper
     sequencer: Sequencer
     metrics: MetricsCollector
     leasing: Leasing
@@ -303,7 +308,8 @@ class Api:
             check_version(params.model_version)
             key = key_of(call.connection.peer.uid, params)
             if key is None:
-                return await self._infer(call, self.registry.model(params.model_name), params)
+                entry = self.registry.model(params.model_name)
+                return await self._infer(call, entry, params, alone=False)
             async with self.sequencer.turn(key, params) as timed:
                 if self.stopping:
                     raise Unavailable("the service is stopping; call again when it runs")
@@ -329,7 +335,10 @@ class Api:
             self.sequencer.failed(woven)
             raise
 
-    async def _infer(self, call: ApiCall, entry: ServedModel, params: InferParams) -> results.Inferred:
+    async def _infer(
+        self, call: ApiCall, entry: ServedModel, params: InferParams, *, alone: bool = True
+    ) -> results.Inferred:
+        """Unless it is to run `alone`, it may be run as one with others of the model."""
         runner = self.variants.runner(entry, params)
         compiled, given = _interfaces(runner)
         if compiled is None and given is None:
@@ -343,6 +352,10 @@ class Api:
                 max_bytes=self.limits.max_answer_bytes,
                 keep=self.ledger.settings.keep_inputs,
             )
+            if not alone and joinable(plan, entry.manifest.settings):
+                result = await self.batcher.infer(call.connection.client, entry, plan)
+                self.variants.served(entry, plan)
+                return result
             result = await self.fleet.infer(call.connection.client, runner, plan)
         self.variants.served(entry, plan)
         unfit = plan.open and runner.compiled is not None  # for what could be tuned
@@ -365,6 +378,10 @@ class Api:
     @_answers(methods.MODEL_PIN)
     async def _model_pin(self, call: ApiCall, params: PinParams) -> versions.VersionPinned:
         return await self.publisher.pin(params)
+
+    @_answers(methods.MODEL_SET)
+    async def _model_set(self, call: ApiCall, params: SetParams) -> results.ModelSettings:
+        return await self.settings.set(self.registry.model(params.name), params)
 
     @_answers(methods.SHARED_MEMORY_REGISTER)
     async def _region_register(self, call: ApiCall, params: RegionParams) -> Empty:

@@ -35,15 +35,22 @@ from honed.runtime import strings, transport
 from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.regions import map_descriptor
 
+from . import rowwise
 from .workercalls import (
+    BatchRan,
+    CompareRows,
     DropRegion,
     GivenInput,
     MapRegion,
+    MemberRan,
     ModelRan,
     Ping,
     RegionSlice,
+    RowsCompared,
+    RunBatch,
     RunModel,
     WantedOutput,
+    WarmUp,
     WorkerCall,
 )
 
@@ -159,14 +166,58 @@ class Host(ABC):
     def _infer(self, call: RunModel) -> ModelRan:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        contents = iter(call.raw)
-        given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
-        if call.finite:
-            _check_finite(given)
+        given = self._given(call)
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
         self.ran(call.key, given, call.keep)
+        return self._answer_of(call, computed, start, begun, ended)
+
+    def _infer_batch(self, call: RunBatch) -> BatchRan:
+        start = time.monotonic_ns()
+        model = self.loaded(call.key)
+        try:
+            given = [self._given(member) for member in call.members]
+            begun = time.monotonic_ns()
+            computed = rowwise.run(model.run, given)
+        except InvalidArgument as error:
+            return BatchRan(members=tuple(map(self._alone, call.members)), apart=str(error))
+        ended = time.monotonic_ns()
+        return BatchRan(
+            members=tuple(
+                MemberRan(ran=self._answer_of(member, rows, start, begun, ended))
+                for member, rows in zip(call.members, computed, strict=True)
+            )
+        )
+
+    def _alone(self, call: RunModel) -> MemberRan:
+        try:
+            return MemberRan(ran=self._infer(call))
+        except (InvalidArgument, ResourceExhausted) as error:
+            return MemberRan(ran=None, error=str(error))
+
+    def _compare_rows(self, call: CompareRows) -> RowsCompared:
+        shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in call.inputs}
+        return RowsCompared(objection=rowwise.objection(self.loaded(call.key).run, shapes))
+
+    def _warm_up(self, call: WarmUp) -> Empty:
+        zeros = {t.name: rowwise.zeros(t.shape, t.dtype) for t in call.inputs}
+        for _ in range(call.runs):
+            self.loaded(call.key).run(zeros)
+        return Empty()
+
+    def _given(self, call: RunModel) -> dict[str, Array]:
+        """The inputs as arrays; raises InvalidArgument."""
+        contents = iter(call.raw)
+        given = {tensor.name: self._tensor(tensor, contents) for tensor in call.inputs}
+        if call.finite:
+            _check_finite(given)
+        return given
+
+    def _answer_of(
+        self, call: RunModel, computed: dict[str, Array], start: int, begun: int, ended: int
+    ) -> ModelRan:
+        """What is answered; times are nanoseconds, and delivering ends now."""
         inline, offsets = self._delivered(computed, call)
         done = time.monotonic_ns()
         return ModelRan(
@@ -244,7 +295,17 @@ def by_name(handlers: Mapping[type[WorkerCall[Any]], Callable[..., object]]) -> 
     return {call.method: (call, handler) for call, handler in handlers.items()}
 
 
-_COMMON = by_name({MapRegion: Host._map, DropRegion: Host._drop, Ping: Host._ping, RunModel: Host._infer})
+_COMMON = by_name(
+    {
+        MapRegion: Host._map,
+        DropRegion: Host._drop,
+        Ping: Host._ping,
+        RunModel: Host._infer,
+        RunBatch: Host._infer_batch,
+        CompareRows: Host._compare_rows,
+        WarmUp: Host._warm_up,
+    }
+)
 
 
 def _check_finite(inputs: dict[str, Array]) -> None:

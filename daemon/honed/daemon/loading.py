@@ -16,11 +16,12 @@ from honed.protocol.results import ComparedOutput, Empty, ModelChecked
 from .blocking import in_thread
 from .buildprocess import BuilderLost, BuildProcess, Progress
 from .limits import Limits
+from .madeup import warm_up_inputs
 from .proofcache import ProofCache
 from .serving import actions, events
 from .serving.events import Proof
 from .serving.states import Engine
-from .store import Store
+from .store import Manifest, Store
 from .supervisor import Supervisor, WorkerLost
 from .versions import ComparisonResult
 from .workercalls import (
@@ -31,6 +32,7 @@ from .workercalls import (
     CompareTurn,
     RunTurn,
     UnloadModel,
+    WarmUp,
     WorkerCall,
 )
 
@@ -87,6 +89,7 @@ class Loader:
             path = str(await in_thread(self._store.form, action.model.manifest, key))
             proven_now = await self._prove_in_subprocess(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
+            await self._warm_up(action.model.manifest, key, proof)
         except WorkerLost as error:
             return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
@@ -94,6 +97,24 @@ class Loader:
         if proven_now or not action.awaited:
             proof = dataclasses.replace(proof, left=())
         return events.Loaded(action.deployment, key, proof)
+
+    async def _warm_up(self, manifest: Manifest, key: str, proof: Proof) -> None:
+        """Run a model as its settings say, before it serves; where that fails, say so and go on."""
+        settings = manifest.settings
+        inputs = warm_up_inputs(manifest, proof.interface)
+        if not settings.warm_up or not inputs:
+            return
+        begun = time.monotonic()
+        try:
+            call = WarmUp(key=key, inputs=inputs, runs=settings.warm_up)
+            await self._supervisor.call(call, seconds=self._limits.load_seconds)
+        except WorkerLost:
+            raise
+        except HonedError as error:
+            _log.warning("model %s: it is not warmed up: %s", manifest.name, error)
+        else:
+            took = time.monotonic() - begun
+            _log.info("model %s: warmed up by %d runs in %.2f s", manifest.name, settings.warm_up, took)
 
     async def prove(self, action: actions.Prove) -> events.Event | None:
         """Compare a model that serves already with one more of its probes; None where the worker ended."""

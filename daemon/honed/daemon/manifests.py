@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 
+from honed.protocol.results import ModelSettings
+
 from .build import Built, Staged
 from .compiled import Compiled
 from .received import StoredFile
@@ -35,6 +37,7 @@ def made_manifest(
         placed=placed,
         state=staged.state,
         owner=staged.owner,
+        settings=before.settings if before is not None else ModelSettings(),
     )
     if not staged.sources and replaced is not None and same_but_schedules(made.model, replaced):
         kept = replaced.manifest

@@ -48,6 +48,7 @@ def show(
         variants=variants,
         parts=model.parts,
         sequence_state=_sequence_state(entry),
+        settings=manifest.settings,
     )
 
 
@@ -100,4 +101,5 @@ def _as_given(
         prepared_bytes=0,
         variants=variants,
         sequence_state=_sequence_state(entry),
+        settings=manifest.settings,
     )

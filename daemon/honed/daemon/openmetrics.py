@@ -214,6 +214,8 @@ FAMILIES: tuple[Family, ...] = (
         "Requests run again because their worker failed",
         _each_model(lambda m: m.retries),
     ),
+    _counter("honed_model_batches", "Runs of several requests as one", _each_model(lambda m: m.batches)),
+    _counter("honed_model_batched", "Requests run as one with others", _each_model(lambda m: m.batched)),
     _counter(
         "honed_model_answers",
         "Answered requests, by the engine that answered: cpu, or gpu for compiled forms",

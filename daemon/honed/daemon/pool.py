@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,7 +39,7 @@ from .serving.states import CPU_ENGINE, Engine, ServedModel, is_cpu
 from .servinglog import write
 from .statistics import ServedInference
 from .store import Store
-from .workercalls import ProfileModel, R, UnloadModel
+from .workercalls import ModelRan, ProfileModel, R, UnloadModel, WorkerCall
 from .workerprocess import Program, device_program
 
 USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
@@ -278,7 +278,44 @@ class Pool:
         """The result of ModelInfer; raises what went wrong."""
         arrived = time.monotonic()
         work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
-        [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
+        [answer] = await self.ask(client, model, plan.priority, plan.timeout, work)
+        ran = work.model or model
+        if work.engine == ran.device:  # another engine's times say nothing about the version
+            self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
+        if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
+            ms = answer.infer_ns / 1e6
+            self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
+        return self.noted(model, plan, work, answer, arrived)
+
+    async def ask_for(
+        self,
+        client: ClientId,
+        model: ServedModel,
+        call: Callable[[str], WorkerCall[R]],
+        *,
+        regions: Sequence[HeldRegion],
+        priority: int,
+        timeout: float,
+        open_shape: bool,
+    ) -> tuple[R, PendingRequest[R]]:
+        """What a worker answers to a call for a model, as to a request, and how that came.
+
+        `open_shape`: it has shapes that only the CPU engine takes.
+        """
+        held = {region.number: region for region in regions}
+        work = PendingRequest(call=call, regions=list(held.values()), open=open_shape)
+        [answer] = await self.ask(client, model, priority, timeout, work)
+        return answer, work
+
+    def noted(
+        self,
+        model: ServedModel,
+        plan: InferencePlan,
+        work: PendingRequest[Any],
+        answer: ModelRan,
+        arrived: float,
+    ) -> Inferred:
+        """The result, and its times where times are kept."""
         ran = work.model or model
         now, queued = time.monotonic(), work.started - arrived
         served = ServedInference(
@@ -290,11 +327,6 @@ class Pool:
             launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
-        if work.engine == ran.device:  # another engine's times say nothing about the version
-            self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
-            ms = answer.infer_ns / 1e6
-            self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
         kind = "cpu" if is_cpu(work.engine) else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)
@@ -310,9 +342,9 @@ class Pool:
             return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
 
         work = PendingRequest(call=call, regions=[], runs=runs)
-        return merged(await self._ask(client, model, 2, PROFILE_SECONDS, work))
+        return merged(await self.ask(client, model, 2, PROFILE_SECONDS, work))
 
-    async def _ask(
+    async def ask(
         self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
     ) -> list[R]:
         """The answers of the worker."""

@@ -26,6 +26,7 @@ from . import api, lock, server
 from .apps.bringer import Bringer
 from .apps.receiving import Receiver
 from .apps.sharesfile import SharesFile
+from .batcher import Batcher
 from .blocking import in_thread
 from .commits import Commits
 from .compiled import Compiled
@@ -39,6 +40,7 @@ from .latencies import Keeper
 from .leasing import Leasing
 from .ledger import Ledger
 from .metrics import MetricsCollector
+from .modelsettings import SettingsKeeper
 from .notify import Systemd
 from .peers import current_policy
 from .places import records_in
@@ -260,6 +262,8 @@ async def _run(
         publisher=publisher,
         ledger=ledger,
         variants=variants,
+        batcher=Batcher(pool, variants, ledger),
+        settings=SettingsKeeper(limits, store, pool, jobs, commits),
         sequencer=sequencer,
         metrics=metrics,
         leasing=leasing,

@@ -54,6 +54,8 @@ class Statistics:
     last_inference: int = 0  # milliseconds since 1970
     requests: int = 0
     retries: int = 0  # runs of a request beyond its first
+    joined: int = 0  # requests that were run as one with others
+    batches: int = 0  # such runs
     kernels: int = 0  # executed for requests that were answered
     engines: Counter[str] = field(default_factory=Counter)  # that answered, by kind
     failures: Counter[str] = field(default_factory=Counter)  # by the error's code
@@ -103,6 +105,12 @@ class Statistics:
         for each in self._self_and_whole():
             each.engines[engine] += 1
 
+    def ran_joined(self, requests: int) -> None:
+        """So many requests were run as one."""
+        for each in self._self_and_whole():
+            each.joined += requests
+            each.batches += 1
+
     def retried(self) -> None:
         """A request is run again, because its worker failed."""
         for each in self._self_and_whole():
@@ -115,7 +123,7 @@ class Statistics:
             version=VERSION,
             last_inference=self.last_inference,
             inference_count=self.success.count,
-            execution_count=self.success.count,
+            execution_count=self.success.count - self.joined + self.batches,
             inference_stats=InferenceStatistics(
                 **{f.name: strict.like(Tallied, getattr(self, f.name)) for f in fields(InferenceStatistics)}
             ),
@@ -129,6 +137,8 @@ class Statistics:
             served=self.success.count,
             failures=dict(sorted(self.failures.items())),
             retries=self.retries,
+            batches=self.batches,
+            batched=self.joined,
             engines=dict(sorted(self.engines.items())),
             kernel_executions=self.kernels,
             device_seconds=self.compute_infer.ns / 1e9,

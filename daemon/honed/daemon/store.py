@@ -32,6 +32,7 @@ from honed.protocol.errors import (
     InvalidArgument,
     Unavailable,
 )
+from honed.protocol.results import ModelSettings
 from honed.protocol.versions import ModelVersion
 from honed.runtime.files import open_regular, put_aside, read_regular, replacing, sync_folder
 
@@ -78,7 +79,8 @@ class Manifest:
     variant that its user asked for. `times` are those of the comparison. `pinned_engine` serves whatever was
     asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
     was no compiler. `state` are inputs by the output that each is given next in a sequence, as its user
-    named them. `owner` is the user (uid) whose own it is, None for those of administrators.
+    named them. `owner` is the user (uid) whose own it is, None for those of administrators. `settings` hold
+    for whatever engine and version serves it.
     """
 
     name: str
@@ -100,6 +102,7 @@ class Manifest:
     awaits_compiler: bool = False
     state: dict[str, str] = field(default_factory=dict)
     owner: int | None = None
+    settings: ModelSettings = field(default_factory=ModelSettings)
 
     def engine_wanted(self, configured: str) -> str:
         """The engine pinned, else asked for, else the setting serve.engine: fastest, gpu or cpu."""

@@ -242,6 +242,63 @@ class RunModel(WorkerCall[ModelRan]):
     max_bytes: int
 
 
+@dataclass(slots=True, kw_only=True)
+class MemberRan:
+    """What came of one call of a batch: how it ran, or why it did not."""
+
+    ran: ModelRan | None
+    error: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class BatchRan:
+    """What came of each, in their order. `apart` says why they were not run as one, "" where they were."""
+
+    members: tuple[MemberRan, ...]
+    apart: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunBatch(WorkerCall[BatchRan]):
+    """Run several calls for one model as one, joined along the first dimension of each input and output.
+
+    Where that fails each is run by itself, so that one that is wrong costs only itself.
+    """
+
+    method = "InferBatch"
+    work = True
+    key: str
+    members: tuple[RunModel, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class RowsCompared:
+    """Why a model must not be run on several requests at once; "" where it may."""
+
+    objection: str
+
+
+@dataclass(slots=True, kw_only=True)
+class CompareRows(WorkerCall[RowsCompared]):
+    """Run a model on made-up inputs one by one and joined, and compare; `shapes` are those of one request."""
+
+    method = "CompareRows"
+    work = True
+    key: str
+    inputs: tuple[GivenInput, ...]  # without their data
+
+
+@dataclass(slots=True, kw_only=True)
+class WarmUp(WorkerCall[Empty]):
+    """Run a model so many times on zeros, before anybody waits for it."""
+
+    method = "WarmUp"
+    work = True
+    key: str
+    inputs: tuple[GivenInput, ...]  # without their data
+    runs: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileModel(WorkerCall[ModelProfile]):
     """Run once, timed; `name` is what clients call the model, and its file is at `path`."""

@@ -95,6 +95,7 @@ MODEL_PUBLISH: Method[params.PublishParams, versions.ModelPublished] = _method("
 MODEL_HISTORY: Method[params.HistoryParams, versions.ModelHistory] = _method("ModelHistory", Right.INFER)
 MODEL_ROLLBACK: Method[params.RollbackParams, versions.RolledBack] = _method("ModelRollback", Right.CHANGE)
 MODEL_PIN: Method[params.PinParams, versions.VersionPinned] = _method("ModelPin", Right.CHANGE)
+MODEL_SET: Method[params.SetParams, results.ModelSettings] = _method("ModelSet", Right.CHANGE)
 MODEL_INFER: Method[params.InferParams, results.Inferred] = _method("ModelInfer", Right.INFER)
 LEASE_ASK: Method[params.LeaseAskParams, service.LeaseAsked] = _method("LeaseAsk", Right.CHANGE)
 LEASE_RELEASE: Method[params.LeaseReleaseParams, results.Empty] = _method("LeaseRelease", Right.CHANGE)

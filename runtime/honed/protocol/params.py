@@ -185,6 +185,17 @@ class RollbackParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetParams:
+    """Parameters of ModelSet, as in ModelSettings; None leaves a setting as it is."""
+
+    name: str
+    max_batch: int | None = None
+    batch_delay_us: int | None = None
+    warm_up: int | None = None
+    warm_up_shapes: dict[str, tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PinParams:
     """Parameters of ModelPin. `version` None: the one served; 0: no longer pinned.
 

@@ -188,6 +188,21 @@ class ServedRequests:
     inference_stats: InferenceStatistics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings:
+    """How a model is served, as its user set it; also the result of ModelSet.
+
+    Up to `max_batch` rows of several requests are run together, 0: no requests are; each waits for others
+    for `batch_delay_us` at most. `warm_up` runs on zeros are made when it is loaded, before it serves; in
+    `warm_up_shapes` where its file leaves sizes open, else in the shapes it was added for, or 1.
+    """
+
+    max_batch: int = 0
+    batch_delay_us: int = 0
+    warm_up: int = 0
+    warm_up_shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class ModelStatistics:
     """The result of ModelStatistics."""
@@ -331,6 +346,7 @@ class ModelShown:
     variants: tuple[ShownVariant, ...] = ()
     parts: tuple[ShownPart, ...] = ()
     sequence_state: dict[str, str] = field(default_factory=dict)
+    settings: ModelSettings = field(default_factory=ModelSettings)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -225,12 +225,17 @@ class RecentFigures:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Figures:
-    """Requests so far; `failures` by the error's code, `engines` that answered: cpu, gpu."""
+    """Requests so far; `failures` by the error's code, `engines` that answered: cpu, gpu.
+
+    `batched` are those that were run as one with others, in so many `batches`.
+    """
 
     requests: int
     served: int
     failures: dict[str, int]
     retries: int
+    batches: int
+    batched: int
     engines: dict[str, int]
     kernel_executions: int
     device_seconds: float

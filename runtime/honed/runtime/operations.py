@@ -31,6 +31,7 @@ from honed.protocol.params import (
     RegionName,
     RegionParams,
     RollbackParams,
+    SetParams,
     TunerReportParams,
     TunerRunParams,
     TunerStopParams,
@@ -364,6 +365,30 @@ class Operations:
         """
         params = PinParams(name=model, version=version, engine=engine)
         return (yield Ask(methods.MODEL_PIN, params, None)).result
+
+    @operation
+    def set(
+        self,
+        model: str,
+        *,
+        max_batch: int | None = None,
+        batch_delay_us: int | None = None,
+        warm_up: int | None = None,
+        warm_up_shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> Steps[Map]:
+        """Change how `model` is served (docs/protocol.md, ModelSet), and give all of its settings.
+
+        Raises InvalidArgument where its requests cannot be run together.
+        """
+        shapes = warm_up_shapes
+        params = SetParams(
+            name=model,
+            max_batch=max_batch,
+            batch_delay_us=batch_delay_us,
+            warm_up=warm_up,
+            warm_up_shapes=None if shapes is None else {name: tuple(shape) for name, shape in shapes.items()},
+        )
+        return (yield Ask(methods.MODEL_SET, params, None)).result
 
     @operation
     def report(self, text: str = "", tuning: TuningFigures | None = None) -> Steps[None]:

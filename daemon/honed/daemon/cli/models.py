@@ -18,6 +18,7 @@ from honed.protocol.methods import (
     REPOSITORY_INDEX,
     SERVER_STATUS,
 )
+from honed.protocol.results import ModelSettings
 from honed.runtime.bounds import BUSY
 
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
@@ -25,6 +26,7 @@ from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
 from .parser import UsageError, add_command
 from .parts import in_parts
+from .setting import described
 from .variants import variants_table
 
 if TYPE_CHECKING:
@@ -272,6 +274,7 @@ def _print_model(console: Console, model: ModelShown) -> None:
         *(_compiled(model) if model.compiler else [("compiled form", "none")]),
         *in_parts(model.parts),
         *_kept_state(model),
+        *_settings(model),
         *(("note", note) for note in model.notes),
     ]))  # fmt: skip
     console.print()
@@ -312,6 +315,11 @@ def _kept_state(model: ModelShown) -> list[tuple[str, str]]:
     """What the service keeps from one request of a sequence to the next."""
     told = ", ".join(f"{clean(output)} to {clean(given)}" for output, given in model.sequence_state.items())
     return [("in sequences", f"state is kept: {told}")] if told else []
+
+
+def _settings(model: ModelShown) -> list[tuple[str, str]]:
+    """How it is served, where its user set that."""
+    return [("set", described(model.settings))] if model.settings != ModelSettings() else []
 
 
 def _prepared(model: ModelShown) -> list[tuple[str, str]]:

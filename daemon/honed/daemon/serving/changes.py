@@ -6,7 +6,7 @@ import dataclasses
 
 from . import choices, failover, trials
 from .core import Core, removed
-from .events import Added, Damaged, Explained, NotRestored, Removed, Rested
+from .events import Added, Damaged, Explained, NotRestored, Removed, Rested, SettingsChanged
 from .scheduling import admit, dismiss, wake
 from .states import Deployment, Phase, ServedModel, State
 
@@ -65,6 +65,13 @@ def explained(core: Core, event: Explained) -> None:
         model.manifest = dataclasses.replace(
             model.manifest, why=event.why, awaits_compiler=event.awaits_compiler
         )
+
+
+def settings_changed(core: Core, event: SettingsChanged) -> None:
+    """Remember how a model is to be served."""
+    model = core.models.numbered(event.model)
+    if model is not None:
+        model.manifest = dataclasses.replace(model.manifest, settings=event.settings)
 
 
 def gone(core: Core, event: Removed) -> None:

@@ -9,7 +9,7 @@ from honed.daemon.interface import Interface
 from honed.daemon.requests import ClientId, Ticket
 from honed.daemon.store import EngineTimes, Manifest
 from honed.protocol.errors import HonedError
-from honed.protocol.results import ComparedOutput, ModelChecked
+from honed.protocol.results import ComparedOutput, ModelChecked, ModelSettings
 from honed.protocol.versions import ModelVersion
 
 
@@ -204,6 +204,14 @@ class Explained:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChanged:
+    """The settings of `model` are others from now on."""
+
+    model: int
+    settings: ModelSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChosen:
     """The engine that `model` belongs to from now on, "gpu" or "cpu", by comparison or by hand, and why.
 
@@ -352,6 +360,7 @@ Event = (
     | Removed
     | Rested
     | Explained
+    | SettingsChanged
     | EngineChosen
     | NotCompared
     | InferenceTimed

@@ -88,6 +88,7 @@ _HANDLERS: dict[type[Event], Callable[[Core, Any], None]] = {
     events.Removed: changes.gone,
     events.Rested: changes.rested,
     events.Explained: changes.explained,
+    events.SettingsChanged: changes.settings_changed,
     events.EngineChosen: choices.chosen,
     events.NotCompared: choices.not_compared,
     events.InferenceTimed: choices.timed,

@@ -56,7 +56,11 @@ class VariantKeeper:
 
         One that rests and would be the faster engine is loaded for the next.
         """
-        name = _asked(entry, {tensor.name: tensor.shape for tensor in params.inputs})
+        return self.runner_of(entry, {tensor.name: tensor.shape for tensor in params.inputs})
+
+    def runner_of(self, entry: ServedModel, shapes: Shapes) -> ServedModel:
+        """The same for inputs of these shapes."""
+        name = _asked(entry, shapes)
         variant = self.registry.variant(name) if name else None
         if variant is None or not same_source(variant.manifest, entry.manifest) or self._by_cpu(entry):
             return entry
