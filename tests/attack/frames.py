@@ -45,6 +45,7 @@ CHANGING: dict[str, dict[str, Any]] = {
     "ModelPublish": {"name": "nosuch", "expected": "0" * 64, "why": "attack"},
     "ModelRollback": {"name": "nosuch", "version": 1},
     "ModelPin": {"name": "nosuch", "version": 1},
+    "ModelSet": {"name": "nosuch", "max_batch": 4, "warm_up_shapes": {"x": [1]}},
     "RepositoryModelUnload": {"model_name": "nosuch"},
     "RepositoryModelLoad": {
         "model_name": "nosuch",

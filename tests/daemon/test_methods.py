@@ -68,6 +68,7 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ModelExport", {"name": "rows"}),
     ("ModelHistory", {"name": "rows"}),
     ("ModelPin", {"name": "rows", "version": None}),
+    ("ModelSet", {"name": "rows", "warm_up": 1}),
     ("SystemSharedMemoryStatus", {}),
     ("SystemSharedMemoryUnregister", {}),
     ("RepositoryIndex", {}),
