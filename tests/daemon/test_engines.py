@@ -34,6 +34,7 @@ from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, No
 
 from . import spin
 from .running import NO_TUNER, Service, serving, wait_for
+from .vendors import Vendors
 
 FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
 CPU = "ONNX Runtime/CPU"
@@ -486,6 +487,22 @@ def test_what_waited_for_a_compiler_is_compiled_when_there_is_one(
         assert client.infer("dense", {"x": x})["y"].shape == (3, 6)
         wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
         assert "measured in turns" in client.show("dense")["placement"]["why"]
+
+
+def test_what_waited_for_a_device_is_compiled_when_there_is_one(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    vendors = Vendors(tmp_path / "opencl")
+    service = start_service(config=FASTEST, environment=vendors.environment, wait=False)
+    service.wait_listening()
+    path = dense(tmp_path)
+    with service.client() as client:
+        told = client.add(path)
+        assert "the worker does not start" in told["engine_why"]
+        check(client, "dense", path, {"x": np.ones((3, 6), np.float32)})
+        vendors.have("pthread")
+        wait_for(lambda: client.show("dense")["kernels"], "it to be compiled", service, seconds=200)
+        check(client, "dense", path, {"x": np.ones((1, 6), np.float32)})
 
 
 _NO_COMPILER = """

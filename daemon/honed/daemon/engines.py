@@ -114,6 +114,6 @@ def cpu_serves(manifest: Manifest, configured: str) -> bool:
 
 
 def unfinished(manifest: Manifest, configured: str) -> bool:
-    """Whether compiling a stored model was interrupted, or was not possible without a compiler."""
+    """Whether compiling a stored model was interrupted, or not possible without compiler or device."""
     left = not manifest.why or manifest.awaits_compiler
     return manifest.compiled is None and left and (manifest.wanted or configured) != "cpu"

@@ -76,6 +76,7 @@ class Jobs:
         self._latencies = latencies
         self.builder = ModelBuilder(limits, pool, inspector, records)
         self._resuming: asyncio.Future[None] | None = None
+        self._awaiting: asyncio.Future[None] | None = None  # a device to compile for
         self.active: dict[str, AddJob] = {}
         self.leaving: set[str] = set()  # models that are being removed
 
@@ -204,12 +205,14 @@ class Jobs:
         except HonedError as error:
             why = f"it is not compiled: {failure(error)}"
             _log.warning("model %s stays with the CPU engine: %s", given.name, why)
-            waits = not installed.compiler()
+            waits = not installed.compiler() or isinstance(error, Unavailable)
             given = dataclasses.replace(given, why=why, awaits_compiler=waits)
             served = self._registry.find(given.name)
             if served is not None and served.key == given.source_key:
                 self._pool.handle(Explained(model=served.number, why=why, awaits_compiler=waits))
                 await self._commits.rewrite(served)
+            if isinstance(error, Unavailable) and self._awaiting is None:
+                self._awaiting = asyncio.ensure_future(self._await_device(servers))
             return job.told(given)
         served = self._registry.find(given.name)
         told = served.manifest if served is not None else given
@@ -232,8 +235,19 @@ class Jobs:
         work.add_done_callback(lambda done: self._added(manifest.name, done))
         await asyncio.wait([work])
 
+    async def _await_device(self, servers: Sequence[DeviceServer]) -> None:
+        """Have what waits compiled once one of them has a worker."""
+        coming = [asyncio.ensure_future(server.supervisor.came()) for server in servers]
+        try:
+            await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in coming:
+                each.cancel()
+        self._awaiting = None
+        self.compiler_came()
+
     def compiler_came(self) -> None:
-        """There is a compiler: have it compile what waited for one, a model after the other."""
+        """There is a compiler, or a device: compile what waited for one, a model after the other."""
         waiting = [
             manifest
             for manifest in self._registry.manifests()
@@ -259,8 +273,7 @@ class Jobs:
     async def close(self) -> None:
         """End what is under way."""
         works: list[asyncio.Future[Any]] = list(self._adding.values())
-        if self._resuming is not None:
-            works.append(self._resuming)
+        works += [work for work in (self._resuming, self._awaiting) if work is not None]
         for work in works:
             work.cancel()
         if works:

@@ -78,9 +78,9 @@ class Manifest:
     that came, or why there is no compiled form. Both are "" while it is being compiled. `by_hand`: it is a
     variant that its user asked for. `times` are those of the comparison. `pinned_engine` serves whatever was
     asked for or chosen, "" where none is pinned. What `awaits_compiler` has no compiled form because there
-    was no compiler. `state` are inputs by the output that each is given next in a sequence, as its user
-    named them. `owner` is the user (uid) whose own it is, None for those of administrators. `settings` hold
-    for whatever engine and version serves it.
+    was no compiler, or no device. `state` are inputs by the output that each is given next in a sequence, as
+    its user named them. `owner` is the user (uid) whose own it is, None for those of administrators.
+    `settings` hold for whatever engine and version serves it.
     """
 
     name: str

@@ -136,6 +136,12 @@ class Supervisor:
             self._turned.clear()
             await self._turned.wait()
 
+    async def came(self) -> None:
+        """Return once there is a worker with a device, however long that takes."""
+        while self.state != "ready":
+            self._turned.clear()
+            await self._turned.wait()
+
     async def wait_ready(self, seconds: float) -> None:
         """Return once there is a worker with a device; raises Unavailable where none comes in time."""
         end = time.monotonic() + seconds
