@@ -12,25 +12,37 @@ from honed.tuner.frontend.values import Refuse, Value
 from .arithmetic import gelu_of
 from .convolution import channel_bias, convolve, geometry
 from .layout import transpose
-from .linear import matmul
+from .linear import gemm, matmul
 from .normalisation import standardised
 from .quantisation import requantise, single
+from .recurrence import activate
 from .reduction import reduce
 
 
-@rule("FusedMatMul", domain="com.microsoft")
+@rule("FusedMatMul", "TransposeMatMul", domain="com.microsoft")
 def fused_matmul(b: Builder, c: Call) -> Value:
-    """ONNX Runtime's alpha * A' * B' with the last two axes transposed on request."""
-    if c.integer("transBatchA") or c.integer("transBatchB"):
-        raise Refuse("it transposes batch dimensions; export the model without ONNX Runtime's fusions")
-    x, y = c.x(0), c.x(1)
-    x, y = (
-        transpose(b, v, [*range(v.rank - 2), v.rank - 1, v.rank - 2]) if c.integer(flag) else v
-        for v, flag in ((x, "transA"), (y, "transB"))
-    )
+    """ONNX Runtime's alpha * A' * B' with axes transposed on request: the last two, batches before rows."""
+    x, y = (_laid_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
     result = matmul(b, x, y)
     alpha = c.number("alpha", 1.0)
     return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
+
+
+def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
+    order = list(range(x.rank))
+    if c.integer(f"transBatch{side}") and x.rank > 2:
+        order = [*order[1:-1], 0, order[-1]]
+    if c.integer(f"trans{side}") and x.rank > 1:
+        order = [*order[:-2], order[-1], order[-2]]
+    return transpose(b, x, order)
+
+
+@rule("FusedGemm", domain="com.microsoft")
+def fused_gemm(b: Builder, c: Call) -> Value:
+    """Gemm, then an activation."""
+    y = gemm(b, c)
+    name = c.text("activation", "").lower()
+    return activate(b, y, name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
 
 
 @rule("Gelu", domain="com.microsoft")

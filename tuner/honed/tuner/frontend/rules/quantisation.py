@@ -43,20 +43,31 @@ def widened(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
     return b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
 
 
+def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
+    """A product in int32 of integers less zero points, which may be for rows of `x`, columns of `y`."""
+    return matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
+
+
+def scaled_product(b: Builder, product: Value, x_scale: Value, y_scale: Value, bias: Value | None) -> Value:
+    """An integer product in float32; a scale of one dimension is for the columns."""
+    result = b("Mul", single(b, product), b("Mul", x_scale, y_scale))
+    return result if bias is None else b("Add", result, bias)
+
+
 @rule("MatMulInteger")
 def matmul_integer(b: Builder, c: Call) -> Value:
     """A product of 8-bit integers in int32."""
-    x, y = c.x(0), c.x(1)
-    return matmul(b, widened(b, x, c.opt(2), x.rank - 2), widened(b, y, c.opt(3), y.rank - 1))
+    return integer_product(b, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
 @rule("QLinearMatMul")
 def qlinear_matmul(b: Builder, c: Call) -> Value:
     """Integer product, scaled and rounded to the output's type."""
     x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
-    if z_zero.dtype.kind == "i":
+    if z_zero.dtype.kind == "i" and z_scale.data is None:
+        # Where scales were calibrated, saturation is meant, as ONNX's text and ONNX Runtime have it.
         raise Refuse("on int8 overflow ONNX's text and its evaluator contradict each other; use uint8")
-    product = matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
+    product = integer_product(b, x, x_zero, y, y_zero)
     if x_scale.rank == 1 and x_scale.size > 1:
         x_scale = reshape(b, x_scale, [x_scale.size, 1])
     scale = b("Div", b("Mul", single(b, x_scale), single(b, y_scale)), single(b, z_scale))
@@ -165,7 +176,9 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     axes, nought = list(range(x.rank)), b.like(0, x)
     high = b("Max", reduce(b, "ReduceMax", x, axes, keepdims=False), nought)
     low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
-    scale = b("Div", b("Sub", high, low), b.like(255, x))
+    spread = b("Sub", high, low)
+    # Where all is 0, ONNX's text divides 0 by 0 and ONNX Runtime takes a scale of 1.
+    scale = b("Where", b("Equal", spread, nought), b.like(1, x), b("Div", spread, b.like(255, x)))
     zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), b.like(255, x))
     point = b("Cast", zero, to=TensorProto.UINT8)
     return requantise(b, b("Div", x, scale), point), scale, point
