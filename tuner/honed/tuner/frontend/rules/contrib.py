@@ -14,7 +14,7 @@ from .convolution import channel_bias, convolve, geometry
 from .layout import transpose
 from .linear import gemm, matmul
 from .normalisation import standardised
-from .quantisation import requantise, single
+from .quantisation import requantise, saturated, single
 from .recurrence import activate
 from .reduction import reduce
 
@@ -104,12 +104,15 @@ def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     return [y, y, y, total]
 
 
+def less_zero(b: Builder, x: Value, zero: Value | None) -> Value:
+    """A quantised tensor less its zero point, in int32."""
+    wide = b("Cast", x, to=TensorProto.INT32)
+    return wide if zero is None else b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
+
+
 def real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
     """What a quantised tensor stands for, in float32."""
-    wide = b("Cast", x, to=TensorProto.INT32)
-    if zero is not None:
-        wide = b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
-    return b("Mul", single(b, wide), scale)
+    return b("Mul", single(b, less_zero(b, x, zero)), scale)
 
 
 def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
@@ -117,11 +120,25 @@ def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Valu
     return requantise(b, b("Div", y, scale), b.constant(np.zeros((), like.dtype)) if zero is None else zero)
 
 
-@rule("QLinearAdd", "QLinearMul", domain="com.microsoft")
-def qlinear_binary(b: Builder, c: Call) -> Value:
-    """The operation in float32 between dequantised tensors, quantised again."""
+def rounded_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: Value) -> Value:
+    """round(steps + zero), saturated: halves go to the even result, where `quantised` takes the even step."""
+    zero = b.constant(np.zeros((), like.dtype)) if zero is None else zero
+    return saturated(b, b("Round", b("Add", steps, single(b, zero))), zero)
+
+
+@rule("QLinearAdd", domain="com.microsoft")
+def qlinear_add(b: Builder, c: Call) -> Value:
+    """The sum in float32 of dequantised tensors, quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
-    return quantised(b, b("Add" if c.op == "QLinearAdd" else "Mul", x, y), c.x(6), c.opt(7), c.x(0))
+    return quantised(b, b("Add", x, y), c.x(6), c.opt(7), c.x(0))
+
+
+@rule("QLinearMul", domain="com.microsoft")
+def qlinear_multiply(b: Builder, c: Call) -> Value:
+    """The product of integers less their zero points, scaled and quantised again."""
+    x, y = (single(b, less_zero(b, c.x(i), c.opt(i + 2))) for i in (0, 3))
+    scale = b("Div", b("Mul", c.x(1), c.x(4)), c.x(6))
+    return rounded_from_zero_point(b, b("Mul", b("Mul", x, y), scale), c.opt(7), c.x(0))
 
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", domain="com.microsoft")

@@ -27,8 +27,13 @@ def single(b: Builder, x: Value) -> Value:
 
 def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
     """round(scaled) + zero, saturated to the integer type of `zero`."""
-    limits = np.iinfo(zero.dtype)
     moved = b("Add", b("Round", scaled), b("Cast", zero, to=elem_type(scaled.dtype)))
+    return saturated(b, moved, zero)
+
+
+def saturated(b: Builder, moved: Value, zero: Value) -> Value:
+    """Whole numbers in float in the integer type of `zero`."""
+    limits = np.iinfo(zero.dtype)
     bounded = b("Min", b("Max", moved, b.like(limits.min, moved)), b.like(limits.max, moved))
     return b("Cast", bounded, to=elem_type(zero.dtype))
 

@@ -12,7 +12,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Refuse, Value
 
-from .contrib import quantised, real
+from .contrib import quantised, real, rounded_from_zero_point
 from .layout import reshape, transpose
 from .linear import matmul
 from .normalisation import standardised
@@ -66,7 +66,7 @@ def qlinear_average_pool(b: Builder, c: Call) -> Value:
     x = transpose(b, x, [0, x.rank - 1, *inner]) if last else x
     y = averaged(b, c, x, counted=bool(c.integer("count_include_pad")))
     y = transpose(b, y, [0, *(i + 1 for i in inner), 1]) if last else y
-    return quantised(b, y, c.x(3), c.opt(4), c.x(0))
+    return rounded_from_zero_point(b, b("Div", y, c.x(3)), c.opt(4), c.x(0))
 
 
 @rule("QLinearSoftmax", domain=DOMAIN)
