@@ -17,7 +17,14 @@ from .layout import reshape, transpose
 from .linear import matmul
 from .normalisation import standardised
 from .pooling import averaged
-from .quantisation import dynamically_quantised, integer_product, scaled_product, single, widened
+from .quantisation import (
+    dynamically_quantised,
+    integer_product,
+    requantise,
+    scaled_product,
+    single,
+    widened,
+)
 
 DOMAIN = "com.microsoft"
 
@@ -79,7 +86,11 @@ def qlinear_softmax(b: Builder, c: Call) -> Value:
         flat, axis = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]), 1
     if flat.shape[axis] == 1:
         raise Refuse("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
-    return quantised(b, reshape(b, b("Softmax", flat, axis=axis), x.shape), c.x(3), c.opt(4), c.x(0))
+    shares, zero = reshape(b, b("Softmax", flat, axis=axis), x.shape), c.opt(4)
+    # ONNX Runtime takes a whole number of steps to 1: 254 of them where 1 / 255 was rounded up.
+    steps = b("Floor", b("Div", b.like(1, shares), c.x(3)))
+    zero = b.constant(np.zeros((), c.x(0).dtype)) if zero is None else zero
+    return requantise(b, b("Mul", shares, steps), zero)
 
 
 @rule("SkipSimplifiedLayerNormalization", domain=DOMAIN)
