@@ -12,6 +12,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Refuse, Value, elem_type, numpy_dtype
 
+from . import signedbytes
 from .convolution import Geometry, channel_bias, geometry
 from .layout import cut, pad, reshape
 from .linear import matmul
@@ -50,6 +51,9 @@ def widened(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
 
 def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
     """A product in int32 of integers less zero points, which may be for rows of `x`, columns of `y`."""
+    made = signedbytes.product(b, x, x_zero, y, y_zero)
+    if made is not None:
+        return made
     return matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
 
 
@@ -109,18 +113,26 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 @rule("ConvInteger")
 def conv_integer(b: Builder, c: Call) -> Value:
     """Convolution of 8-bit integers in int32; padding stands for the zero point."""
-    w = widened(b, c.x(1), c.opt(3), 0)
-    x, g = geometry(b, c, widened(b, c.x(0), c.opt(2), 0), w)
-    return convolve_integers(b, x, w, g)
+    return _convolved(b, c, (c.x(0), c.opt(2)), (c.x(1), c.opt(3)))
+
+
+def _convolved(
+    b: Builder, c: Call, image: tuple[Value, Value | None], weights: tuple[Value, Value | None]
+) -> Value:
+    """The convolution in int32 that a call's attributes describe, of integers with their zero points."""
+    (x, x_zero), (w, w_zero) = image, weights
+    cut_x, g = geometry(b, c, x, w)
+    made = signedbytes.convolution(b, cut_x, x_zero, w, w_zero, g)
+    if made is not None:
+        return made
+    return convolve_integers(b, widened(b, cut_x, x_zero, 0), widened(b, w, w_zero, 0), g)
 
 
 @rule("QLinearConv")
 def qlinear_conv(b: Builder, c: Call) -> Value:
     """Integer convolution, scaled and rounded to the output's type."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    wide = widened(b, w, w_zero, 0)
-    padded, g = geometry(b, c, widened(b, x, x_zero, 0), wide)
-    total = channel_bias(b, convolve_integers(b, padded, wide, g), c.opt(8))
+    total = channel_bias(b, _convolved(b, c, (x, x_zero), (w, w_zero)), c.opt(8))
     if w_scale.rank == 1 and w_scale.size > 1:
         w_scale = reshape(b, w_scale, [1, w_scale.size] + [1] * (x.rank - 2))
     scale = b("Div", b("Mul", x_scale, w_scale), y_scale)
