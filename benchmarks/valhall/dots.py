@@ -45,11 +45,12 @@ class Layer:
         """Quantised bytes in and out, or halves."""
         rng = np.random.default_rng(0)
         is_conv = len(self.image) == 4
+        kind: type[np.generic] = np.uint8 if bytes_ else np.float16
         if not bytes_:
-            op, kind, names = "Conv" if is_conv else "MatMul", np.float16, ["x", "w"]
+            op, names = "Conv" if is_conv else "MatMul", ["x", "w"]
             given = {"w": rng.standard_normal(self.weights).astype(kind)}
         else:
-            op, kind = "QLinearConv" if is_conv else "QLinearMatMul", np.uint8
+            op = "QLinearConv" if is_conv else "QLinearMatMul"
             names = ["x", "s", "z", "w", "t", "q", "u", "z"]
             given = {
                 "w": rng.integers(-127, 128, self.weights).astype(np.int8),

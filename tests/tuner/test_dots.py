@@ -94,6 +94,25 @@ def test_products(
     same(model("MatMulInteger", given, {"w": integers(np.int8, *right, seed=1), **zero}), given, mali)
 
 
+UNSIGNED = [np.array(100, np.uint8), integers(np.uint8, 16, seed=5), None]
+
+
+@pytest.mark.parametrize("zero", UNSIGNED)
+def test_unsigned_weights(zero: np.ndarray | None, mali: Device) -> None:
+    given = {"x": integers(np.uint8, 5, 24)}
+    constants = {"w": integers(np.uint8, 24, 16, seed=1), "z": np.array(77, np.uint8)}
+    same(model("MatMulInteger", given, constants | ({} if zero is None else {"q": zero})), given, mali)
+
+
+def test_unsigned_weights_of_a_convolution(mali: Device) -> None:
+    given = {"x": integers(np.uint8, 1, 6, 7, 7)}
+    constants = {"w": integers(np.uint8, 8, 6, 3, 3, seed=1), "z": np.array(77, np.uint8)}
+    made = model("ConvInteger", given, constants | {"q": np.array(130, np.uint8)}, pads=[1, 1, 1, 1])
+    (found,) = running.run_model(made, given, mali).values()
+    (expected,) = onnx.reference.ReferenceEvaluator(made).run(None, given)
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_extremes_fit(mali: Device) -> None:
     given = {"x": np.full((2, 4096), -128, np.int8)}
     same(model("MatMulInteger", given, {"w": np.full((4096, 8), -128, np.int8)}), given, mali)

@@ -45,8 +45,9 @@ _LOGARITHMS = "#pragma OPENCL EXTENSION cl_khr_fp16 : enable\n" + "\n".join(
 )
 _LOGARITHMS += "".join(f"\n#define {name} honed_{name}" for name in ("log", "log2", "log10"))
 # Mesa writes dot products of bytes out, where Arm's compiler has an instruction (IDP) with three operands
-# and one result. A multiply-add of floats stands for it, of the same pipe and rate: clpeak has 1,882 GOP/s on this
-# chip, 92 % of eight operations a lane and clock, as 470 GFLOP/s are of two. What it computes is nonsense.
+# and one result. A multiply-add of floats stands for it, of the same pipe and rate: clpeak has 1,882 GOP/s
+# on this chip, 92 % of eight operations a lane and clock, as 470 GFLOP/s are of two. What it computes is
+# nonsense.
 _DOTS = (
     f"#define {DOT_ADD}(a, b, c) as_int(fma(as_float(a), as_float(b), as_float(c)))\n"
     f"#define {DOT}(a, b) as_int(as_float(a) * as_float(b))"

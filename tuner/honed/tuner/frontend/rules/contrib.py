@@ -6,7 +6,7 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import Call, first_tensor, normal_axis, rule
 from honed.tuner.frontend.values import Refuse, Value
 
 from .arithmetic import gelu_of
@@ -40,7 +40,7 @@ def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
 @rule("FusedGemm", domain="com.microsoft")
 def fused_gemm(b: Builder, c: Call) -> Value:
     """Gemm, then an activation."""
-    y = gemm(b, c)
+    y = first_tensor(gemm(b, c))
     name = c.text("activation", "").lower()
     return activate(b, y, name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
 

@@ -8,7 +8,7 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import RULES, Call, Result, normal_axis, rule
+from honed.tuner.frontend.call import RULES, Call, Result, first_tensor, normal_axis, rule
 from honed.tuner.frontend.values import Array, Refuse, Value
 
 from .contrib import quantised, real
@@ -31,7 +31,8 @@ def as_in_onnx(b: Builder, c: Call) -> Result:
 def pad_microsoft(b: Builder, c: Call) -> Value:
     """As ONNX's Pad; its amounts may be a row."""
     amounts = b.constant(c.const(1, "pads").reshape(-1))
-    return pad_rule(b, replace(c, domain="", opset=_NEWEST, inputs=(c.x(0), amounts, *c.inputs[2:])))
+    call = replace(c, domain="", opset=_NEWEST, inputs=(c.x(0), amounts, *c.inputs[2:]))
+    return first_tensor(pad_rule(b, call))
 
 
 @rule("ExpandDims", domain=DOMAIN)
@@ -60,15 +61,16 @@ def _channels_last(b: Builder, x: Value) -> Value:
 def quantised_conv(b: Builder, c: Call) -> Value:
     """As ONNX's QLinearConv; channels may be the last axis."""
     if not c.integer("channels_last"):
-        return qlinear_conv(b, c)
-    return _channels_last(b, qlinear_conv(b, replace(c, inputs=(_channels_first(b, c.x(0)), *c.inputs[1:]))))
+        return first_tensor(qlinear_conv(b, c))
+    call = replace(c, inputs=(_channels_first(b, c.x(0)), *c.inputs[1:]))
+    return _channels_last(b, first_tensor(qlinear_conv(b, call)))
 
 
 @rule("NhwcMaxPool", domain=DOMAIN)
 def max_pool_channels_last(b: Builder, c: Call) -> Value:
     """As ONNX's MaxPool; channels are the last axis."""
     call = replace(c, domain="", opset=_NEWEST, inputs=(_channels_first(b, c.x(0)),))
-    return _channels_last(b, max_pool(b, call)[0])
+    return _channels_last(b, first_tensor(max_pool(b, call)))
 
 
 @rule("QLinearWhere", domain=DOMAIN)

@@ -1,11 +1,12 @@
 """Products and convolutions of signed bytes, which devices may have instructions for.
 
-Zero points stay out of them: a sum of (x - p) w is the sum of x w, less p times that of w.
+Zero points stay out of them: a sum of n terms (x - p) (w - q) is the sum of x w, less p times that of w and q
+times that of x, plus n p q.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from onnx import TensorProto
@@ -46,20 +47,23 @@ def signed(b: Builder, x: Value, zero: Value | None) -> SignedBytes:
 
 
 def product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value | None:
-    """A product in int32; None where `y` is no constant whose zero point is the middle of its range.
+    """A product in int32; None where `y` is no constant.
 
     A zero point of one dimension is for the rows of `x`, or for the columns of `y`.
     """
     if y.data is None or not (is_bytes(x) and is_bytes(y)) or min(x.rank, y.rank) < 2:
         return None
-    right = signed(b, y, y_zero)
-    if right.zero is not None or right.data.data is None or not 1 < y.shape[-2] <= _MOST_TERMS:
+    left, right, terms = signed(b, x, x_zero), signed(b, y, y_zero), y.shape[-2]
+    if right.data.data is None or not 1 < terms <= _MOST_TERMS:
         return None
-    left = signed(b, x, x_zero)
     total = b("MatMulInteger", left.data, right.data)
+    columns = b.constant(right.data.data.sum(-2, dtype=np.int32, keepdims=True))
+    if right.zero is not None:
+        rows = b("MatMulInteger", left.data, b.constant(np.ones((terms, 1), np.int8)))
+        total = b("Sub", total, b("Mul", rows, right.zero))
+        columns = b("Sub", columns, b("Mul", right.zero, b.constant(np.int32(terms))))
     if left.zero is None:
         return total
-    columns = b.constant(right.data.data.sum(-2, dtype=np.int32, keepdims=True))
     zero = left.zero
     if zero.rank == 1 and zero.size > 1:
         zero = reshape(b, zero, [zero.size, 1])
@@ -69,34 +73,42 @@ def product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value 
 def convolution(
     b: Builder, x: Value, x_zero: Value | None, w: Value, w_zero: Value | None, g: Geometry
 ) -> Value | None:
-    """A convolution of two spatial dimensions in int32; None where `w` is no such constant as in `product`.
+    """A convolution of two spatial dimensions in int32; None where `w` is no constant.
 
-    What is padded stands for 0.
+    What is padded stands for 0. A zero point of one dimension is for the output channels.
     """
     if w.data is None or x.rank != 4 or not (is_bytes(x) and is_bytes(w)):
         return None
-    right = signed(b, w, w_zero)
+    left, right = signed(b, x, x_zero), signed(b, w, w_zero)
     terms = w.size // w.shape[0]
-    if right.zero is not None or right.data.data is None or not 1 < terms <= _MOST_TERMS:
+    if right.data.data is None or not 1 < terms <= _MOST_TERMS or (right.zero is not None and g.group > 1):
         return None
-    left = signed(b, x, x_zero)
-    padded, before, after = left.data, g.before, g.after
-    if left.zero is not None and any([*before, *after]):
-        padded, before, after = _padded(b, left, g), [0, 0], [0, 0]
-    total = b(
+    image, around = left.data, g
+    if left.zero is not None and any([*g.before, *g.after]):
+        image, around = _padded(b, left, g), replace(g, before=[0, 0], after=[0, 0])
+    total = _convolved(b, image, right.data, around)
+    kernels = b.constant(right.data.data.sum((1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1))
+    if right.zero is not None:
+        zero = reshape(b, right.zero, [1, right.zero.size, 1, 1])
+        ones = b.constant(np.ones((1, *w.shape[1:]), np.int8))
+        total = b("Sub", total, b("Mul", _convolved(b, image, ones, around), zero))
+        kernels = b("Sub", kernels, b("Mul", zero, b.constant(np.int32(terms))))
+    if left.zero is None:
+        return total
+    return b("Sub", total, b("Mul", reshape(b, left.zero, []), kernels))
+
+
+def _convolved(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
+    return b(
         "ConvInteger",
-        padded,
-        right.data,
+        x,
+        w,
         kernel_shape=list(w.shape[2:]),
         strides=g.strides,
         dilations=g.dilations,
-        pads=[*before, *after],
+        pads=[*g.before, *g.after],
         group=g.group,
     )
-    if left.zero is None:
-        return total
-    kernels = right.data.data.sum((1, 2, 3), dtype=np.int32).reshape(1, -1, 1, 1)
-    return b("Sub", total, b("Mul", reshape(b, left.zero, []), b.constant(kernels)))
 
 
 def _padded(b: Builder, x: SignedBytes, g: Geometry) -> Value:
