@@ -5,6 +5,7 @@ many draws; for matrix products also the one first served and the one written by
 task computes of it. Nothing runs on a GPU: times are bounds of the busiest pipe
 (tuner.valhall.machine), of the launches in each inference: weights are packed before. With `check`: the bench
 beside what others measured on the chip. With `winograd`: what Winograd's convolutions could take at least.
+With `dots`: products and convolutions of bytes, by dot products and without.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, Judged, seconds
 from honed.tuner.valhall.machine import FP16_FLOPS
 
-from . import check, winograd
+from . import check, dots, winograd
 from .draws import default, draws
 from .hand import product
 from .tasks import BenchTask, alone, profile, tasks
@@ -36,7 +37,7 @@ _HEADS = ("kernel", "us", "packed us", "of peak", "limiter", "fma:cvt:sfu:ls", "
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.valhall", description=__doc__)
-    parser.add_argument("what", nargs="?", choices=("tasks", "check", "winograd"), default="tasks")
+    parser.add_argument("what", nargs="?", choices=("tasks", "check", "winograd", "dots"), default="tasks")
     parser.add_argument("--root", type=Path, default=ROOT, help=f"of the offline compiler ({ROOT})")
     parser.add_argument("--draws", type=int, default=32, help="schedules drawn from each sketch (32)")
     parser.add_argument("--only", default="", help="tasks whose names contain this")
@@ -49,6 +50,9 @@ def main() -> int:
             return 0
         if options.what == "winograd":
             winograd.report(judge, options.draws)
+            return 0
+        if options.what == "dots":
+            dots.report(judge, options.draws)
             return 0
         for task in tasks():
             if options.only in task.name:

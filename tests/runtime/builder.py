@@ -45,6 +45,7 @@ PROFILE = DeviceProfile(
         base_align_bytes=128,
         fp16=False,
         fp64=False,
+        int8_dots=False,
         host_unified=True,
     ),
     rules=ScheduleRules(

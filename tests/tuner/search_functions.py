@@ -163,6 +163,7 @@ def imagined(family: str, threads: int = 1024) -> DeviceProfile:
         base_align_bytes=128,
         fp16=True,
         fp64=False,
+        int8_dots=False,
         host_unified=True,
     )
     return DeviceProfile(

@@ -36,6 +36,7 @@ def same(
     kind: type[np.generic] = np.float32,
     tolerance: float = 1e-4,
     outputs: Sequence[str] = ("out",),
+    exact: bool = False,
     **attrs: Any,
 ) -> None:
     """One operator on the inputs that `names` lists; integers may be off by one where its kernel rounds."""
@@ -53,7 +54,7 @@ def same(
     if expected.dtype.kind == "f":
         np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
     else:
-        assert np.abs(got.astype(int) - expected.astype(int)).max() <= 1
+        assert np.abs(got.astype(int) - expected.astype(int)).max() <= (0 if exact else 1)
 
 
 @EXAMPLES
@@ -133,6 +134,28 @@ def test_softmax(shape: tuple[int, int, int], axis: int, opset: int) -> None:
     # ONNX Runtime's kernel does not saturate: no answer here is above 255.
     data |= {"t": number(1 / 256), "z": number(0, np.uint8)}
     same("QLinearSoftmax", [*data], data, kind=np.uint8, axis=axis, opset=opset)
+
+
+@pytest.mark.parametrize("zero", [0, 120, 121])
+@pytest.mark.parametrize(
+    ("op", "names", "attrs"),
+    [
+        ("QLinearAveragePool", "xspso", {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("QLinearMul", "xspyspso", {}),
+        ("QLinearAdd", "xspyspso", {}),
+        ("QLinearSoftmax", "xspto", {"axis": -1, "opset": 13}),
+    ],
+)
+def test_halves_are_rounded_as_onnx_runtime_does(
+    op: str, names: str, attrs: dict[str, Any], zero: int
+) -> None:
+    data = {"x": integers(np.uint8, 1, 8, 16, 16), "s": number(0.02), "p": number(zero, np.uint8)}
+    data |= {"o": number(0 if op == "QLinearSoftmax" else zero, np.uint8)}
+    if "y" in names:
+        data["y"] = integers(np.uint8, 1, 8, 16, 16, seed=1)
+    if "t" in names:
+        data["t"] = number(1 / 255)
+    same(op, [*names], data, kind=np.uint8, exact=True, **attrs)
 
 
 @EXAMPLES

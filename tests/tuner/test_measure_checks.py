@@ -46,6 +46,7 @@ LIMITS = DeviceLimits(
     base_align_bytes=128,
     fp16=True,
     fp64=True,
+    int8_dots=False,
     host_unified=True,
 )
 

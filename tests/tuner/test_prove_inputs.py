@@ -118,6 +118,25 @@ def test_numbers_of_rows_are_not_negative(text: str, high: int) -> None:
     assert values.max() == high
 
 
+@pytest.mark.parametrize(
+    ("given", "node", "low", "high"),
+    [
+        ("int32[2,3] i", "y, m = com.microsoft.EmbedLayerNormalization (i, , w, p, , g, g)", 0, 6),
+        ("int64[2,3] i, float[2,3,4] x", "y = com.microsoft.RotaryEmbedding (x, i, w, w)", 0, 6),
+        ("int64[1] i, float[2,3,4] x", "y = com.microsoft.RotaryEmbedding (x, i, w, w)", 0, 4),
+    ],
+)
+def test_indices_of_onnx_runtimes_operators_are_in_range(given: str, node: str, low: int, high: int) -> None:
+    header = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>'
+    model = parser.parse_model(f"{header} f ({given}) => (float[2,3,4] y) {{ {node} }}")
+    model.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.zeros(shape, np.float32), name)
+        for name, shape in {"w": (7, 4), "p": (3, 4), "g": (4,)}.items()
+    )
+    values = _values(model, "i", 40)
+    assert (values.min(), values.max()) == (low, high)
+
+
 def test_shapes_computed_by_the_graph_are_followed() -> None:
     text = (
         "f (float[3,5] x, int64[9] i) => (float[9,5] y) <int64[1] one = {1}, int64[1] last = {-1}> {"

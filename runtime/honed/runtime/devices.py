@@ -154,6 +154,7 @@ def _limits(device: Any) -> DeviceLimits:
         base_align_bytes=max(1, device.mem_base_addr_align // 8),  # reported in bits
         fp16="cl_khr_fp16" in extensions,
         fp64="cl_khr_fp64" in extensions,
+        int8_dots="cl_khr_integer_dot_product" in extensions,
         host_unified=bool(device.host_unified_memory),
     )
 

@@ -12,6 +12,8 @@ from .model import CompiledModel, Kernel
 from .opencl import driver_call, most_work_items
 from .plan import allocations, constants_of
 
+_DOTS = "_4x8packed_"  # part of the names of cl_khr_integer_dot_product's functions
+
 
 def check(model: CompiledModel, device: Device) -> None:
     """Raise DeviceError where the device lacks something that `model` needs."""
@@ -23,6 +25,8 @@ def check(model: CompiledModel, device: Device) -> None:
     ):
         if dtype in needs and not has:
             raise _unfit(device, f"has no {extension}, which the model's {dtype} kernels need")
+    if not limits.int8_dots and any(_DOTS in source for source in model.sources):
+        raise _unfit(device, "has no cl_khr_integer_dot_product, which the model's kernels of bytes need")
     for kernel in model.kernels:
         _check_geometry(kernel, device)
     cut = [

@@ -11,7 +11,7 @@ from typing import Literal
 
 from .profile import DeviceProfile
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can be mapped
 Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]

@@ -14,7 +14,7 @@ import onnx
 from honed.tuner.frontend.builder import schema
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.flow import MAX_TRIPS
-from honed.tuner.frontend.load import MAX_OPSET
+from honed.tuner.frontend.load import MAX_OPSET, RUNTIMES_OWN
 from honed.tuner.frontend.reasons import UNSUPPORTED
 from honed.tuner.frontend.rules import __all__ as families
 
@@ -35,6 +35,10 @@ node concerned.
 Node tests: how many of ONNX's own tests of the operator give the right answers through the whole pipeline on
 PoCL; the others are refused with a reason (element types that honed does not carry, sequences and optionals
 as inputs or outputs, empty tensors, results whose number depends on values).
+
+ONNX Runtime's own operators (com.microsoft, and LayerNormalization at any opset) are as its optimisers and
+quantisers write them, and round as its kernels do. A node with an attribute that is not supported is refused
+for that one reason, and runs in the CPU engine where there is one.
 
 Indices computed at run time never read or write outside a tensor: reads are clamped into range, updates out
 of range are dropped.
@@ -79,7 +83,11 @@ def describe(op: str, domain: str = "") -> str:
 def text() -> str:
     """The whole file."""
     counts = _counts()
-    names = sorted({s.name for s in onnx.defs.get_all_schemas() if s.domain == ""} | {"Scatter", "Upsample"})
+    names = sorted(
+        {s.name for s in onnx.defs.get_all_schemas() if s.domain == ""}
+        | {"Scatter", "Upsample"}
+        | set(RUNTIMES_OWN)
+    )
     rows = [(op, describe(op), counts.get(op)) for op in names]
     rows += [
         (f"com.microsoft.{op}", describe(op, d), None) for d, op in sorted(RULES) if d == "com.microsoft"

@@ -93,6 +93,13 @@ Rule = Callable[[Builder, Call], Result]
 RULES: dict[tuple[str, str], Rule] = {}
 
 
+def first_tensor(result: Result) -> Value:
+    """The first output of a rule that makes tensors."""
+    found = result[0] if isinstance(result, Sequence) else result
+    assert isinstance(found, Value)
+    return found
+
+
 def rule(*ops: str, domain: str = "") -> Callable[[Rule], Rule]:
     """Register a rewriting rule for operators."""
 

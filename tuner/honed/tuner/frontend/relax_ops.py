@@ -119,7 +119,7 @@ CORE.update(
 )
 
 
-@core("MatMul")
+@core("MatMul", "MatMulInteger")
 def _matmul(node: Node) -> Any:
     return op.matmul(*node.inputs, out_dtype=node.result)
 
@@ -234,7 +234,7 @@ def _layer_norm(node: Node) -> Any:
 _CONV = {3: (nn.conv1d, "NCW", "OIW"), 4: (nn.conv2d, "NCHW", "OIHW"), 5: (nn.conv3d, "NCDHW", "OIDHW")}
 
 
-@core("Conv")
+@core("Conv", "ConvInteger")
 def _conv(node: Node) -> Any:
     function, data_layout, kernel_layout = _CONV[len(node.shape())]
     return function(

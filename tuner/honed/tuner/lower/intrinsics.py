@@ -7,12 +7,14 @@ float16. OpenCL C has neither; its names are overloaded for every floating type 
 
 from __future__ import annotations
 
-from tvm import tirx
+from tvm import ir, tirx
 
 NAMES = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "copysign", "hypot", "ldexp", "log1p",
     "nextafter", "tan",
 )  # fmt: skip
+# Of four signed bytes in each of two words, and added to a third number (cl_khr_integer_dot_product).
+DOT, DOT_ADD = "dot_4x8packed_ss_int", "dot_acc_sat_4x8packed_ss_int"
 _LEVEL = 99  # above the rules that TVM brings along
 
 
@@ -20,6 +22,12 @@ def register() -> None:
     """Have TVM lower these functions to calls by OpenCL's names."""
     for name in NAMES:
         tirx.register_intrin_lowering(f"tirx.{name}", target="opencl", f=_by_name, level=_LEVEL)
+
+
+def is_dot(expr: ir.Expr) -> bool:
+    """Whether it is a call of DOT."""
+    name = str(getattr(getattr(expr, "op", None), "name", ""))
+    return name.endswith("call_pure_extern") and str(expr.args[0].value) == DOT
 
 
 def _by_name(call: tirx.PrimExpr) -> tirx.PrimExpr:

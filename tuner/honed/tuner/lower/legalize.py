@@ -10,6 +10,7 @@ from honed.runtime.profile import DeviceProfile
 
 from .apart import set_moves_apart
 from .convolutions import legalisations
+from .dots import multiply_bytes
 from .joining import Joins, join_functions, never
 from .layouts import block_channels, block_lanes
 from .reductions import assign_single_elements
@@ -65,7 +66,7 @@ def legalize_traced(
     The variables of what each call computes are those of the module given.
     """
     with target_for(profile), tvm.transform.PassContext(config={"relax.FuseOps.max_depth": MOST_FUSED}):
-        simple = _simplified()(module)
+        simple = multiply_bytes(_simplified()(module), profile)
         strided, written = read_by_strides(simple) if views else (simple, {})
         laid_out, origin = block_channels(strided, block_lanes(profile) if blocked else 0)
         plain = annotate_views(_legalised(profile)(laid_out))

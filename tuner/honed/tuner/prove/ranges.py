@@ -151,7 +151,8 @@ def _reached(name: str, consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]
 
 def _of_use(name: str, use: _Use, kept: bool) -> Range:
     node = use.node
-    if node.domain not in ("", "ai.onnx"):
+    rules = {"": _RULES, "ai.onnx": _RULES, "com.microsoft": _RUNTIMES_RULES}.get(node.domain)
+    if rules is None:
         return Range()
     shaping = _SHAPING.get(node.op_type)
     if shaping and shaping[0] <= use.position <= shaping[1]:
@@ -159,7 +160,7 @@ def _of_use(name: str, use: _Use, kept: bool) -> Range:
             f"input {name!r} decides a shape or an axis of node {graphs.label(node)!r} ({node.op_type}); "
             "make it a constant of the model"
         )
-    rule = _RULES.get((node.op_type, use.position))
+    rule = rules.get((node.op_type, use.position))
     try:
         allowed = rule(use) if rule else Range()
     except _UnknownShape:
@@ -253,6 +254,19 @@ def _below(position: int, axis: int) -> Rule:
     return lambda use: Range(low=0, high=use.shape(position)[axis] - 1)
 
 
+def _turns(use: _Use) -> Range:
+    """Places to turn by: one for each, or the first of as many as the input is long."""
+    rows = use.shape(2)[0]
+    first = math.prod(use.shape(1)) == 1
+    return Range(low=0, high=rows - use.shape(0)[-2] if first else rows - 1)
+
+
+def _mask(use: _Use) -> Range:
+    """0 and 1 for places, or how many places there are to see."""
+    shape = use.shape(use.position)
+    return Range(low=0, high=1) if len(shape) > 1 else Range(low=1)
+
+
 def _always(allowed: Range) -> Rule:
     return lambda _use: allowed
 
@@ -283,4 +297,18 @@ _RULES: dict[tuple[str, int], Rule] = {
     ("Asin", 0): _always(Range(low=-1, high=1)),
     ("Atanh", 0): _always(Range(low=-0.99, high=0.99)),
     ("Acosh", 0): _always(Range(low=1)),
+}
+
+# Those of ONNX Runtime's own operators.
+_RUNTIMES_RULES: dict[tuple[str, int], Rule] = {
+    ("Attention", 3): _mask,
+    ("QAttention", 5): _mask,
+    ("MultiHeadAttention", 4): _mask,
+    **{(op, 0): _below(2, 0) for op in ("EmbedLayerNormalization", "QEmbedLayerNormalization")},
+    **{(op, 1): _below(4, 0) for op in ("EmbedLayerNormalization", "QEmbedLayerNormalization")},
+    ("EmbedLayerNormalization", 7): _mask,
+    ("QEmbedLayerNormalization", 7): _mask,
+    ("EmbedLayerNormalization", 8): _below(3, 0),
+    ("RotaryEmbedding", 1): _turns,
+    ("GatherND", 1): _tuples,
 }

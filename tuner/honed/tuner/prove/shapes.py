@@ -18,6 +18,7 @@ from honed.protocol.errors import ModelRefused
 
 from . import graphs
 from .graphs import TypedValue
+from .standins import with_stand_ins
 
 _ROUNDS = 16
 _MOST_FLOATS = 64  # that shapes are computed with: scales of a Resize, not weights
@@ -46,7 +47,7 @@ def infer(model: onnx.ModelProto) -> dict[str, TypedValue]:
 
 def _inferred(model: onnx.ModelProto) -> dict[str, TypedValue]:
     try:
-        graph = shape_inference.infer_shapes(model, data_prop=True).graph
+        graph = shape_inference.infer_shapes(with_stand_ins(model), data_prop=True).graph
     except (shape_inference.InferenceError, ValueError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "no reason given")
         raise ModelRefused(f"shapes cannot be inferred ({reason}); check the model") from error

@@ -104,11 +104,20 @@ def _terms(node: onnx.NodeProto, known: Mapping[str, graphs.TypedValue]) -> int:
         return 1
     first, second = shapes[0], shapes[1] if len(shapes) > 1 else ()
     match node.op_type:
-        case "MatMul":
+        case (
+            "MatMul"
+            | "Attention"
+            | "QAttention"
+            | "DynamicQuantizeMatMul"
+            | "MatMulIntegerToFloat"
+            | "MatMulNBits"
+        ):
             return first[-1]
-        case "Gemm":
+        case "Gemm" | "FusedGemm":
             return first[0 if graphs.attribute(node, "transA", 0) else -1]
-        case "Conv":
+        case "FusedMatMul" | "TransposeMatMul":
+            return first[-2 if graphs.attribute(node, "transA", 0) and len(first) > 1 else -1]
+        case "Conv" | "FusedConv":
             return math.prod(second[1:])
         case "ConvTranspose":
             return math.prod(second) // max(second[1], 1) if len(second) > 1 else 1

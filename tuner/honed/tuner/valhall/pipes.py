@@ -11,11 +11,11 @@ from typing import Literal
 
 Pipe = Literal["fma", "cvt", "sfu", "ls", "none"]
 
-_FMA = frozenset({"FMA", "FMA_RSCALE", "FADD", "FADD_IMM", "FADD_LSCALE", "FADD_RSCALE", "FMUL"})
+_FMA = frozenset({"FMA", "FMA_RSCALE", "FADD", "FADD_IMM", "FADD_LSCALE", "FADD_RSCALE", "FMUL", "IDP"})
 _SFU = frozenset(
     {
         "CLZ", "FCOS_TABLE", "FEXP", "FEXP_TABLE", "FLOGD", "FLOG_TABLE", "FPOW_SC", "FRCP", "FRCP_APPROX",
-        "FRSQ", "FRSQ_APPROX", "FSINCOS_OFFSET", "FSIN_TABLE", "IDP", "IMUL", "IMULD", "MUX", "POPCOUNT",
+        "FRSQ", "FRSQ_APPROX", "FSINCOS_OFFSET", "FSIN_TABLE", "IMUL", "IMULD", "MUX", "POPCOUNT",
     }
 )  # fmt: skip
 _NONE = frozenset({"BARRIER", "BRANCHZI", "COLLECT", "JUMP", "PHI", "SPLIT"})

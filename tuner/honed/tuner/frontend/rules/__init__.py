@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from . import (
     arithmetic,
+    attention,
     contrib,
+    contrib_forms,
     convolution,
     features,
     indexing,
@@ -30,7 +32,9 @@ from . import (
 
 __all__ = [
     "arithmetic",
+    "attention",
     "contrib",
+    "contrib_forms",
     "convolution",
     "features",
     "indexing",

@@ -6,31 +6,43 @@ import numpy as np
 from onnx import TensorProto
 
 from honed.tuner.frontend.builder import Builder
-from honed.tuner.frontend.call import Call, normal_axis, rule
+from honed.tuner.frontend.call import Call, first_tensor, normal_axis, rule
 from honed.tuner.frontend.values import Refuse, Value
 
 from .arithmetic import gelu_of
 from .convolution import channel_bias, convolve, geometry
 from .layout import transpose
-from .linear import matmul
+from .linear import gemm, matmul
 from .normalisation import standardised
-from .quantisation import requantise, single
+from .quantisation import requantise, saturated, single
+from .recurrence import activate
 from .reduction import reduce
 
 
-@rule("FusedMatMul", domain="com.microsoft")
+@rule("FusedMatMul", "TransposeMatMul", domain="com.microsoft")
 def fused_matmul(b: Builder, c: Call) -> Value:
-    """ONNX Runtime's alpha * A' * B' with the last two axes transposed on request."""
-    if c.integer("transBatchA") or c.integer("transBatchB"):
-        raise Refuse("it transposes batch dimensions; export the model without ONNX Runtime's fusions")
-    x, y = c.x(0), c.x(1)
-    x, y = (
-        transpose(b, v, [*range(v.rank - 2), v.rank - 1, v.rank - 2]) if c.integer(flag) else v
-        for v, flag in ((x, "transA"), (y, "transB"))
-    )
+    """ONNX Runtime's alpha * A' * B' with axes transposed on request: the last two, batches before rows."""
+    x, y = (_laid_out(b, c, c.x(i), side) for i, side in enumerate("AB"))
     result = matmul(b, x, y)
     alpha = c.number("alpha", 1.0)
     return result if alpha == 1.0 else b("Mul", result, b.like(alpha, result))
+
+
+def _laid_out(b: Builder, c: Call, x: Value, side: str) -> Value:
+    order = list(range(x.rank))
+    if c.integer(f"transBatch{side}") and x.rank > 2:
+        order = [*order[1:-1], 0, order[-1]]
+    if c.integer(f"trans{side}") and x.rank > 1:
+        order = [*order[:-2], order[-1], order[-2]]
+    return transpose(b, x, order)
+
+
+@rule("FusedGemm", domain="com.microsoft")
+def fused_gemm(b: Builder, c: Call) -> Value:
+    """Gemm, then an activation."""
+    y = first_tensor(gemm(b, c))
+    name = c.text("activation", "").lower()
+    return activate(b, y, name, c.number("activation_alpha", 0.01), c.number("activation_beta", 0.0))
 
 
 @rule("Gelu", domain="com.microsoft")
@@ -92,12 +104,15 @@ def skip_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     return [y, y, y, total]
 
 
+def less_zero(b: Builder, x: Value, zero: Value | None) -> Value:
+    """A quantised tensor less its zero point, in int32."""
+    wide = b("Cast", x, to=TensorProto.INT32)
+    return wide if zero is None else b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
+
+
 def real(b: Builder, x: Value, scale: Value, zero: Value | None) -> Value:
     """What a quantised tensor stands for, in float32."""
-    wide = b("Cast", x, to=TensorProto.INT32)
-    if zero is not None:
-        wide = b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
-    return b("Mul", single(b, wide), scale)
+    return b("Mul", single(b, less_zero(b, x, zero)), scale)
 
 
 def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Value) -> Value:
@@ -105,11 +120,25 @@ def quantised(b: Builder, y: Value, scale: Value, zero: Value | None, like: Valu
     return requantise(b, b("Div", y, scale), b.constant(np.zeros((), like.dtype)) if zero is None else zero)
 
 
-@rule("QLinearAdd", "QLinearMul", domain="com.microsoft")
-def qlinear_binary(b: Builder, c: Call) -> Value:
-    """The operation in float32 between dequantised tensors, quantised again."""
+def rounded_from_zero_point(b: Builder, steps: Value, zero: Value | None, like: Value) -> Value:
+    """round(steps + zero), saturated: halves go to the even result, where `quantised` takes the even step."""
+    zero = b.constant(np.zeros((), like.dtype)) if zero is None else zero
+    return saturated(b, b("Round", b("Add", steps, single(b, zero))), zero)
+
+
+@rule("QLinearAdd", domain="com.microsoft")
+def qlinear_add(b: Builder, c: Call) -> Value:
+    """The sum in float32 of dequantised tensors, quantised again."""
     x, y = (real(b, c.x(i), c.x(i + 1), c.opt(i + 2)) for i in (0, 3))
-    return quantised(b, b("Add" if c.op == "QLinearAdd" else "Mul", x, y), c.x(6), c.opt(7), c.x(0))
+    return quantised(b, b("Add", x, y), c.x(6), c.opt(7), c.x(0))
+
+
+@rule("QLinearMul", domain="com.microsoft")
+def qlinear_multiply(b: Builder, c: Call) -> Value:
+    """The product of integers less their zero points, scaled and quantised again."""
+    x, y = (single(b, less_zero(b, c.x(i), c.opt(i + 2))) for i in (0, 3))
+    scale = b("Div", b("Mul", c.x(1), c.x(4)), c.x(6))
+    return rounded_from_zero_point(b, b("Mul", b("Mul", x, y), scale), c.opt(7), c.x(0))
 
 
 @rule("QLinearSigmoid", "QLinearLeakyRelu", domain="com.microsoft")

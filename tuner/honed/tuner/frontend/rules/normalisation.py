@@ -156,7 +156,7 @@ def layer_normalisation(b: Builder, c: Call) -> list[Value]:
     return [y, reduce(b, "ReduceMean", wide, axes), b("Div", b.like(1, deviation), deviation)]
 
 
-@rule("RMSNormalization")
+@rule("RMSNormalization", "SimplifiedLayerNormalization")  # the latter is ONNX Runtime's, in ONNX's domain
 def rms_normalisation(b: Builder, c: Call) -> Value:
     """`x` over its root mean square, times a scale."""
     x, scale = c.x(0), c.x(1)

@@ -12,6 +12,7 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Refuse, Value, elem_type, numpy_dtype
 
+from . import signedbytes
 from .convolution import Geometry, channel_bias, geometry
 from .layout import cut, pad, reshape
 from .linear import matmul
@@ -27,8 +28,13 @@ def single(b: Builder, x: Value) -> Value:
 
 def requantise(b: Builder, scaled: Value, zero: Value) -> Value:
     """round(scaled) + zero, saturated to the integer type of `zero`."""
-    limits = np.iinfo(zero.dtype)
     moved = b("Add", b("Round", scaled), b("Cast", zero, to=elem_type(scaled.dtype)))
+    return saturated(b, moved, zero)
+
+
+def saturated(b: Builder, moved: Value, zero: Value) -> Value:
+    """Whole numbers in float in the integer type of `zero`."""
+    limits = np.iinfo(zero.dtype)
     bounded = b("Min", b("Max", moved, b.like(limits.min, moved)), b.like(limits.max, moved))
     return b("Cast", bounded, to=elem_type(zero.dtype))
 
@@ -43,20 +49,34 @@ def widened(b: Builder, x: Value, zero: Value | None, axis: int) -> Value:
     return b("Sub", wide, b("Cast", zero, to=TensorProto.INT32))
 
 
+def integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
+    """A product in int32 of integers less zero points, which may be for rows of `x`, columns of `y`."""
+    made = signedbytes.product(b, x, x_zero, y, y_zero)
+    if made is not None:
+        return made
+    return matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
+
+
+def scaled_product(b: Builder, product: Value, x_scale: Value, y_scale: Value, bias: Value | None) -> Value:
+    """An integer product in float32; a scale of one dimension is for the columns."""
+    result = b("Mul", single(b, product), b("Mul", x_scale, y_scale))
+    return result if bias is None else b("Add", result, bias)
+
+
 @rule("MatMulInteger")
 def matmul_integer(b: Builder, c: Call) -> Value:
     """A product of 8-bit integers in int32."""
-    x, y = c.x(0), c.x(1)
-    return matmul(b, widened(b, x, c.opt(2), x.rank - 2), widened(b, y, c.opt(3), y.rank - 1))
+    return integer_product(b, c.x(0), c.opt(2), c.x(1), c.opt(3))
 
 
 @rule("QLinearMatMul")
 def qlinear_matmul(b: Builder, c: Call) -> Value:
     """Integer product, scaled and rounded to the output's type."""
     x, x_scale, x_zero, y, y_scale, y_zero, z_scale, z_zero = (c.x(i) for i in range(8))
-    if z_zero.dtype.kind == "i":
+    if z_zero.dtype.kind == "i" and z_scale.data is None:
+        # Where scales were calibrated, saturation is meant, as ONNX's text and ONNX Runtime have it.
         raise Refuse("on int8 overflow ONNX's text and its evaluator contradict each other; use uint8")
-    product = matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
+    product = integer_product(b, x, x_zero, y, y_zero)
     if x_scale.rank == 1 and x_scale.size > 1:
         x_scale = reshape(b, x_scale, [x_scale.size, 1])
     scale = b("Div", b("Mul", single(b, x_scale), single(b, y_scale)), single(b, z_scale))
@@ -93,18 +113,26 @@ def convolve_integers(b: Builder, x: Value, w: Value, g: Geometry) -> Value:
 @rule("ConvInteger")
 def conv_integer(b: Builder, c: Call) -> Value:
     """Convolution of 8-bit integers in int32; padding stands for the zero point."""
-    w = widened(b, c.x(1), c.opt(3), 0)
-    x, g = geometry(b, c, widened(b, c.x(0), c.opt(2), 0), w)
-    return convolve_integers(b, x, w, g)
+    return _convolved(b, c, (c.x(0), c.opt(2)), (c.x(1), c.opt(3)))
+
+
+def _convolved(
+    b: Builder, c: Call, image: tuple[Value, Value | None], weights: tuple[Value, Value | None]
+) -> Value:
+    """The convolution in int32 that a call's attributes describe, of integers with their zero points."""
+    (x, x_zero), (w, w_zero) = image, weights
+    cut_x, g = geometry(b, c, x, w)
+    made = signedbytes.convolution(b, cut_x, x_zero, w, w_zero, g)
+    if made is not None:
+        return made
+    return convolve_integers(b, widened(b, cut_x, x_zero, 0), widened(b, w, w_zero, 0), g)
 
 
 @rule("QLinearConv")
 def qlinear_conv(b: Builder, c: Call) -> Value:
     """Integer convolution, scaled and rounded to the output's type."""
     x, x_scale, x_zero, w, w_scale, w_zero, y_scale, y_zero = (c.x(i) for i in range(8))
-    wide = widened(b, w, w_zero, 0)
-    padded, g = geometry(b, c, widened(b, x, x_zero, 0), wide)
-    total = channel_bias(b, convolve_integers(b, padded, wide, g), c.opt(8))
+    total = channel_bias(b, _convolved(b, c, (x, x_zero), (w, w_zero)), c.opt(8))
     if w_scale.rank == 1 and w_scale.size > 1:
         w_scale = reshape(b, w_scale, [1, w_scale.size] + [1] * (x.rank - 2))
     scale = b("Div", b("Mul", x_scale, w_scale), y_scale)
@@ -165,7 +193,9 @@ def dynamically_quantised(b: Builder, x: Value) -> tuple[Value, Value, Value]:
     axes, nought = list(range(x.rank)), b.like(0, x)
     high = b("Max", reduce(b, "ReduceMax", x, axes, keepdims=False), nought)
     low = b("Min", reduce(b, "ReduceMin", x, axes, keepdims=False), nought)
-    scale = b("Div", b("Sub", high, low), b.like(255, x))
+    spread = b("Sub", high, low)
+    # Where all is 0, ONNX's text divides 0 by 0 and ONNX Runtime takes a scale of 1.
+    scale = b("Where", b("Equal", spread, nought), b.like(1, x), b("Div", spread, b.like(255, x)))
     zero = b("Min", b("Max", b("Round", b("Div", b("Neg", low), scale)), nought), b.like(255, x))
     point = b("Cast", zero, to=TensorProto.UINT8)
     return requantise(b, b("Div", x, scale), point), scale, point

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 from onnx import TensorProto
@@ -11,24 +12,21 @@ from honed.tuner.frontend.builder import Builder
 from honed.tuner.frontend.call import Call, normal_axis, rule
 from honed.tuner.frontend.values import Refuse, Value
 
-from .contrib import quantised, real
+from .contrib import quantised, real, rounded_from_zero_point
 from .layout import reshape, transpose
 from .linear import matmul
 from .normalisation import standardised
 from .pooling import averaged
-from .quantisation import dynamically_quantised, single, widened
+from .quantisation import (
+    dynamically_quantised,
+    integer_product,
+    requantise,
+    scaled_product,
+    single,
+    widened,
+)
 
 DOMAIN = "com.microsoft"
-
-
-def _scaled(b: Builder, product: Value, x_scale: Value, y_scale: Value, bias: Value | None) -> Value:
-    """An integer product in float32; a scale of one dimension is for the columns."""
-    result = b("Mul", single(b, product), b("Mul", x_scale, y_scale))
-    return result if bias is None else b("Add", result, bias)
-
-
-def _integer_product(b: Builder, x: Value, x_zero: Value | None, y: Value, y_zero: Value | None) -> Value:
-    return matmul(b, widened(b, x, x_zero, x.rank - 2), widened(b, y, y_zero, y.rank - 1))
 
 
 @rule("MatMulIntegerToFloat", domain=DOMAIN)
@@ -38,15 +36,15 @@ def matmul_integer_to_float(b: Builder, c: Call) -> Value:
         given = c.opt(index)
         if given is not None and given.size > 1:
             raise Refuse("it has scales for the rows of its first input")
-    product = _integer_product(b, c.x(0), c.opt(4), c.x(1), c.opt(5))
-    return _scaled(b, product, reshape(b, c.x(2), []), c.x(3), c.opt(6))
+    product = integer_product(b, c.x(0), c.opt(4), c.x(1), c.opt(5))
+    return scaled_product(b, product, reshape(b, c.x(2), []), c.x(3), c.opt(6))
 
 
 @rule("DynamicQuantizeMatMul", domain=DOMAIN)
 def dynamic_quantize_matmul(b: Builder, c: Call) -> Value:
     """The input quantised by its own range, a product of integers, scaled to float32, plus a bias."""
     x, scale, zero = dynamically_quantised(b, c.x(0))
-    return _scaled(b, _integer_product(b, x, zero, c.x(1), c.opt(3)), scale, c.x(2), c.opt(4))
+    return scaled_product(b, integer_product(b, x, zero, c.x(1), c.opt(3)), scale, c.x(2), c.opt(4))
 
 
 @rule("QGemm", domain=DOMAIN)
@@ -75,7 +73,7 @@ def qlinear_average_pool(b: Builder, c: Call) -> Value:
     x = transpose(b, x, [0, x.rank - 1, *inner]) if last else x
     y = averaged(b, c, x, counted=bool(c.integer("count_include_pad")))
     y = transpose(b, y, [0, *(i + 1 for i in inner), 1]) if last else y
-    return quantised(b, y, c.x(3), c.opt(4), c.x(0))
+    return rounded_from_zero_point(b, b("Div", y, c.x(3)), c.opt(4), c.x(0))
 
 
 @rule("QLinearSoftmax", domain=DOMAIN)
@@ -88,7 +86,11 @@ def qlinear_softmax(b: Builder, c: Call) -> Value:
         flat, axis = reshape(b, x, [math.prod(x.shape[:axis]), math.prod(x.shape[axis:])]), 1
     if flat.shape[axis] == 1:
         raise Refuse("its axis has one element, for which ONNX Runtime's answer of 1 wraps around to 0")
-    return quantised(b, reshape(b, b("Softmax", flat, axis=axis), x.shape), c.x(3), c.opt(4), c.x(0))
+    shares, zero = reshape(b, b("Softmax", flat, axis=axis), x.shape), c.opt(4)
+    # ONNX Runtime takes a whole number of steps to 1: 254 of them where 1 / 255 was rounded up.
+    steps = b("Floor", b("Div", b.like(1, shares), c.x(3)))
+    zero = b.constant(np.zeros((), c.x(0).dtype)) if zero is None else zero
+    return requantise(b, b("Mul", shares, steps), zero)
 
 
 @rule("SkipSimplifiedLayerNormalization", domain=DOMAIN)
@@ -106,18 +108,46 @@ def skip_root_mean_square(b: Builder, c: Call) -> list[Value]:
     return [y, y, y, total]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tables:
+    """What EmbedLayerNormalization looks up and scales with, in float."""
+
+    words: Value
+    positions: Value
+    segments: Value | None
+    gamma: Value
+    beta: Value
+
+
 @rule("EmbedLayerNormalization", domain=DOMAIN)
 def embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
     """Embeddings of words, positions and segments added up, and normalised along the last axis."""
-    if c.opt(7) is not None:
-        raise Refuse("it takes a mask; export the model without ONNX Runtime's fusions")
-    words, positions, segments = c.x(0), c.opt(8), c.opt(1)
-    total = b("Gather", c.x(2), words, axis=0)
+    tables = Tables(words=c.x(2), positions=c.x(3), segments=c.opt(4), gamma=c.x(5), beta=c.x(6))
+    return _embedded(b, c, tables, c.opt(8))
+
+
+@rule("QEmbedLayerNormalization", domain=DOMAIN)
+def quantised_embed_layer_normalisation(b: Builder, c: Call) -> list[Value]:
+    """EmbedLayerNormalization whose tables are of 8-bit integers."""
+    words, positions, gamma, beta = (
+        real(b, c.x(i), c.x(scale), c.x(scale + 5)) for i, scale in ((2, 8), (3, 9), (5, 11), (6, 12))
+    )
+    segments = None if c.opt(4) is None else real(b, c.x(4), c.x(10), c.x(15))
+    tables = Tables(words=words, positions=positions, segments=segments, gamma=gamma, beta=beta)
+    return _embedded(b, c, tables, None)
+
+
+def _embedded(b: Builder, c: Call, tables: Tables, positions: Value | None) -> list[Value]:
+    words, segments, mask = c.x(0), c.opt(1), c.opt(7)
+    total = b("Gather", tables.words, words, axis=0)
     if positions is None:
         positions = b.constant(np.arange(words.shape[1], dtype=np.int64)[None, :])
-    total = b("Add", total, b("Gather", c.x(3), positions, axis=0))
-    if segments is not None:
-        total = b("Add", total, b("Gather", c.x(4), segments, axis=0))
+    total = b("Add", total, b("Gather", tables.positions, positions, axis=0))
+    if segments is not None and tables.segments is not None:
+        total = b("Add", total, b("Gather", tables.segments, segments, axis=0))
     y = standardised(b, total, [total.rank - 1], c.number("epsilon", 1e-12))
-    y = b("Add", b("Mul", y, c.x(5)), c.x(6))
-    return [y, b.constant(np.zeros(words.shape[0], np.int32)), total]
+    y = b("Add", b("Mul", y, tables.gamma), tables.beta)
+    if mask is None:
+        return [y, b.constant(np.zeros(words.shape[0], np.int32)), total]
+    present = b("Cast", b("Equal", mask, b.like(1, mask)), to=TensorProto.INT32)
+    return [y, b("ReduceSum", present, b.ints(1), keepdims=0), total]

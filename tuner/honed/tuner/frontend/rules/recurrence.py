@@ -1,4 +1,7 @@
-"""Recurrent layers (LSTM, GRU, RNN), unrolled: voice models give them a frame or a few at a time."""
+"""Recurrent layers (LSTM, GRU, RNN), unrolled: voice models give them a frame or a few at a time.
+
+Their weights are floats, or integers where ONNX Runtime's quantiser was over them.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from honed.tuner.frontend.values import Refuse, Value
 from .arithmetic import softplus_of
 from .layout import cut, join, reshape, transpose
 from .linear import matmul
+from .quantisation import dynamically_quantised, integer_product, scaled_product
 
 MAX_STEPS = 64  # longer sequences make more kernels than their launches are worth
 Activation = Callable[[Builder, Value], Value]
@@ -65,6 +69,26 @@ def activate(b: Builder, x: Value, name: str, alpha: float, beta: float) -> Valu
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A matrix [terms, columns] that multiplies from the right: floats, or 8-bit integers with a scale.
+
+    `scale` and `zero` are one number, or one for each column.
+    """
+
+    data: Value
+    scale: Value | None = None
+    zero: Value | None = None
+
+    def product(self, b: Builder, x: Value) -> Value:
+        """`x` times the matrix, in float; by integers, `x` is quantised by its own range."""
+        if self.scale is None:
+            return matmul(b, x, self.data)
+        quantised, scale, zero = dynamically_quantised(b, x)
+        whole = integer_product(b, quantised, zero, self.data, self.zero)
+        return scaled_product(b, whole, scale, self.scale, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Direction:
     """One direction of a layer: weights laid out for products from the left, and what it starts from.
 
@@ -73,8 +97,8 @@ class Direction:
     """
 
     reverse: bool
-    w: Value
-    r: Value
+    w: Weights
+    r: Weights
     wb: Value | None
     rb: Value | None
     h: Value | None
@@ -105,7 +129,7 @@ def _gates(b: Builder, x: Value, count: int) -> list[Value]:
 
 
 def _recurrent(b: Builder, d: Direction, h: Value | None) -> Value | None:
-    return None if h is None else matmul(b, h, d.r)
+    return None if h is None else d.r.product(b, h)
 
 
 def lstm_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentState) -> RecurrentState:
@@ -136,7 +160,7 @@ def gru_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSta
     if state.h is None:
         r_z = r_r = None
     else:
-        r = _gates(b, d.r, 3)
+        r = _gates(b, d.r.data, 3)
         r_z, r_r = matmul(b, state.h, r[0]), matmul(b, state.h, r[1])
     z = f(b, _plus(b, x_z, r_z))
     if call.integer("linear_before_reset"):
@@ -158,24 +182,39 @@ def rnn_step(b: Builder, call: Call, d: Direction, x: Value, state: RecurrentSta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """An operator: its gates, which activations it has by default, and its step."""
+    """An operator: its gates, which activations it has by default, whether it has cells, and its step."""
 
     gates: int
     activations: tuple[str, ...]
+    cells: bool
     step: Step
 
 
 LAYERS = {
-    "LSTM": Layer(gates=4, activations=("sigmoid", "tanh", "tanh"), step=lstm_step),
-    "GRU": Layer(gates=3, activations=("sigmoid", "tanh"), step=gru_step),
-    "RNN": Layer(gates=1, activations=("tanh",), step=rnn_step),
+    "LSTM": Layer(gates=4, activations=("sigmoid", "tanh", "tanh"), cells=True, step=lstm_step),
+    "GRU": Layer(gates=3, activations=("sigmoid", "tanh"), cells=False, step=gru_step),
+    "RNN": Layer(gates=1, activations=("tanh",), cells=False, step=rnn_step),
 }
 
 
 @rule("LSTM", "GRU", "RNN")
 def recurrence(b: Builder, c: Call) -> list[Value]:
     """Unrolled, up to 64 steps; the products with the input are made for all of them at once."""
-    layer = LAYERS[c.op]
+    return _unrolled(b, c, LAYERS[c.op])
+
+
+@rule("DynamicQuantizeLSTM", domain="com.microsoft")
+def dynamic_quantize_lstm(b: Builder, c: Call) -> list[Value]:
+    """Unrolled, up to 64 steps; input and state are quantised by their range for products of integers."""
+    lengths = c.opt_const(4, "sequence lengths")
+    if lengths is not None and (lengths != c.x(0).shape[0]).any():
+        raise Refuse(
+            "its sequences differ in length, and are quantised together; export it without quantisation"
+        )
+    return _unrolled(b, c, LAYERS["LSTM"])
+
+
+def _unrolled(b: Builder, c: Call, layer: Layer) -> list[Value]:
     batchwise = bool(c.integer("layout"))
     if c.x(0).rank != 3:
         raise Refuse(f"its input has shape {list(c.x(0).shape)}; it takes three dimensions")
@@ -214,7 +253,7 @@ def _run(
     """The hidden states as [steps, 1, batch, hidden], and the last state."""
     steps, batch, width = x.shape
     # One product for all steps: [steps * batch, gates * hidden].
-    given = _plus(b, matmul(b, reshape(b, x, [steps * batch, width]), d.w), d.wb)
+    given = _plus(b, d.w.product(b, reshape(b, x, [steps * batch, width])), d.wb)
     state = RecurrentState(d.h, d.c)
     shown: dict[int, Value] = {}
     for t in reversed(range(steps)) if d.reverse else range(steps):
@@ -275,18 +314,24 @@ def _direction(
             return None
         return of(value, 1 if batchwise else 0)
 
-    bias, peepholes = c.opt(3), c.opt(7) if c.op == "LSTM" else None
+    def weights(place: int, scale: int) -> Weights:
+        whole = of(c.x(place))
+        if whole.dtype.kind == "f":
+            return Weights(data=transpose(b, whole, [1, 0]))
+        return Weights(data=whole, scale=of(c.x(scale)), zero=of(c.x(scale + 1)))
+
+    bias, peepholes = c.opt(3), c.opt(7) if layer.cells else None
     wb, rb = (None, None) if bias is None else _halves(b, of(bias))
     if wb is not None and rb is not None:
         wb, rb = _merged_biases(b, c, wb, rb)
     return Direction(
         reverse=reverse,
-        w=transpose(b, of(c.x(1)), [1, 0]),
-        r=transpose(b, of(c.x(2)), [1, 0]),
+        w=weights(1, 8),
+        r=weights(2, 10),
         wb=wb,
         rb=rb,
         h=first(5),
-        c=first(6) if c.op == "LSTM" else None,
+        c=first(6) if layer.cells else None,
         peepholes=None if peepholes is None else of(peepholes),
         activations=activations,
     )

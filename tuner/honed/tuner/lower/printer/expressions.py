@@ -11,6 +11,8 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from honed.tuner.lower.intrinsics import DOT_ADD, is_dot
+
 from . import types
 from .blocks import Blocks
 from .lanes import lane
@@ -154,6 +156,8 @@ class Expressions:
             of = types.parsed(str(expr.ty.dtype))
             if of.kind == "float":
                 return self._multiply_add(expr, of)
+        if sign == "+" and (is_dot(expr.a) or is_dot(expr.b)):
+            return self._dot_add(expr)
         a, b = self.term(expr.a), self.term(expr.b)
         if sign == "%" and a.type.kind == "float":
             return self._call_of_two("fmod", self.full(expr.a), self.full(expr.b))
@@ -196,6 +200,14 @@ class Expressions:
             text = f"{x.within(MUL)} * {y.within(MUL + 1)} + {z.within(ADD + 1)}"
             return self.joined(text, of, ADD, x, y, z)
         return self.joined(f"mad({x.text}, {y.text}, {z.text})", of, PRIMARY, x, y, z)
+
+    def _dot_add(self, expr: tirx.Add) -> Term:
+        """A dot product of bytes and what it is added to, in one; no sum is long enough to saturate."""
+        dot, other = (expr.a, expr.b) if is_dot(expr.a) else (expr.b, expr.a)
+        a, b, z = (self.full(argument) for argument in (*list(dot.args)[1:], other))
+        if a.type.lanes > 1:
+            raise Unprintable("dot products of bytes are not of vectors of words")
+        return self.joined(f"{DOT_ADD}({a.text}, {b.text}, {z.text})", types.INT, PRIMARY, a, b, z)
 
     def _call_of_two(self, function: str, a: Term, b: Term) -> Term:
         return self.joined(f"{function}({a.text}, {b.text})", a.type, PRIMARY, a, b)

@@ -1,0 +1,217 @@
+"""Operators of ONNX in the place of ONNX Runtime's own, for shapes: ONNX's inference knows only its own.
+
+A stand-in makes the same types and shapes as what it stands for, not the same values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from . import graphs
+
+# ONNX Runtime has these in ONNX's domain at any opset; ONNX defines the former from 17 on, the latter never.
+OWN_NAMES = ("LayerNormalization", "SimplifiedLayerNormalization")
+
+
+@dataclass(slots=True)
+class _Writer:
+    """Collects the nodes that stand for one node, and constants."""
+
+    node: onnx.NodeProto
+    shapes: dict[str, tuple[int, ...]]  # of initialisers
+    made: list[onnx.NodeProto] = field(default_factory=list)
+    constants: list[onnx.TensorProto] = field(default_factory=list)
+
+    def given(self, *places: int) -> list[str]:
+        """Names of the inputs at these places."""
+        return [self.node.input[place] for place in places]
+
+    def is_given(self, place: int) -> bool:
+        """Whether there is an input at this place."""
+        return place < len(self.node.input) and bool(self.node.input[place])
+
+    def add(self, op: str, inputs: Sequence[str], output: str = "", **attrs: object) -> str:
+        """A node; its first output where none is named is the node's own."""
+        output = output or self.node.output[0]
+        self.made.append(helper.make_node(op, inputs, [output], **attrs))
+        return output
+
+    def inner(self, op: str, inputs: Sequence[str], **attrs: object) -> str:
+        """A node whose output only other stand-ins read."""
+        return self.add(op, inputs, f"{self.node.output[0]}, stand-in {len(self.made)}", **attrs)
+
+    def wide(self, x: str, columns: int, output: str = "") -> str:
+        """`x` with so many columns."""
+        places = f"{self.node.output[0]}, columns"
+        self.constants.append(numpy_helper.from_array(np.zeros(columns, np.int64), places))
+        return self.add("Gather", [x, places], output, axis=-1)
+
+
+StandIn = Callable[[_Writer], object]
+
+
+def _same(w: _Writer) -> None:
+    """Outputs of one shape with the first input."""
+    w.add("Identity", w.given(0))
+
+
+def _as(op: str, *places: int, without: str = "channels_last") -> StandIn:
+    """ONNX's operator on these inputs, with the node's attributes but those whose names begin so."""
+
+    def write(w: _Writer) -> None:
+        node = helper.make_node(op, w.given(*places), [w.node.output[0]])
+        node.attribute.extend(a for a in w.node.attribute if not a.name.startswith(without))
+        w.made.append(node)
+
+    return write
+
+
+def _in_onnx(w: _Writer) -> None:
+    """ONNX's operator of this name."""
+    _as(w.node.op_type, *range(len(w.node.input)))(w)
+
+
+def _channels_first(write: StandIn) -> StandIn:
+    def unless_last(w: _Writer) -> None:
+        if not graphs.attribute(w.node, "channels_last", 0):
+            write(w)
+
+    return unless_last
+
+
+def _average(w: _Writer) -> None:
+    node = helper.make_node("MaxPool", w.given(0), [w.node.output[0]])
+    kept = ("auto_pad", "ceil_mode", "kernel_shape", "pads", "strides")
+    node.attribute.extend(a for a in w.node.attribute if a.name in kept)
+    w.made.append(node)
+
+
+def _concatenated(w: _Writer) -> None:
+    w.add("Concat", w.node.input[2::3], axis=graphs.attribute(w.node, "axis", 0))
+
+
+def _normalised(w: _Writer) -> None:
+    total = w.add("Add", w.given(0, 1))
+    if len(w.node.output) > 3 and w.node.output[3]:
+        w.add("Identity", [total], w.node.output[3])
+
+
+def _embedded(w: _Writer) -> None:
+    w.add("Gather", w.given(2, 0), axis=0)
+
+
+def _embedded_integers(w: _Writer) -> None:
+    w.add("Cast", [w.inner("Gather", w.given(2, 0), axis=0)], to=TensorProto.FLOAT)
+
+
+def _attention(w: _Writer) -> None:
+    columns, sizes = w.shapes.get(w.node.input[1], ()), _sizes(w.node)
+    if len(columns) == 2:
+        whole = w.inner("MatMul", w.given(0, 1))
+        if w.node.op_type == "QAttention":
+            whole = w.inner("Cast", [whole], to=TensorProto.FLOAT)
+        w.wide(whole, sizes[2] if len(sizes) == 3 else columns[1] // 3)
+
+
+def _sizes(node: onnx.NodeProto) -> list[int]:
+    return next((list(a.ints) for a in node.attribute if a.name == "qkv_hidden_sizes"), [])
+
+
+def _heads(w: _Writer) -> None:
+    if w.is_given(2):
+        w.add("Einsum", w.given(0, 2), equation="bsd,ble->bse")
+
+
+def _transposed_product(w: _Writer) -> None:
+    if graphs.attribute(w.node, "transBatchA", 0) or graphs.attribute(w.node, "transBatchB", 0):
+        return
+    left = "ji" if graphs.attribute(w.node, "transA", 0) else "ij"
+    right = "kj" if graphs.attribute(w.node, "transB", 0) else "jk"
+    w.add("Einsum", w.given(0, 1), equation=f"...{left},...{right}->...ik")
+
+
+def _integer_product(w: _Writer) -> None:
+    w.add("Cast", [w.inner("MatMul", w.given(0, 1))], to=TensorProto.FLOAT)
+
+
+def _gemm_of_integers(w: _Writer) -> None:
+    node = helper.make_node("Gemm", w.given(0, 3), [f"{w.node.output[0]}, stand-in"])
+    node.attribute.extend(w.node.attribute)
+    w.made.append(node)
+    if w.is_given(8):
+        w.add("Identity", list(node.output))
+    else:
+        w.add("Cast", list(node.output), to=TensorProto.FLOAT)
+
+
+def _few_bits(w: _Writer) -> None:
+    w.wide(w.node.input[0], graphs.attribute(w.node, "N", 1))
+
+
+def _lstm(w: _Writer) -> None:
+    node = helper.make_node("LSTM", w.given(0, 1, 2), list(w.node.output))
+    node.attribute.extend(w.node.attribute)
+    w.made.append(node)
+
+
+_STAND_INS: dict[str, StandIn] = {
+    **dict.fromkeys(
+        ["BiasGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding"],
+        _same,
+    ),
+    **dict.fromkeys(
+        ["QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax"],
+        _same,
+    ),
+    **dict.fromkeys(["DequantizeLinear", "GatherND", "GridSample", "QuantizeLinear", "Trilu"], _in_onnx),
+    **dict.fromkeys(["Attention", "QAttention"], _attention),
+    **dict.fromkeys(["FusedMatMul", "TransposeMatMul"], _transposed_product),
+    **dict.fromkeys(["SkipLayerNormalization", "SkipSimplifiedLayerNormalization"], _normalised),
+    "DynamicQuantizeLSTM": _lstm,
+    "DynamicQuantizeMatMul": _as("MatMul", 0, 1),
+    "EmbedLayerNormalization": _embedded,
+    "FusedConv": _as("Conv", 0, 1, without="activation"),
+    "FusedGemm": _as("Gemm", 0, 1, without="activation"),
+    "MatMulIntegerToFloat": _integer_product,
+    "MatMulNBits": _few_bits,
+    "MultiHeadAttention": _heads,
+    "QEmbedLayerNormalization": _embedded_integers,
+    "QGemm": _gemm_of_integers,
+    "QLinearAdd": _as("Add", 0, 3),
+    "QLinearAveragePool": _channels_first(_average),
+    "QLinearConcat": _concatenated,
+    "QLinearConv": _channels_first(_as("Conv", 0, 3)),
+    "QLinearGlobalAveragePool": _channels_first(_as("GlobalMaxPool", 0)),
+    "QLinearMul": _as("Mul", 0, 3),
+    "QLinearWhere": _as("Where", 0, 1, 4),
+}  # fmt: skip
+
+
+def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose types and shapes ONNX's inference can tell; the model itself where it can as it is."""
+    shapes = {t.name: tuple(t.dims) for t in model.graph.initializer}
+    nodes: list[onnx.NodeProto] = []
+    constants: list[onnx.TensorProto] = []
+    stood = False
+    for node in model.graph.node:
+        writer = _Writer(node=node, shapes=shapes)
+        if node.domain == "com.microsoft" and node.op_type in _STAND_INS and node.output:
+            _STAND_INS[node.op_type](writer)
+        elif node.domain in ("", "ai.onnx") and node.op_type in OWN_NAMES:
+            _same(writer)
+        nodes += writer.made or [node]
+        stood = stood or bool(writer.made)
+        constants += writer.constants
+    if not stood:
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.node[:]
+    copy.graph.node.extend(nodes)
+    copy.graph.initializer.extend(constants)
+    return copy
