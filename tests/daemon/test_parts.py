@@ -75,7 +75,7 @@ def spinning(path: Path, turns: int, handed: str = "y") -> Path:
             flops=2,
             why=("chosen so",),
         )
-        builder.split = Split(parts=(part,), last=0, outputs=outputs, nodes=1, flops=1)
+        builder.split = Split(parts=(part,), behind=(0,), outputs=outputs, nodes=1, flops=1)
 
     return spin.write(path, turns, also=in_parts)
 

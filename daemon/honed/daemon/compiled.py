@@ -9,9 +9,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from honed.protocol import strict
-from honed.protocol.results import ComparedOutput, ModelProof, ShownKernel, ShownPart, TensorMetadata
+from honed.protocol.results import (
+    ComparedOutput,
+    ModelProof,
+    ShownForm,
+    ShownKernel,
+    ShownPart,
+    TensorMetadata,
+)
 from honed.runtime.dtypes import dtype
-from honed.runtime.model import CompiledModel, Copy, CpuPart, HostCall, Launch, PartTensor, Source, Tensor
+from honed.runtime.model import (
+    CompiledModel,
+    Copy,
+    CpuPart,
+    Form,
+    HostCall,
+    Launch,
+    PartTensor,
+    Source,
+    Split,
+    Tensor,
+)
 from honed.runtime.profile import DeviceIdentity
 
 from .interface import Interface, OpenTensor
@@ -91,10 +109,10 @@ def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
     if split is None:
         return ()
     whole = ShownPart(engine="gpu", nodes=split.nodes, flops=split.flops)
-    return whole, *(_part(part, last=n == split.last) for n, part in enumerate(split.parts))
+    return whole, *(_part(model, split, n, part) for n, part in enumerate(split.parts))
 
 
-def _part(part: CpuPart, *, last: bool) -> ShownPart:
+def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> ShownPart:
     return ShownPart(
         engine="cpu",
         nodes=part.nodes,
@@ -102,7 +120,21 @@ def _part(part: CpuPart, *, last: bool) -> ShownPart:
         why=part.why,
         inputs=tuple(map(_tensor, part.inputs)),
         outputs=tuple(map(_tensor, part.outputs)),
-        last=last,
+        last=number in split.behind,
+        sized=part.sized,
+        forms=(
+            *(_form(form) for form in model.forms if form.part == number),
+            *(ShownForm(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
+        ),
+    )
+
+
+def _form(form: Form) -> ShownForm:
+    times = form.times
+    return ShownForm(
+        sizes=form.sizes,
+        compiled_us=times.compiled_us if times is not None else None,
+        cpu_us=times.cpu_us if times is not None else None,
     )
 
 
@@ -145,4 +177,8 @@ def _schedules(model: CompiledModel) -> str:
         digest.update(model.sources[kernel.source].encode())
     if model.prepare:
         digest.update(repr(model.prepare).encode())
+    for form in model.forms:
+        digest.update(repr((form.part, form.sizes, _schedules(form.model))).encode())
+    for out in model.split.left_out if model.split is not None else ():
+        digest.update(repr((out.part, out.sizes)).encode())
     return digest.hexdigest()

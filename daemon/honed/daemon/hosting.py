@@ -30,6 +30,7 @@ from honed.protocol.errors import DeviceError, HonedError, Internal, InvalidArgu
 from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
+from honed.protocol.sizes import MetSizes
 from honed.protocol.wire import FrameLimits
 from honed.runtime import strings, transport
 from honed.runtime.dtypes import STRING, dtype
@@ -81,8 +82,8 @@ class Host(ABC):
         """A loaded model; raises NotFound."""
 
     @abstractmethod
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> None:
-        """A client's inputs were run; with `keep` they may be remembered."""
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+        """A client's inputs were run; with `keep` they may be remembered. Gives the sizes that parts met."""
 
     def serve(self) -> None:
         """Answer until the service hangs up."""
@@ -166,13 +167,14 @@ class Host(ABC):
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
-        self.ran(call.key, given, call.keep)
+        met = self.ran(call.key, given, call.keep)
         inline, offsets = self._delivered(computed, call)
         done = time.monotonic_ns()
         return ModelRan(
             raw=tuple(inline),
             shapes=tuple(computed[output.name].shape for output in call.outputs),
             offsets=offsets,
+            met=met,
             input_ns=begun - start,
             infer_ns=ended - begun,
             output_ns=done - ended,

@@ -284,11 +284,25 @@ class ShownVariant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownForm:
+    """Sizes of a part that depend on the data, for which it was compiled, and times of both engines for them.
+
+    It is served so unless `why` says why not.
+    """
+
+    sizes: tuple[int, ...]
+    compiled_us: float | None = None
+    cpu_us: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPart:
     """A part of a model that two engines run: "gpu" what is compiled, "cpu" what the CPU engine runs of it.
 
     `nodes` of the model's file and an estimate of their operations, `why` the CPU engine runs them, what is
-    handed to it and back. The `last` part runs behind what is compiled, others in between.
+    handed to it and back. `last` parts run behind what is compiled, others in between. One that is `sized` is
+    compiled for the sizes that it meets often: `forms`.
     """
 
     engine: str
@@ -298,6 +312,8 @@ class ShownPart:
     inputs: tuple[TensorMetadata, ...] = ()
     outputs: tuple[TensorMetadata, ...] = ()
     last: bool = False
+    sized: bool = False
+    forms: tuple[ShownForm, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -20,9 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import DeviceError, InvalidArgument
+from honed.protocol.sizes import MetSizes
 
 from . import binding, border, enqueue, fit, programs
-from .cpuparts import CpuParts, named
+from .behind import PartsBehind
+from .cpuparts import CpuParts
 from .devices import Device, select
 from .halves import converted
 from .memory import DeviceMemory
@@ -98,8 +100,15 @@ class Executor:
         for step in file.model.prepare:
             if not binding.empty(file.model, step):
                 self._prepare(step, kernels)
-        self._parts = (parts or CpuParts()).open(file) if file.model.split is not None else None
+        process = parts or CpuParts()
+        self._parts = process.open(file) if file.model.split is not None else None
+        self._behind = PartsBehind(file.model, self._parts)
+        self.met: tuple[MetSizes, ...] = ()  # by the parts behind, in the latest run
         self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
+        self.forms = [
+            Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
+            for n in range(len(file.model.forms))
+        ]
 
     @property
     def model(self) -> CompiledModel:
@@ -131,16 +140,15 @@ class Executor:
         with self._lock:
             return self._infer(given, None)
 
-    def run_behind(self, *given: Mapping[str, Array]) -> dict[str, Array]:
-        """What the last part gives for values by name, nothing where there is none; raises as `run`."""
-        split = self.model.split
-        if split is None or split.last is None or split.behind is None:
-            return {}
-        assert self._parts is not None
-        found = self._parts.run(split.last, named(split.behind, *given))
-        return {
-            tensor.name: np.array(value) for tensor, value in zip(split.behind.outputs, found, strict=True)
-        }
+    def run_behind(self, *given: Mapping[str, Array], forms: bool = True) -> dict[str, Array]:
+        """What the parts behind all steps make of values by name, nothing where there are none.
+
+        Without `forms` the CPU engine runs all of them. Raises as `run`.
+        """
+        values = {name: value for each in reversed(given) for name, value in each.items()}
+        run_form = (lambda n, inputs: self.forms[n].run(inputs)) if forms else None
+        found, self.met = self._behind.run(values, run_form)
+        return found
 
     def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
         """The model's outputs out of its inputs and what the steps gave."""
@@ -161,7 +169,7 @@ class Executor:
             timeline = Timeline(self._profiling_queue)
             start = time.perf_counter()
             made = self._infer(given, timeline)
-            if self.model.split is not None and self.model.split.last is not None:
+            if self.model.made_behind:
                 began = time.perf_counter()
                 self.run_behind(made, inputs)
                 timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
@@ -177,6 +185,8 @@ class Executor:
             self._memory.close()
             if self._parts is not None:
                 self._parts.close()
+            for form in self.forms:
+                form.close()
             self.file.close()
 
     def __enter__(self) -> Executor:

@@ -201,7 +201,9 @@ class PartTensor:
 class CpuPart:
     """Nodes of the model that the CPU engine runs, as an ONNX file in the constant buffer `onnx`.
 
-    `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
+    `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled. Where
+    that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled forms for
+    sizes that it meets.
     """
 
     onnx: int  # index into CompiledModel.buffers
@@ -210,26 +212,55 @@ class CpuPart:
     nodes: int
     flops: int
     why: tuple[str, ...]
+    sized: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizesLeftOut:
+    """Sizes of a part, as in `MetSizes`, for which it has no compiled form, and why."""
+
+    part: int
+    sizes: tuple[int, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """A model that runs in parts: `parts` are the CPU engine's, `nodes` and `flops` what is compiled of it.
 
-    Host calls of CPU_PART run them between launches. The one numbered `last` runs behind all steps: it takes
-    outputs of theirs and inputs of the model, by name. `outputs` are the model's, made by either.
+    Host calls of CPU_PART run them between launches. Those numbered `behind` run behind all steps, one after the
+    other: each takes outputs of the steps, inputs of the model and what those before it made, by name.
+    `outputs` are the model's, made by either.
     """
 
     parts: tuple[CpuPart, ...]
-    last: int | None
+    behind: tuple[int, ...]
     outputs: tuple[PartTensor, ...]
     nodes: int
     flops: int
+    left_out: tuple[SizesLeftOut, ...] = ()
 
-    @property
-    def behind(self) -> CpuPart | None:
-        """The part that runs behind all steps."""
-        return None if self.last is None else self.parts[self.last]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormTimes:
+    """Microseconds of a part in runs in turns: compiled, handing over and back included, and in the CPU engine."""
+
+    compiled_us: float
+    cpu_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A part behind all steps, compiled for sizes that it was met in.
+
+    `sizes` stand for what is -1 in the shapes of its inputs, in their order. `model` takes and gives what the
+    part does, and its constants are in the file's one section. `times` are None where it was not run.
+    """
+
+    part: int
+    sizes: tuple[int, ...]
+    model: CompiledModel
+    times: FormTimes | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +269,7 @@ class CompiledModel:
 
     `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
     run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
-    `outputs` are those of the steps, and the model's where it is not `split`.
+    `outputs` are those of the steps, and the model's where it is not `split`. `forms` are of its parts.
     """
 
     source: Source
@@ -258,6 +289,13 @@ class CompiledModel:
     parts: tuple[Part, ...] = ()
     views: tuple[View, ...] = ()
     split: Split | None = None
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def made_behind(self) -> tuple[PartTensor, ...]:
+        """Those of the model's outputs that parts make behind all steps."""
+        by_steps = {tensor.name for tensor in self.outputs}
+        return tuple(tensor for tensor in self.gives if tensor.name not in by_steps)
 
     @property
     def gives(self) -> tuple[PartTensor, ...]:
