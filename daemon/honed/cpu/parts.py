@@ -40,7 +40,7 @@ from honed.runtime.partcalls import (
     UnloadPart,
     laid_out,
 )
-from honed.runtime.parts import met_sizes
+from honed.runtime.parts import covers, met_sizes
 from honed.runtime.regions import map_descriptor
 
 from .session import Session
@@ -107,7 +107,6 @@ class Parts:
         if call.places:
             data = [self._memory[place:].data for place in call.places]
         values = {given.name: _array(given, held) for given, held in zip(call.inputs, data, strict=True)}
-        stops = {(stop.part, stop.sizes) for stop in call.stops}
         made: dict[str, Array] = {}
         sizes: list[tuple[int, ...]] = []
         done = ns = 0
@@ -115,7 +114,7 @@ class Parts:
             session, takes = self._parts[number]
             given = {tensor.name: values[tensor.name] for tensor in takes}
             sizes.append(met_sizes(takes, [array.shape for array in given.values()]))
-            if (number, sizes[-1]) in stops:
+            if any(s.part == number and covers(s.sizes, s.least, sizes[-1]) for s in call.stops):
                 break
             began = time.perf_counter_ns()
             found = session.run(given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.sizes import MetSizes
@@ -12,6 +13,7 @@ from honed.protocol.sizes import MetSizes
 from .cpuparts import OpenParts
 from .model import CompiledModel
 from .partcalls import SizesToStopAt
+from .parts import covers
 
 Array = NDArray[Any]
 RunForm = Callable[[int, Mapping[str, Array]], Mapping[str, Array]]  # a form by number, on its inputs
@@ -25,8 +27,10 @@ class PartsBehind:
         self._parts = parts
         self._split = model.split
         self._wanted = [tensor.name for tensor in model.made_behind]
-        self._forms = {(form.part, form.sizes): n for n, form in enumerate(model.forms)}
-        self._stops = [SizesToStopAt(part=form.part, sizes=form.sizes) for form in model.forms]
+        self._forms = model.forms
+        self._stops = [
+            SizesToStopAt(part=form.part, sizes=form.sizes, least=form.least) for form in model.forms
+        ]
 
     def run(
         self, values: Mapping[str, Array], run_form: RunForm | None
@@ -44,9 +48,7 @@ class PartsBehind:
             met += self._met(left, ran.sizes)
             left = left[ran.done :]
             if left and run_form is not None:
-                takes = self._split.parts[left[0]].inputs
-                form = self._forms[left[0], ran.sizes[ran.done]]
-                there |= run_form(form, {tensor.name: there[tensor.name] for tensor in takes})
+                there |= self._formed(left[0], ran.sizes[ran.done], there, run_form)
                 left = left[1:]
         return {name: there[name] for name in self._wanted}, tuple(met)
 
@@ -54,3 +56,29 @@ class PartsBehind:
         assert self._split is not None
         each = zip(numbers, sizes, strict=False)
         return [MetSizes(part=n, sizes=those) for n, those in each if self._split.parts[n].sized]
+
+    def _formed(
+        self, number: int, met: tuple[int, ...], values: Mapping[str, Array], run_form: RunForm
+    ) -> dict[str, Array]:
+        """What a part makes of values, by the least of its forms that is for sizes that were met.
+
+        Its last row is repeated as often as the form has rows more.
+        """
+        assert self._split is not None
+        part = self._split.parts[number]
+        fit = [
+            (form.sizes, n)
+            for n, form in enumerate(self._forms)
+            if form.part == number and covers(form.sizes, form.least, met)
+        ]
+        sizes, form = min(fit)
+        given = {tensor.name: values[tensor.name] for tensor in part.inputs}
+        if sizes == met:
+            return dict(run_form(form, given))
+        more = sizes[0] - met[0]
+        for tensor in part.inputs:
+            if -1 in tensor.shape:
+                rows = given[tensor.name]
+                given[tensor.name] = np.concatenate([rows, np.repeat(rows[-1:], more, 0)])
+        made = run_form(form, given)
+        return {t.name: made[t.name][: met[0]] if -1 in t.shape else made[t.name] for t in part.outputs}

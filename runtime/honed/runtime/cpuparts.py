@@ -13,6 +13,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -288,7 +289,7 @@ class OpenParts:
             inputs,
             [tensor for part in parts for tensor in part.outputs],
             wanted,
-            [SizesToStopAt(part=self._numbers[stop.part], sizes=stop.sizes) for stop in stops],
+            [replace(stop, part=self._numbers[stop.part]) for stop in stops],
         )
         _check_answer(parts, ran)
         return ran, made

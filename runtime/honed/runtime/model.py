@@ -203,7 +203,8 @@ class CpuPart:
 
     `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled. Where
     that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled forms for
-    sizes that it meets.
+    sizes that it meets. Where these are the first of each shape and what it makes of one row does not hang on
+    others, it is `by_rows`: a form may be run on more rows than there are.
     """
 
     onnx: int  # index into CompiledModel.buffers
@@ -213,6 +214,7 @@ class CpuPart:
     flops: int
     why: tuple[str, ...]
     sized: bool = False
+    by_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,12 +257,14 @@ class Form:
 
     `sizes` stand for what is -1 in the shapes of its inputs, in their order. `model` takes and gives what the
     part does, and its constants are in the file's one section. `times` are None where it was not run.
+    It runs for these sizes, and where `least` is not 0 for so many rows and more, up to its own.
     """
 
     part: int
     sizes: tuple[int, ...]
     model: CompiledModel
     times: FormTimes | None
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,10 +39,11 @@ class ShareMemory:
 
 @dataclass(slots=True, kw_only=True)
 class SizesToStopAt:
-    """Sizes of a part's inputs that depend on the data, for which something else is to run it."""
+    """Sizes of a part for which something else is to run it, as in `honed.runtime.model.Form`."""
 
     part: int
     sizes: tuple[int, ...]
+    least: int
 
 
 @dataclass(slots=True, kw_only=True)

@@ -78,6 +78,8 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
         _require(gives, f"{called} gives others")
         _require(own.split is None and not own.forms, f"{called} has parts of its own")
         _require(own.constant_bytes == model.constant_bytes, f"{called} has another constant section")
+        rows = part.by_rows and len(set(form.sizes)) == 1 and 0 < form.least <= form.sizes[0]
+        _require(form.least == 0 or rows, f"{called} cannot run for {form.least} rows")
         times = form.times
         measured = times is None or all(map(_is_time, (times.compiled_us, times.cpu_us)))
         _require(measured, f"{called} was run in no time at all")
@@ -98,6 +100,13 @@ def filled(tensors: Iterable[PartTensor], sizes: Sequence[int]) -> tuple[PartTen
     return tuple(
         replace(t, shape=tuple(next(left) if size == -1 else size for size in t.shape)) for t in tensors
     )
+
+
+def covers(sizes: Sequence[int], least: int, met: Sequence[int]) -> bool:
+    """Whether a form for `sizes`, as `Form` has them with `least`, runs a part that met others."""
+    if tuple(sizes) == tuple(met):
+        return True
+    return least > 0 and len(set(met)) == 1 and least <= met[0] <= sizes[0]
 
 
 def met_sizes(tensors: Iterable[PartTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
@@ -168,6 +177,8 @@ def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool
     _require(part.nodes >= 0 and part.flops >= 0, f"{where} has less than no work")
     _require(len(part.why) <= MAX_REASONS, f"{where} has {len(part.why)} reasons")
     _require(behind or not part.sized, f"{where} is sized and does not run behind the steps")
+    rows = part.sized and all(-1 not in tensor.shape[1:] for tensor in (*part.inputs, *part.outputs))
+    _require(rows or not part.by_rows, f"{where} has no rows that could be computed each by itself")
     _check_tensors(where, "input", part.inputs, behind=behind)
     _check_tensors(where, "output", part.outputs, behind=behind)
     _require(bool(part.outputs), f"{where} has no outputs")

@@ -130,6 +130,7 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
         calibration=job.calibration,
         like=job.like,
         sizes=job.sizes,
+        slower_too=job.slower_too,
         processes=min(MOST_PROCESSES, len(os.sched_getaffinity(0))),
     )
 

@@ -60,6 +60,7 @@ class CompileRequest:
     like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
     processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
     sizes: tuple[MetSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
+    slower_too: bool = False  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +174,13 @@ def _compiled_part(request: CompileRequest, cut: Cut, met: MetSizes) -> sized.Co
         )
         try:
             compile_file(own, lambda stage, done, text: None)
-            times = None
+            timed = None
             if request.device is not None:
-                times = timing.in_turns(request.output, met.part, output, request.device)
-                if why := timing.why_not(times, request.device):
-                    return why
+                timed = timing.in_turns(
+                    request.output, met.part, output, request.device, slower_too=request.slower_too
+                )
+                if timed.why_not:
+                    return timed.why_not
         except (ModelRefused, InvalidArgument) as refused:
             return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[:_TOLD]
         with modelfile.read(output, verify=False) as file:
@@ -185,7 +188,13 @@ def _compiled_part(request: CompileRequest, cut: Cut, met: MetSizes) -> sized.Co
                 return "it cannot be compiled whole"
             indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
             constants = {i: np.array(file.constant(i)) for i in indices}
-            return sized.CompiledPart(met=met, model=file.model, constants=constants, times=times)
+            return sized.CompiledPart(
+                met=met,
+                model=file.model,
+                constants=constants,
+                times=timed.times if timed is not None else None,
+                least=timed.least if timed is not None else 0,
+            )
 
 
 def _prover(

@@ -20,6 +20,7 @@ from . import valuetypes
 from .dense import sized_stages
 from .extract import Extractor, carried
 from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
+from .rows import by_rows
 from .work import elements, flops
 
 MAX_NODES = 20_000  # dividing more may take minutes
@@ -29,7 +30,7 @@ _CARRIED = {d.name: d for d in DTYPES}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartModel:
     """A part for the CPU engine. Sizes that depend on the data are -1; where they are all that keeps it from
-    being compiled it is `sized`.
+    being compiled it is `sized`, and `by_rows` where more rows do no harm.
     """
 
     model: onnx.ModelProto
@@ -39,6 +40,7 @@ class PartModel:
     flops: int
     why: tuple[str, ...]
     sized: bool = False
+    by_rows: bool = False
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
@@ -250,14 +252,17 @@ def _part(
     gives = tuple(_output(model, found, name) for name in wanted)
     whys = list(dict.fromkeys(one.why for one in nodes if one.why and one.why != BEHIND))
     whys += [BEHIND] if any(one.why == BEHIND for one in nodes) else []
+    part = extractor.part(nodes, taken, gives)
+    sized = sized and any(-1 in spec.shape for spec in taken)
     return PartModel(
-        model=extractor.part(nodes, taken, gives),
+        model=part,
         inputs=taken,
         outputs=gives,
         nodes=len(nodes),
         flops=sum(flops(one.node, found.types) for one in nodes),
         why=tuple(whys[:MAX_REASONS]),
-        sized=sized and any(-1 in spec.shape for spec in taken),
+        sized=sized,
+        by_rows=sized and by_rows(part, taken, gives),
     )
 
 

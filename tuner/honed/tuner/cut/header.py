@@ -35,6 +35,7 @@ def split(cut: Cut | None, first: int) -> Split | None:
             flops=part.flops,
             why=part.why,
             sized=part.sized,
+            by_rows=part.by_rows,
         )
         for n, part in enumerate(cut.parts)
     )

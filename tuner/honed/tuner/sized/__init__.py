@@ -31,6 +31,7 @@ class CompiledPart:
     model: CompiledModel
     constants: Constants
     times: FormTimes | None
+    least: int = 0
 
 
 def wanted(
@@ -89,6 +90,7 @@ def with_forms(
             sizes=part.met.sizes,
             model=replace(part.model, buffers=buffers, constant_bytes=end),
             times=part.times,
+            least=part.least,
         )
         for part, buffers in zip(parts, moved, strict=True)
     )
