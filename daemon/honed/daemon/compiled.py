@@ -122,6 +122,7 @@ def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> Sho
         outputs=tuple(map(_tensor, part.outputs)),
         last=number in split.behind,
         sized=part.sized,
+        by_rows=part.by_rows,
         forms=(
             *(_form(form) for form in model.forms if form.part == number),
             *(ShownForm(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
@@ -133,6 +134,7 @@ def _form(form: Form) -> ShownForm:
     times = form.times
     return ShownForm(
         sizes=form.sizes,
+        least=form.least,
         compiled_us=times.compiled_us if times is not None else None,
         cpu_us=times.cpu_us if times is not None else None,
     )
@@ -178,7 +180,7 @@ def _schedules(model: CompiledModel) -> str:
     if model.prepare:
         digest.update(repr(model.prepare).encode())
     for form in model.forms:
-        digest.update(repr((form.part, form.sizes, _schedules(form.model))).encode())
+        digest.update(repr((form.part, form.sizes, form.least, _schedules(form.model))).encode())
     for out in model.split.left_out if model.split is not None else ():
         digest.update(repr((out.part, out.sizes)).encode())
     return digest.hexdigest()

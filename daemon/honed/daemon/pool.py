@@ -295,6 +295,7 @@ class Pool:
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
+        plan.met.extend(answer.met)
         kind = "cpu" if is_cpu(work.engine) else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)

@@ -100,8 +100,8 @@ class Compile(OnFile[Compiled]):
 
     `like` is a compiled form of the same model whose choice of precision is taken. With `profile`, a file, it
     is for the device of that, and answers are not compared; with `device`, too, that profile has its peaks.
-    `sizes` are those that parts are compiled for whose sizes depend on the data; without, those of `like`. What
-    the CPU engine is faster with is left out, but with `slower_too`.
+    `sizes` are those that parts are compiled for whose sizes depend on the data; without, those of `like`.
+    What the CPU engine is faster with is left out, but with `slower_too`.
     """
 
     command = ("compile",)

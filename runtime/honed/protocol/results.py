@@ -285,12 +285,13 @@ class ShownVariant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownForm:
-    """Sizes of a part that depend on the data, for which it was compiled, and times of both engines for them.
+    """Sizes of a part that depend on the data, for which it was compiled, and times of both engines.
 
-    It is served so unless `why` says why not.
+    It is served so unless `why` says why not; where `least` is not 0, for so many rows and more, up to it.
     """
 
     sizes: tuple[int, ...]
+    least: int = 0
     compiled_us: float | None = None
     cpu_us: float | None = None
     why: str = ""
@@ -302,7 +303,7 @@ class ShownPart:
 
     `nodes` of the model's file and an estimate of their operations, `why` the CPU engine runs them, what is
     handed to it and back. `last` parts run behind what is compiled, others in between. One that is `sized` is
-    compiled for the sizes that it meets often: `forms`.
+    compiled for the sizes that it meets often: `forms`, which may run on fewer rows where it is `by_rows`.
     """
 
     engine: str
@@ -313,6 +314,7 @@ class ShownPart:
     outputs: tuple[TensorMetadata, ...] = ()
     last: bool = False
     sized: bool = False
+    by_rows: bool = False
     forms: tuple[ShownForm, ...] = ()
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetSizes:
-    """Sizes of the part of that number that it was met in: what its inputs' shapes leave open, in their order."""
+    """Sizes that a part was met in: what the shapes of its inputs leave open, in their order."""
 
     part: int
     sizes: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What runs behind all steps of a model: parts in the CPU engine, and compiled forms of some for their sizes."""
+"""What runs behind all steps of a model: parts in the CPU engine, and compiled forms for some sizes."""
 
 from __future__ import annotations
 

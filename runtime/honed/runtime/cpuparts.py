@@ -148,9 +148,7 @@ class CpuParts:
                 for number in numbers:
                     self._call(UNLOAD, UnloadPart(part=number))
 
-    def _placed(
-        self, inputs: Sequence[Array], outputs: Sequence[PartTensor]
-    ) -> tuple[tuple[int, ...], int]:
+    def _placed(self, inputs: Sequence[Array], outputs: Sequence[PartTensor]) -> tuple[tuple[int, ...], int]:
         """Put much data into shared memory: where each input is, and where outputs may begin."""
         places, room = laid_out([array.nbytes for array in inputs], 0)
         _, end = laid_out([_nbytes(t) for t in outputs if -1 not in t.shape], room)

@@ -201,10 +201,10 @@ class PartTensor:
 class CpuPart:
     """Nodes of the model that the CPU engine runs, as an ONNX file in the constant buffer `onnx`.
 
-    `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled. Where
-    that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled forms for
-    sizes that it meets. Where these are the first of each shape and what it makes of one row does not hang on
-    others, it is `by_rows`: a form may be run on more rows than there are.
+    `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
+    Where that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled
+    forms for sizes that it meets. Where these are the first of each shape and what it makes of one row does
+    not hang on others, it is `by_rows`: a form may be run on more rows than there are.
     """
 
     onnx: int  # index into CompiledModel.buffers
@@ -230,8 +230,8 @@ class SizesLeftOut:
 class Split:
     """A model that runs in parts: `parts` are the CPU engine's, `nodes` and `flops` what is compiled of it.
 
-    Host calls of CPU_PART run them between launches. Those numbered `behind` run behind all steps, one after the
-    other: each takes outputs of the steps, inputs of the model and what those before it made, by name.
+    Host calls of CPU_PART run them between launches. Those numbered `behind` run behind all steps, one after
+    the other: each takes outputs of the steps, inputs of the model and what those before it made, by name.
     `outputs` are the model's, made by either.
     """
 
@@ -245,7 +245,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormTimes:
-    """Microseconds of a part in runs in turns: compiled, handing over and back included, and in the CPU engine."""
+    """Microseconds of a part, in turns: compiled, with handing over and back, and in the CPU engine."""
 
     compiled_us: float
     cpu_us: float

@@ -56,11 +56,14 @@ def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
 
 def _check_forms(model: CompiledModel, split: Split) -> None:
     """Forms are of parts that may have some; the rules of their models are checked by whoever checks this."""
-    known = [(each.part, each.sizes) for each in (*model.forms, *split.left_out)]
+    known = [(form.part, form.sizes) for form in model.forms]
+    known += [(out.part, out.sizes) for out in split.left_out]
     _require(len(known) <= MAX_SIZES, f"parts were compiled for {len(known)} sizes")
     _require(len(set(known)) == len(known), "a part has two forms for the same sizes")
     for number, sizes in known:
-        _require(number in split.behind, f"there are sizes of part {number}, which does not run behind the steps")
+        _require(
+            number in split.behind, f"there are sizes of part {number}, which does not run behind the steps"
+        )
         part = split.parts[number]
         _require(
             part.sized and len(sizes) == open_count(part.inputs) and all(size > 0 for size in sizes),
@@ -70,7 +73,9 @@ def _check_forms(model: CompiledModel, split: Split) -> None:
         part, own = split.parts[form.part], form.model
         called = f"the form of part {form.part} for {list(form.sizes)}"
         wanted = filled(part.inputs, form.sizes)
-        _require([_signature(t) for t in own.inputs] == [_signature(t) for t in wanted], f"{called} takes others")
+        _require(
+            [_signature(t) for t in own.inputs] == [_signature(t) for t in wanted], f"{called} takes others"
+        )
         gives = len(own.outputs) == len(part.outputs) and all(
             (t.name, t.dtype) == (o.name, o.dtype) and takes(t, o.shape)
             for t, o in zip(part.outputs, own.outputs, strict=True)

@@ -95,8 +95,9 @@ def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
     """Run the parts behind all steps on what the reference gives for these: their Differences.
 
-    What they choose may hang on a rounding, so the CPU engine runs them all, whose rounding the reference has;
-    forms have probes of their own. They must run on what the steps give here, too. Raises as `Executor.run`.
+    What they choose may hang on a rounding, so the CPU engine runs them all, which rounds as the reference
+    does; forms have probes of their own. They must run on what the steps give here, too. Raises as
+    `Executor.run` does.
     """
     behind = executor.model.made_behind
     if not behind:

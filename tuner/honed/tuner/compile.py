@@ -141,10 +141,11 @@ def _with_forms(
     """Compile parts for sizes, and write the model again with those that are right and not slower."""
     made: list[sized.CompiledPart] = []
     out = list(left_out)
+    slower_too = request.slower_too or sized.slower_too(request.like, request.profile)
     for n, met in enumerate(sizes):
         told = ", ".join(map(str, met.sizes))
         stage("write", (n + 1) / (len(sizes) + 2), f"compile part {met.part} for size {told}")
-        found = _compiled_part(request, cut, met)
+        found = _compiled_part(request, cut, met, slower_too=slower_too)
         if isinstance(found, str):
             out.append(SizesLeftOut(part=met.part, sizes=met.sizes, why=found))
         else:
@@ -154,7 +155,9 @@ def _with_forms(
     return model
 
 
-def _compiled_part(request: CompileRequest, cut: Cut, met: MetSizes) -> sized.CompiledPart | str:
+def _compiled_part(
+    request: CompileRequest, cut: Cut, met: MetSizes, *, slower_too: bool
+) -> sized.CompiledPart | str:
     """A part compiled and proven as a model of its own, and timed where there is a device; or why it is none.
 
     In fp16 only where that was asked for: parts behind it choose by what it makes.
@@ -177,12 +180,14 @@ def _compiled_part(request: CompileRequest, cut: Cut, met: MetSizes) -> sized.Co
             timed = None
             if request.device is not None:
                 timed = timing.in_turns(
-                    request.output, met.part, output, request.device, slower_too=request.slower_too
+                    request.output, met.part, output, request.device, slower_too=slower_too
                 )
                 if timed.why_not:
                     return timed.why_not
         except (ModelRefused, InvalidArgument) as refused:
-            return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[:_TOLD]
+            return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[
+                :_TOLD
+            ]
         with modelfile.read(output, verify=False) as file:
             if file.model.split is not None:
                 return "it cannot be compiled whole"

@@ -80,11 +80,11 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
                 writers.add(use.buffer, number)
     made = {t.name: writers.of(t.buffer) for t in model.outputs}
     given = {t.name: [n] for n, t in enumerate(model.inputs)}
-    for n in model.split.behind if model.split is not None else ():
-        part = model.split.parts[n]
-        edges += ((box, len(boxes)) for t in part.inputs for box in (made | given)[t.name])
-        made |= {t.name: [len(boxes)] for t in part.outputs}
-        boxes.append(_behind(model, n, part))
+    split = model.split
+    for n, one in [(n, split.parts[n]) for n in split.behind] if split is not None else ():
+        edges += ((box, len(boxes)) for t in one.inputs for box in (made | given)[t.name])
+        made |= {t.name: [len(boxes)] for t in one.outputs}
+        boxes.append(_behind(model, n, one))
     for output in model.gives:
         edges += ((box, len(boxes)) for box in made[output.name])
         typed = f"{output.dtype} {_shape(output.shape)}"
@@ -151,7 +151,9 @@ def _behind(model: CompiledModel, number: int, part: CpuPart) -> Box:
     for form in (form for form in model.forms if form.part == number):
         launches = sum(isinstance(step, Launch) for step in form.model.steps)
         detail = "\n".join(f"{kernel.name}, schedule {kernel.schedule}" for kernel in form.model.kernels)
-        lines.append(BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}", None, False, detail))
+        lines.append(
+            BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}", None, False, detail)
+        )
     notes = [f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs]
     assert model.split is not None
     left_out = [f"{_sizes(out.sizes)}: {out.why}" for out in model.split.left_out if out.part == number]

@@ -52,9 +52,9 @@ class PartModel:
 class Cut:
     """A model in parts.
 
-    `program` is what is compiled, with a node of PART_DOMAIN for each part but those `behind`, which run one after
-    the other behind it on its outputs and the model's inputs. `given` is the same as the file has it, for the
-    reference. `outputs` are the model's. `nodes` and `flops` are of what is compiled.
+    `program` is what is compiled, with a node of PART_DOMAIN for each part but those `behind`, which run one
+    after the other behind it on its outputs and the model's inputs. `given` is the same as the file has it,
+    for the reference. `outputs` are the model's. `nodes` and `flops` are of what is compiled.
     """
 
     program: onnx.ModelProto

@@ -39,7 +39,9 @@ def split(cut: Cut | None, first: int) -> Split | None:
         )
         for n, part in enumerate(cut.parts)
     )
-    return Split(parts=parts, behind=cut.behind, outputs=_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops)
+    return Split(
+        parts=parts, behind=cut.behind, outputs=_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops
+    )
 
 
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:

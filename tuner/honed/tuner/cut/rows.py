@@ -1,4 +1,4 @@
-"""Whether a part computes each row of its inputs by itself, so that it can be run on more rows than there are."""
+"""Whether a part computes each row of its inputs by itself, so that more rows than there are do no harm."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from honed.tuner.frontend.survey import NodeSurvey, survey
 from honed.tuner.frontend.values import Array
 
 _ROWS = 97  # that the part is looked at with; no size of a model's own is likely to be as many
-_ELEMENTWISE = frozenset(
-    "Abs Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Clip Cos Div Dropout Elu Equal "
-    "Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less "
-    "LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin "
-    "Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor".split()
-)
-_OF_IMAGES = frozenset(  # what they do to the first axis is to go along it
-    "AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool "
-    "InstanceNormalization LRN MaxPool SpaceToDepth".split()
-)
+_ELEMENTWISE = """
+Abs Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Clip Cos Div Dropout Elu Equal
+Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less
+LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin
+Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor
+"""
+_OF_IMAGES = """
+AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool
+InstanceNormalization LRN MaxPool SpaceToDepth
+"""  # what they do to the first axis is to go along it
 _ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1}
 _AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}
 
 
 def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
-    """Whether rows, along the first axis of all that has a size that depends on the data, do not see each other.
+    """Whether rows, along the first axis of whatever has a size that depends on the data, are independent.
 
     Said only of what is known to keep to that.
     """
@@ -49,7 +49,7 @@ def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Seque
 
 @dataclass
 class _Known:
-    """Values that consist of `rows`, and `counts`: what is known of how many there are. Others know of neither."""
+    """Values that consist of `rows`, and `counts`, which hang on how many there are; others on neither."""
 
     survey: NodeSurvey
     rows: set[str]
@@ -72,9 +72,9 @@ class _Known:
     def _rule(self, node: onnx.NodeProto) -> bool:
         if node.domain not in ("", "ai.onnx"):
             return False
-        if node.op_type in _ELEMENTWISE:
+        if node.op_type in _ELEMENTWISE.split():
             return self._aligned(node)
-        if node.op_type in _OF_IMAGES:
+        if node.op_type in _OF_IMAGES.split():
             return self._only(node, 0) and len(self.shape(node.input[0])) > 2
         rule = _RULES.get(node.op_type)
         if rule is not None:
@@ -110,8 +110,8 @@ class _Known:
         given = _attribute(node, "axes", None)
         if given is None and len(node.input) > 1 and node.input[1]:
             constant: Array | None = self.survey.constants.get(node.input[1])
-            given = None if constant is None else constant.tolist()
-        return given
+            return None if constant is None else [int(axis) for axis in constant.ravel()]
+        return None if given is None else list(given)
 
     def _reduces(self, node: onnx.NodeProto) -> bool:
         axes, rank = self.axes(node), len(self.shape(node.input[0]))

@@ -1,7 +1,7 @@
 """Parts of a model whose sizes depend on the data, compiled for sizes that they meet.
 
-Which sizes (`wanted`), the part as a model of these (`bound_part`), and what compiled files of it become: forms of
-the model's own compiled file, in one section of constants.
+Each is compiled as a model of its own. These become forms in the file of the whole, in its one section of
+constants.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import numpy as np
 
 from honed.protocol.sizes import MetSizes
 from honed.runtime import modelfile
+from honed.runtime.engines import compiled_serves
 from honed.runtime.model import Buffer, CompiledModel, Form, FormTimes, SizesLeftOut
 from honed.runtime.parts import MAX_SIZES
+from honed.runtime.profile import DeviceProfile
 from honed.runtime.validate import CONSTANT_OFFSET_ALIGN
 from honed.tuner.cut import Cut
 
@@ -39,8 +41,8 @@ def wanted(
 ) -> tuple[tuple[MetSizes, ...], tuple[SizesLeftOut, ...]]:
     """The sizes to compile parts for, and those that were left out before and stay so.
 
-    These are the sizes given, else those that `like`, a compiled form of the model, was compiled for, whatever
-    came of it. Sizes that no part of the model has are passed over.
+    These are the sizes given, else those that `like`, a compiled form of the model, was compiled for,
+    whatever came of it. Sizes that no part of the model has are passed over.
     """
     if cut is None:
         return (), ()
@@ -52,12 +54,18 @@ def wanted(
             left_out = file.model.split.left_out if file.model.split is not None else ()
     again = tuple(MetSizes(part=out.part, sizes=out.sizes) for out in left_out)
     chosen = [met for met in dict.fromkeys(given or (*known, *again)) if _has(cut, met)][:MAX_SIZES]
-    stay = [
-        out
-        for out, met in zip(left_out, again, strict=True)
-        if met not in chosen and _has(cut, met)
-    ]
+    stay = [out for out, met in zip(left_out, again, strict=True) if met not in chosen and _has(cut, met)]
     return tuple(chosen), tuple(stay[len(chosen) - MAX_SIZES :] if len(chosen) < MAX_SIZES else ())
+
+
+def slower_too(like: Path | None, profile: DeviceProfile) -> bool:
+    """Whether a compiled form of the model has forms of parts with which the CPU engine was faster."""
+    if like is None:
+        return False
+    with modelfile.read(like, verify=False) as file:
+        times = [form.times for form in file.model.forms if form.times is not None]
+    same_cores = profile.family.processor
+    return not all(compiled_serves(t.compiled_us, t.cpu_us, same_cores=same_cores) for t in times)
 
 
 def shapes_of(cut: Cut, met: MetSizes) -> dict[str, tuple[int, ...]]:

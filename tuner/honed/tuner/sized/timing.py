@@ -1,4 +1,4 @@
-"""Whether a part is to run compiled for sizes: by turns with the CPU engine, on the device that will serve it."""
+"""Whether a part is to run compiled for sizes: by runs in turns with the CPU engine, on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Values = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """Times of a form and of the CPU engine; the fewest rows it is to run for, or 0; why it is not to run, or ""."""
+    """Times of a form and of the CPU engine, the fewest rows it is to run for, or 0, and why not, or ""."""
 
     times: FormTimes
     least: int
@@ -60,8 +60,8 @@ def in_turns(main: Path, number: int, compiled: Path, device: Device, *, slower_
 
 def _why_not(times: FormTimes) -> str:
     return (
-        f"the CPU engine is faster: compiled {times.compiled_us / 1e3:.3g} ms with handing over, ONNX Runtime "
-        f"{times.cpu_us / 1e3:.3g} ms, measured in turns"
+        f"the CPU engine is faster: compiled {times.compiled_us / 1e3:.3g} ms with handing over, "
+        f"ONNX Runtime {times.cpu_us / 1e3:.3g} ms, measured in turns"
     )
 
 
@@ -82,13 +82,13 @@ class _Both:
 
     def least(self, given: Values, compiled_us: float, device: Device, *, slower_too: bool) -> int:
         """The fewest rows, of those tried, for which the CPU engine is not faster; 0: none but all."""
-        counts = {array.shape[0] for array, t in self._open(given)}
+        counts = {int(array.shape[0]) for array, _ in self._open(given)}
         if not self.part.by_rows or len(counts) != 1:
             return 0
         [rows] = counts
         if slower_too:
             return 1
-        found = rows
+        found: int = rows
         for share in _SHARES:
             fewer = max(1, round(share * rows))
             cut = dict(given) | {t.name: array[:fewer] for array, t in self._open(given)}
