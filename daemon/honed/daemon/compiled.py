@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from honed.protocol import strict
 from honed.protocol.results import (
@@ -149,10 +149,18 @@ def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
         Counter(step.kernel for step in steps if isinstance(step, Launch))
         for steps in (model.steps, model.prepare)
     )
-    return tuple(
+    own = tuple(
         strict.like(ShownKernel, kernel, launches=launches[n], prepared=prepared[n])
         for n, kernel in enumerate(model.kernels)
     )
+    return *own, *(kernel for form in model.forms for kernel in _of_form(form))
+
+
+def _of_form(form: Form) -> Iterator[ShownKernel]:
+    """Its kernels, which no inference launches that does not meet its sizes."""
+    sizes = "x".join(map(str, form.sizes))
+    for kernel in _kernels(form.model):
+        yield replace(kernel, name=f"{kernel.name} [part {form.part}, size {sizes}]", launches=0)
 
 
 def _proof(model: CompiledModel) -> ModelProof | None:

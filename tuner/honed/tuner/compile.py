@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from honed.protocol.errors import InvalidArgument, ModelRefused
+from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
 from honed.protocol.sizes import MetSizes
 from honed.runtime import modelfile
 from honed.runtime.devices import Device
@@ -158,10 +158,7 @@ def _with_forms(
 def _compiled_part(
     request: CompileRequest, cut: Cut, met: MetSizes, *, slower_too: bool
 ) -> sized.CompiledPart | str:
-    """A part compiled and proven as a model of its own, and timed where there is a device; or why it is none.
-
-    In fp16 only where that was asked for: parts behind it choose by what it makes.
-    """
+    """A part compiled and proven as a model of its own, timed where there is a device; or why it is not."""
     with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
         path, output = Path(folder) / "part.onnx", Path(folder) / "part.honed"
         onnx.save(cut.parts[met.part].model, path)
@@ -170,7 +167,7 @@ def _compiled_part(
             path=path,
             output=output,
             shapes=sized.shapes_of(cut, met),
-            precision="fp16" if request.precision == "fp16" else "fp32",
+            precision=sized.precision(request.precision),
             calibration=None,
             like=None,
             sizes=(),
@@ -184,7 +181,7 @@ def _compiled_part(
                 )
                 if timed.why_not:
                     return timed.why_not
-        except (ModelRefused, InvalidArgument) as refused:
+        except (ModelRefused, InvalidArgument, DeviceError) as refused:
             return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[
                 :_TOLD
             ]

@@ -21,6 +21,7 @@ from honed.runtime.parts import MAX_SIZES
 from honed.runtime.profile import DeviceProfile
 from honed.runtime.validate import CONSTANT_OFFSET_ALIGN
 from honed.tuner.cut import Cut
+from honed.tuner.frontend import Precision
 
 Constants = Mapping[int, np.ndarray]
 
@@ -66,6 +67,11 @@ def slower_too(like: Path | None, profile: DeviceProfile) -> bool:
         times = [form.times for form in file.model.forms if form.times is not None]
     same_cores = profile.family.processor
     return not all(compiled_serves(t.compiled_us, t.cpu_us, same_cores=same_cores) for t in times)
+
+
+def precision(asked: Precision) -> Precision:
+    """Of parts: fp16 only where that was asked for, as what follows may choose by what they make."""
+    return "fp16" if asked == "fp16" else "fp32"
 
 
 def shapes_of(cut: Cut, met: MetSizes) -> dict[str, tuple[int, ...]]:
