@@ -99,15 +99,15 @@ class Executor:
         for step in file.model.prepare:
             if not binding.empty(file.model, step):
                 self._prepare(step, kernels)
+        self.forms = [  # of its parts, in the order of the file
+            Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
+            for n in range(len(file.model.forms))
+        ]
         process = parts or CpuParts()
         self._parts = process.open(file) if file.model.split is not None else None
         self._behind = PartsBehind(file.model, self._parts)
         self.met: tuple[MetSizes, ...] = ()  # by the parts behind, in the latest run
         self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
-        self.forms = [
-            Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
-            for n in range(len(file.model.forms))
-        ]
 
     @property
     def model(self) -> CompiledModel:

@@ -81,6 +81,12 @@ class Cut:
         """Of the model's work, what is compiled."""
         return self.flops / max(1, self.flops + sum(part.flops for part in self.parts))
 
+    @property
+    def sized_share(self) -> float:
+        """Of the model's work, what is compiled once it is known which sizes it meets."""
+        left = sum(part.flops for part in self.parts if not part.sized)
+        return 1 - left / max(1, self.flops + sum(part.flops for part in self.parts))
+
 
 def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Worth = WORTH) -> Cut | str:
     """A checked model in as few parts as pay; or a clause why it is not cut, "" where its inputs are why."""
@@ -118,7 +124,7 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
             made = _cut(model, found, nodes, _placed(divided, last, [1] * len(last)), outputs)
     except Refuse as refusal:
         return f"it is not cut in parts: {refusal}"
-    if made.share < worth.whole:
+    if made.sized_share < worth.whole:
         return f"it is not cut in parts: {made.share:.1%} of its operations would be compiled, too few to pay"
     return made
 
