@@ -57,11 +57,15 @@ class SizeKeeper:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(self.look_seconds)
-            if time.monotonic() < self._not_before or self.jobs.active or not self.leasing.idle().idle:
-                continue
-            wanted = self._next()
-            if wanted is not None:
-                await self._make(*wanted)
+            await self.look()
+
+    async def look(self) -> None:
+        """Compile a model for other sizes, where the machine is idle and one is worth it."""
+        if time.monotonic() < self._not_before or self.jobs.active or not self.leasing.idle().idle:
+            return
+        wanted = self._next()
+        if wanted is not None:
+            await self._make(*wanted)
 
     def _next(self) -> tuple[ServedModel, tuple[MetSizes, ...]] | None:
         settings = self.settings()
