@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -18,17 +19,20 @@ from honed.protocol.errors import ModelFileError
 from honed.protocol.sizes import MetSizes
 from honed.runtime import modelfile, validate
 from honed.runtime.devices import Device
+from honed.runtime.engines import compiled_serves
 from honed.runtime.executor import load
-from honed.runtime.model import CompiledModel, SizesLeftOut
+from honed.runtime.model import CompiledModel, CpuPart, PartTensor, SizesLeftOut
 from honed.runtime.proof import check_numbered, probe_count
 from honed.tuner import frontend
 from honed.tuner.compile import CompileRequest, compile_file
 from honed.tuner.cut import Cut, cut
 from honed.tuner.cut.rows import by_rows
 from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.sized import timing
 from honed.tuner.tune.extract import extract_all
 from tests.daemon.split_models import detector, images, reference, two_stage
 
+Values = dict[str, Any]
 WIDTH = 6
 STEPS: dict[str, tuple[list[onnx.NodeProto], bool]] = {
     "relu": ([helper.make_node("Relu", ["x"], ["y"])], True),
@@ -273,6 +277,36 @@ def test_what_the_cpu_engine_is_faster_with_is_left_out_and_told(device: Device,
     again = compiling(sizes=sizes(3), like=kept)
     assert again.split is not None
     assert {out.sizes for out in again.split.left_out} == {(2,), (3,)}
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.integers(1, 200),
+    us_per_row=st.floats(0.1, 10.0),
+    compiled_us=st.floats(1.0, 2000.0),
+    processor=st.booleans(),
+)
+def test_a_form_runs_for_fewer_rows_as_long_as_it_is_faster(
+    rows: int, us_per_row: float, compiled_us: float, processor: bool
+) -> None:
+    """The CPU engine takes as long as there are rows; a form takes the same for all."""
+
+    class Engine:
+        def run_chain(self, _parts: Any, given: Values, _wanted: Any) -> Any:
+            return SimpleNamespace(ns=1e3 * us_per_row * len(given["x"])), {}
+
+    x = PartTensor(name="x", dtype="float32", shape=(-1, 2))
+    sized_part = CpuPart(onnx=0, inputs=(x,), outputs=(), nodes=1, flops=1, why=(), sized=True, by_rows=True)
+    both = timing._Both(cast(Any, Engine()), 0, sized_part, cast(Any, None))
+    device = cast(Any, SimpleNamespace(profile=SimpleNamespace(family=SimpleNamespace(processor=processor))))
+    given = {"x": np.zeros((rows, 2), np.float32)}
+    least = both.least(given, compiled_us, device, slower_too=False)
+    assert 1 <= least <= rows
+    if least < rows:
+        assert compiled_serves(compiled_us, us_per_row * least, same_cores=processor)
+    assert both.least(given, compiled_us, device, slower_too=True) == 1
+    whole = replace(sized_part, by_rows=False)
+    assert replace(both, part=whole).least(given, compiled_us, device, slower_too=False) == 0
 
 
 @pytest.mark.opencl
