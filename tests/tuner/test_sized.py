@@ -225,6 +225,28 @@ def test_forms_answer_as_the_cpu_engine_does(compiling: Compiling) -> None:
 
 @pytest.mark.opencl
 @pytest.mark.tvm
+def test_the_time_of_forms_is_told_apart(compiling: Compiling) -> None:
+    def rows(image: Any) -> dict[str, int]:
+        return {row.name: row.count for row in executor.profile({"image": image}).kernels}
+
+    with load(compiling.output, compiling.device) as executor:
+        empty, few = (rows(image) for image in images(2))
+    assert (empty["(cpu_part)"], few["(cpu_part)"]) == (1, 2)
+    assert ("(compiled_part)" in empty, few["(compiled_part)"]) == (False, 1)
+
+
+@pytest.mark.opencl
+@pytest.mark.tvm
+def test_tuning_compiles_for_the_sizes_that_are_served(compiling: Compiling, tmp_path: Path) -> None:
+    """As `like` has them, also where that is a device that the CPU engine is faster than."""
+    served = tmp_path / "served.honed"
+    served.write_bytes(compiling.output.read_bytes())
+    again = Compiling(compiling.device, tmp_path)(like=served)
+    assert [(form.part, form.sizes) for form in again.forms] == [(1, (16,)), (1, (48,))]
+
+
+@pytest.mark.opencl
+@pytest.mark.tvm
 def test_equal_constants_are_in_the_file_once(compiling: Compiling) -> None:
     small, large = model_of(compiling).forms
     largest = [

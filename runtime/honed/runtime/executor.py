@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +27,7 @@ from .cpuparts import CpuParts
 from .devices import Device, select
 from .halves import converted
 from .memory import DeviceMemory
-from .model import CPU_PART, CompiledModel, HostCall, Launch, Preparation
+from .model import COMPILED_PART, CPU_PART, CompiledModel, HostCall, Launch, Preparation
 from .modelfile import ModelFile, read
 from .opencl import cl, context, driver_call
 from .timing import Called, InferenceProfile, Timeline, summarise
@@ -144,10 +144,26 @@ class Executor:
 
         Without `forms` the CPU engine runs all of them. Raises as `run`.
         """
-        values = {name: value for each in reversed(given) for name, value in each.items()}
-        run_form = (lambda n, inputs: self.forms[n].run(inputs)) if forms else None
-        found, self.met = self._behind.run(values, run_form)
+        found, self.met = self._behind.run(_together(given), self._run_form if forms else None)
         return found
+
+    def _run_form(self, number: int, given: Mapping[str, Array]) -> dict[str, Array]:
+        return self.forms[number].run(given)
+
+    def _time_behind(self, timeline: Timeline, *given: Mapping[str, Array]) -> None:
+        """The same, with when parts ran, and when forms of them."""
+        began = time.perf_counter()
+
+        def run_form(number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
+            nonlocal began
+            timeline.host.append(Called(CPU_PART, began, start := time.perf_counter()))
+            made = self._run_form(number, inputs)
+            began = time.perf_counter()
+            timeline.host.append(Called(COMPILED_PART, start, began))
+            return made
+
+        self._behind.run(_together(given), run_form)
+        timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
 
     def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
         """The model's outputs out of its inputs and what the steps gave."""
@@ -169,9 +185,7 @@ class Executor:
             start = time.perf_counter()
             made = self._infer(given, timeline)
             if self.model.made_behind:
-                began = time.perf_counter()
-                self.run_behind(made, inputs)
-                timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
+                self._time_behind(timeline, made, inputs)
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):
                 return summarise(timeline, self.model, self.device.profile.peaks, start, whole)
@@ -232,6 +246,11 @@ class Executor:
         except DeviceError as failed:
             self._unusable = str(failed)
             raise
+
+
+def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """All values by name; of one name the first."""
+    return {name: value for each in reversed(given) for name, value in each.items()}
 
 
 def _check_complete(events: list[Any]) -> None:

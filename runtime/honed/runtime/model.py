@@ -16,6 +16,7 @@ CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can b
 Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]
 CPU_PART = "cpu_part"  # the host call that runs a part of the model in the CPU engine
+COMPILED_PART = "compiled_part"  # what profiles call a part that is compiled for the sizes that it met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
