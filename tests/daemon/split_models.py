@@ -67,10 +67,15 @@ def detector(folder: Path, seed: int = 0) -> Path:
     return _written(folder / "detector.onnx", nodes, [image], outputs, constants)
 
 
-def two_stage(folder: Path, seed: int = 1) -> Path:
-    """In the style of Mask R-CNN: proposals, suppression, what lies in each box left, and heads for these."""
+def two_stage(
+    folder: Path, seed: int = 1, *, channels: int = 32, bins: int = 4, hidden: int = 64, most: int = 60
+) -> Path:
+    """In the style of Mask R-CNN: proposals, suppression, what lies in each box left, and heads for these.
+
+    Heads have a layer of `hidden` on `bins` x `bins` x `channels` of each of `most` boxes at most.
+    """
     r = np.random.default_rng(seed)
-    cells, channels, classes = (SIZE // 4) ** 2, 32, 5
+    cells, classes = (SIZE // 4) ** 2, 5
     side = SIZE // 4
     places = np.stack(np.meshgrid(np.arange(side), np.arange(side)), -1).reshape(1, cells, 2) * 4.0
     constants: dict[str, Any] = {
@@ -81,15 +86,15 @@ def two_stage(folder: Path, seed: int = 1) -> Path:
         "to_boxes": np.array([1, 4, cells]),
         "to_scores": np.array([1, 1, cells]),
         "anchors": np.concatenate([places - 6, places + 6], -1).astype(np.float32),
-        "most": np.array([60]),
+        "most": np.array([most]),
         "overlap": np.array([0.3], np.float32),
         "least": np.array([0.6], np.float32),
         "two": np.array([2]),
         "one": np.array([1]),
         "zero": np.array([0]),
-        "flat": np.array([-1, channels * 16]),
-        "hidden_w": (r.normal(size=(channels * 16, 64)) / 20).astype(np.float32),
-        "class_w": (r.normal(size=(64, classes)) / 8).astype(np.float32),
+        "flat": np.array([-1, channels * bins**2]),
+        "hidden_w": (r.normal(size=(channels * bins**2, hidden)) / 20).astype(np.float32),
+        "class_w": (r.normal(size=(hidden, classes)) / 8).astype(np.float32),
     }
     nodes = [
         helper.make_node("Conv", ["image", "w0"], ["c0"], strides=[2, 2], pads=[1, 1, 1, 1]),
@@ -116,8 +121,8 @@ def two_stage(folder: Path, seed: int = 1) -> Path:
             "RoiAlign",
             ["features", "boxes", "of_image"],
             ["pooled"],
-            output_height=4,
-            output_width=4,
+            output_height=bins,
+            output_width=bins,
             spatial_scale=0.25,
             sampling_ratio=2,
         ),

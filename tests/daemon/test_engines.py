@@ -24,12 +24,13 @@ from honed.cpu import profiling
 from honed.daemon.engines import ROUNDS, choose, compare, times_of, unfinished
 from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.received import describe
-from honed.daemon.serving.drift import DRIFT_RUNS, TIE, Drift
+from honed.daemon.serving.drift import DRIFT_RUNS, Drift
 from honed.daemon.store import EngineTimes, Manifest, Store, begin
 from honed.daemon.supervisor import WorkerLost
 from honed.daemon.tool import main
 from honed.daemon.versions import NO_HISTORY
 from honed.runtime import Client, modelfile
+from honed.runtime.engines import TIE
 from honed.runtime.errors import InvalidArgument, MissingFiles, ModelRefused, NotFound, Unavailable
 
 from . import spin

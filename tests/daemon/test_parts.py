@@ -75,7 +75,7 @@ def spinning(path: Path, turns: int, handed: str = "y") -> Path:
             flops=2,
             why=("chosen so",),
         )
-        builder.split = Split(parts=(part,), last=0, outputs=outputs, nodes=1, flops=1)
+        builder.split = Split(parts=(part,), behind=(0,), outputs=outputs, nodes=1, flops=1)
 
     return spin.write(path, turns, also=in_parts)
 
@@ -163,10 +163,11 @@ def test_a_detector_of_two_stages_has_its_static_part_compiled(service: Service,
     path = two_stage(tmp_path)
     with service.client() as client:
         assert client.add(path)["engine"] == "gpu+cpu"
-        compiled, last = client.show("two_stage")["parts"]
+        compiled, choosing, dense = client.show("two_stage")["parts"]
         assert compiled["nodes"] == 11
-        assert "NonMaxSuppression" in last["why"][0]
-        assert "depends on the data" in last["why"][-1]
+        assert "NonMaxSuppression" in choosing["why"][0]
+        assert [part["sized"] for part in (choosing, dense)] == [False, True]
+        assert "depends on the data" in dense["why"][-1]
         counts = set()
         for image in images(6):
             found, expected = client.infer("two_stage", {"image": image}), reference(path, {"image": image})

@@ -100,7 +100,7 @@ def model(first: bytes | None = None, last: bytes | None = None) -> Builder:
     b.call(CPU_PART, (s,), (t,), part=0, wanted=(0,))
     b.launch(b.kernel(INCREMENT, "increment", "rw", 32, groups=8, block=1), t, y)
     b.split = Split(
-        parts=parts, last=1, outputs=tensors(kept=("float32", -1), y=("float32", 8)), nodes=2, flops=16
+        parts=parts, behind=(1,), outputs=tensors(kept=("float32", -1), y=("float32", 8)), nodes=2, flops=16
     )
     return b
 
@@ -242,9 +242,9 @@ def call(**changes: Any) -> Change:
 WRONG: dict[str, Change] = {
     "no parts": split(parts=()),
     "too many parts": lambda m: split(parts=(m.split.parts[0],) * 17)(m),  # type: ignore[union-attr]
-    "no such last part": split(last=2),
-    "a last part before the first": split(last=-1),
-    "the last part between steps": split(last=0),
+    "no such last part": split(behind=(2,)),
+    "a last part before the first": split(behind=(-1,)),
+    "the last part between steps": split(behind=(0,)),
     "no outputs": split(outputs=()),
     "an output twice": split(outputs=tensors(y=("float32", 8)) * 2),
     "an output that nothing gives": split(outputs=tensors(z=("float32", 8))),
@@ -320,7 +320,7 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
     )
     changed = Split(
         parts=parts,
-        last=some(st.one_of(st.none(), numbers), built.split.last),
+        behind=some(st.lists(numbers, max_size=2).map(tuple), built.split.behind),
         outputs=drawn(built.split.outputs),
         nodes=some(numbers, 2),
         flops=some(numbers, 2),
@@ -333,7 +333,7 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
         return
     assert {t.name for t in with_both.gives}
     assert with_both.split is not None
-    assert with_both.split.last != attrs["part"]
+    assert attrs["part"] not in with_both.split.behind
 
 
 @pytest.mark.opencl
@@ -380,7 +380,7 @@ def test_tensors_of_any_size_are_handed_over_and_back() -> None:
         )
         for size in sizes
     )
-    made = Split(parts=parts, last=None, outputs=(), nodes=0, flops=0)
+    made = Split(parts=parts, behind=(), outputs=(), nodes=0, flops=0)
     data = np.frombuffer(keeping("kept"), np.uint8)
     file = cast(
         modelfile.ModelFile, SimpleNamespace(model=SimpleNamespace(split=made), constant=lambda _: data)

@@ -11,7 +11,8 @@ import contextlib
 import math
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,12 +34,13 @@ from honed.runtime.partcalls import (
     SHARE,
     UNLOAD,
     LoadPart,
-    PartRan,
-    RunPart,
+    PartsRan,
+    RunParts,
     ShareMemory,
     UnloadPart,
     laid_out,
 )
+from honed.runtime.parts import covers, met_sizes
 from honed.runtime.regions import map_descriptor
 
 from .session import Session
@@ -51,7 +53,7 @@ class Parts:
         self._socket = connected
         self._threads = threads
         self._peer = Peer(serves=True, receiving=FRAMES, sending=FRAMES)
-        self._parts: dict[int, tuple[Session, tuple[str, ...]]] = {}
+        self._parts: dict[int, tuple[Session, tuple[PartTensor, ...]]] = {}
         self._memory: Array = np.empty(0, np.uint8)  # shared
 
     def serve(self) -> None:
@@ -85,7 +87,7 @@ class Parts:
     def _load(self, request: RequestReceived) -> Empty:
         call = strict.from_plain(LoadPart, request.params, where=LOAD)
         file = Path(f"/proc/self/fd/{request.descriptors[0]}")
-        self._parts[call.part] = Session(file, self._threads, alone=True), call.outputs
+        self._parts[call.part] = Session(file, self._threads, alone=True), call.inputs
         return Empty()
 
     def _share(self, request: RequestReceived) -> Empty:
@@ -97,27 +99,53 @@ class Parts:
         self._parts.pop(strict.from_plain(UnloadPart, request.params, where=UNLOAD).part, None)
         return Empty()
 
-    def _run(self, request: RequestReceived) -> PartRan:
-        call = strict.from_plain(RunPart, request.params, where=RUN)
-        if call.part not in self._parts:
-            raise NotFound("the part is not loaded; this is a fault of honed")
-        session, names = self._parts[call.part]
+    def _run(self, request: RequestReceived) -> PartsRan:
+        call = strict.from_plain(RunParts, request.params, where=RUN)
+        if not self._parts.keys() >= set(call.parts):
+            raise NotFound("a part is not loaded; this is a fault of honed")
         data: Sequence[Data] = call.raw
         if call.places:
             data = [self._memory[place:].data for place in call.places]
-        found = session.run(
-            {given.name: _array(given, held) for given, held in zip(call.inputs, data, strict=True)}
-        )
+        values = {given.name: _array(given, held) for given, held in zip(call.inputs, data, strict=True)}
+        made: dict[str, Array] = {}
+        sizes: list[tuple[int, ...]] = []
+        done = ns = 0
+        for number in call.parts:
+            session, takes = self._parts[number]
+            given = {tensor.name: values[tensor.name] for tensor in takes}
+            sizes.append(met_sizes(takes, [array.shape for array in given.values()]))
+            if any(s.part == number and covers(s.sizes, s.least, sizes[-1]) for s in call.stops):
+                break
+            began = time.perf_counter_ns()
+            found = session.run(given)
+            ns += time.perf_counter_ns() - began
+            made |= found
+            values |= found
+            done += 1
+        needed = {t.name for number in call.parts[done:] for t in self._parts[number][1]}.union(call.wanted)
+        return self._answered(call, done, ns, sizes, {n: array for n, array in made.items() if n in needed})
+
+    def _answered(
+        self,
+        call: RunParts,
+        done: int,
+        ns: int,
+        sizes: Sequence[tuple[int, ...]],
+        found: Mapping[str, Array],
+    ) -> PartsRan:
         outputs = tuple(
-            PartTensor(name=name, dtype=found[name].dtype.name, shape=found[name].shape) for name in names
+            PartTensor(name=name, dtype=array.dtype.name, shape=array.shape) for name, array in found.items()
         )
-        raw = tuple(found[name].reshape(-1).view(np.uint8) for name in names)
+        raw = tuple(array.reshape(-1).view(np.uint8) for array in found.values())
         places, end = laid_out([each.size for each in raw], call.room)
+        ran = PartsRan(done=done, ns=ns, sizes=tuple(sizes), outputs=outputs)
         if not call.places or end > self._memory.size:
-            return PartRan(outputs=outputs, raw=tuple(each.data for each in raw))
+            ran.raw = tuple(each.data for each in raw)
+            return ran
         for place, each in zip(places, raw, strict=True):
             self._memory[place : place + each.size] = each
-        return PartRan(outputs=outputs, places=places)
+        ran.places = places
+        return ran
 
 
 def _array(tensor: PartTensor, data: Data) -> Array:

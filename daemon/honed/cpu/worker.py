@@ -34,6 +34,7 @@ from honed.daemon.workercalls import (
 )
 from honed.protocol.errors import NotFound
 from honed.protocol.results import Empty, ModelProfile
+from honed.protocol.sizes import MetSizes
 from honed.runtime import modelfile
 from honed.runtime.profile import DeviceIdentity
 
@@ -59,8 +60,9 @@ class Worker(Host):
             raise NotFound("the model is not loaded in the CPU engine; this is a fault of the service")
         return session
 
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> None:
-        """Nothing is remembered."""
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+        """Nothing is remembered, and whole files have no parts."""
+        return ()
 
     def _find(self, call: FindDevice) -> FoundDevice:
         return FoundDevice(spec=_DEVICE, identity=_identity(), profile=None)

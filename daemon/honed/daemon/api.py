@@ -64,6 +64,7 @@ from .sequences import SequenceKey
 from .sequencing import Sequencer, key_of
 from .serving.registry import Registry
 from .serving.states import ServedModel, State
+from .sizes.keeper import SizeKeeper
 from .tunerchild import TunerChild
 from .tunerruns import MEASURING, TunerRuns
 from .variants.keeper import VariantKeeper
@@ -114,6 +115,7 @@ class Api:
     variants: VariantKeeper
     batcher: Batcher
     settings: SettingsKeeper
+    sizes: SizeKeeper
     sequencer: Sequencer
     metrics: MetricsCollector
     leasing: Leasing
@@ -358,6 +360,7 @@ class Api:
                 return result
             result = await self.fleet.infer(call.connection.client, runner, plan)
         self.variants.served(entry, plan)
+        self.sizes.met(runner, plan.met)
         unfit = plan.open and runner.compiled is not None  # for what could be tuned
         if self.registry.find(runner.name) is not None and not runner.away and not unfit:
             self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)

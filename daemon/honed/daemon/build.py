@@ -14,6 +14,7 @@ from honed.jobs.events import Stage
 from honed.protocol import strict
 from honed.protocol.errors import DeviceError, HonedError, ModelRefused, Unavailable
 from honed.protocol.service import JobStatus
+from honed.protocol.sizes import MetSizes
 from honed.protocol.strict import Map
 from honed.runtime import profilefile
 from honed.runtime.files import replacing
@@ -79,6 +80,8 @@ class Staged:
     hurried: bool = True
     state: dict[str, str] = field(default_factory=dict)  # inputs by output, as the user named them
     owner: int | None = None  # as in the manifest
+    sizes: tuple[MetSizes, ...] = ()  # of parts, to compile them for
+    slower_too: bool = False  # parts are to run compiled for sizes whatever the CPU engine takes
     seconds: float | None = None  # that compiling may take, where that is less than for others
 
 
@@ -210,6 +213,8 @@ class ModelBuilder:
             precision=staged.precision,
             calibration=staged.calibration,
             like=staged.like,
+            sizes=staged.sizes,
+            slower_too=staged.slower_too,
             profile=output.with_suffix(".toml"),
             device=server.supervisor.spec,
             memory_mib=self._limits.compile_memory_mib,

@@ -5,13 +5,31 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from honed.protocol import strict
-from honed.protocol.results import ComparedOutput, ModelProof, ShownKernel, ShownPart, TensorMetadata
+from honed.protocol.results import (
+    ComparedOutput,
+    ModelProof,
+    ShownForm,
+    ShownKernel,
+    ShownPart,
+    TensorMetadata,
+)
 from honed.runtime.dtypes import dtype
-from honed.runtime.model import CompiledModel, Copy, CpuPart, HostCall, Launch, PartTensor, Source, Tensor
+from honed.runtime.model import (
+    CompiledModel,
+    Copy,
+    CpuPart,
+    Form,
+    HostCall,
+    Launch,
+    PartTensor,
+    Source,
+    Split,
+    Tensor,
+)
 from honed.runtime.profile import DeviceIdentity
 
 from .interface import Interface, OpenTensor
@@ -77,8 +95,8 @@ def summarise(model: CompiledModel) -> Compiled:
         copies=sum(isinstance(step, Copy) for step in model.steps),
         host_calls=sum(isinstance(step, HostCall) for step in model.steps),
         constant_bytes=model.constant_bytes,
-        arena_bytes=model.arena_bytes,
-        prepared_bytes=model.prepared_bytes,
+        arena_bytes=sum(each.arena_bytes for each in (model, *(form.model for form in model.forms))),
+        prepared_bytes=sum(each.prepared_bytes for each in (model, *(form.model for form in model.forms))),
         proof=_proof(model),
         schedules=_schedules(model),
         parts=_parts(model),
@@ -91,10 +109,10 @@ def _parts(model: CompiledModel) -> tuple[ShownPart, ...]:
     if split is None:
         return ()
     whole = ShownPart(engine="gpu", nodes=split.nodes, flops=split.flops)
-    return whole, *(_part(part, last=n == split.last) for n, part in enumerate(split.parts))
+    return whole, *(_part(model, split, n, part) for n, part in enumerate(split.parts))
 
 
-def _part(part: CpuPart, *, last: bool) -> ShownPart:
+def _part(model: CompiledModel, split: Split, number: int, part: CpuPart) -> ShownPart:
     return ShownPart(
         engine="cpu",
         nodes=part.nodes,
@@ -102,7 +120,23 @@ def _part(part: CpuPart, *, last: bool) -> ShownPart:
         why=part.why,
         inputs=tuple(map(_tensor, part.inputs)),
         outputs=tuple(map(_tensor, part.outputs)),
-        last=last,
+        last=number in split.behind,
+        sized=part.sized,
+        by_rows=part.by_rows,
+        forms=(
+            *(_form(form) for form in model.forms if form.part == number),
+            *(ShownForm(sizes=o.sizes, why=o.why) for o in split.left_out if o.part == number),
+        ),
+    )
+
+
+def _form(form: Form) -> ShownForm:
+    times = form.times
+    return ShownForm(
+        sizes=form.sizes,
+        least=form.least,
+        compiled_us=times.compiled_us if times is not None else None,
+        cpu_us=times.cpu_us if times is not None else None,
     )
 
 
@@ -115,10 +149,18 @@ def _kernels(model: CompiledModel) -> tuple[ShownKernel, ...]:
         Counter(step.kernel for step in steps if isinstance(step, Launch))
         for steps in (model.steps, model.prepare)
     )
-    return tuple(
+    own = tuple(
         strict.like(ShownKernel, kernel, launches=launches[n], prepared=prepared[n])
         for n, kernel in enumerate(model.kernels)
     )
+    return *own, *(kernel for form in model.forms for kernel in _of_form(form))
+
+
+def _of_form(form: Form) -> Iterator[ShownKernel]:
+    """Its kernels, which no inference launches that does not meet its sizes."""
+    sizes = "x".join(map(str, form.sizes))
+    for kernel in _kernels(form.model):
+        yield replace(kernel, name=f"{kernel.name} [part {form.part}, size {sizes}]", launches=0)
 
 
 def _proof(model: CompiledModel) -> ModelProof | None:
@@ -145,4 +187,8 @@ def _schedules(model: CompiledModel) -> str:
         digest.update(model.sources[kernel.source].encode())
     if model.prepare:
         digest.update(repr(model.prepare).encode())
+    for form in model.forms:
+        digest.update(repr((form.part, form.sizes, form.least, _schedules(form.model))).encode())
+    for out in model.split.left_out if model.split is not None else ():
+        digest.update(repr((out.part, out.sizes)).encode())
     return digest.hexdigest()

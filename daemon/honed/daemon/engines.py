@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Literal
 
 from honed.protocol.errors import HonedError
+from honed.runtime.engines import compiled_serves
 
 from .blocking import in_thread
 from .deviceserver import DeviceServer
 from .loading import Loader
-from .serving.drift import TIE
 from .store import EngineTimes, Manifest, Store
 
 LONGEST_OWN_MS = 500.0  # of a run of a user's own model on a device, for which others wait
@@ -44,8 +44,7 @@ def choose(times: EngineTimes, owner: int | None = None) -> Choice:
     if owner is not None and times.gpu_ms > LONGEST_OWN_MS:
         why = f"a run on the device would keep others waiting for more than {LONGEST_OWN_MS:g} ms"
         return Choice("cpu", f"{why}: {told}", times)
-    # A processor under OpenCL leaves nothing to apps that the CPU engine would take.
-    if times.gpu_ms > (1.0 if times.same_cores else TIE) * times.cpu_ms:
+    if not compiled_serves(times.gpu_ms, times.cpu_ms, same_cores=times.same_cores):
         return Choice("cpu", f"the CPU engine is faster: {told}", times)
     return Choice("gpu", f"the compiled form is as fast or faster: {told}", times)
 

@@ -30,6 +30,7 @@ from honed.protocol.errors import DeviceError, HonedError, Internal, InvalidArgu
 from honed.protocol.params import ROOM_ALIGN, Data
 from honed.protocol.peer import Peer, RequestReceived
 from honed.protocol.results import Empty
+from honed.protocol.sizes import MetSizes
 from honed.protocol.wire import FrameLimits
 from honed.runtime import strings, transport
 from honed.runtime.dtypes import STRING, dtype
@@ -88,8 +89,8 @@ class Host(ABC):
         """A loaded model; raises NotFound."""
 
     @abstractmethod
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> None:
-        """A client's inputs were run; with `keep` they may be remembered."""
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
+        """A client's inputs were run; with `keep` they may be remembered. Gives the sizes that parts met."""
 
     def serve(self) -> None:
         """Answer until the service hangs up."""
@@ -170,8 +171,8 @@ class Host(ABC):
         begun = time.monotonic_ns()
         computed = model.run(given)
         ended = time.monotonic_ns()
-        self.ran(call.key, given, call.keep)
-        return self._answer_of(call, computed, start, begun, ended)
+        met = self.ran(call.key, given, call.keep)
+        return self._answer_of(call, computed, start, begun, ended, met)
 
     def _infer_batch(self, call: RunBatch) -> BatchRan:
         start = time.monotonic_ns()
@@ -185,7 +186,7 @@ class Host(ABC):
         ended = time.monotonic_ns()
         return BatchRan(
             members=tuple(
-                MemberRan(ran=self._answer_of(member, rows, start, begun, ended))
+                MemberRan(ran=self._answer_of(member, rows, start, begun, ended, ()))
                 for member, rows in zip(call.members, computed, strict=True)
             )
         )
@@ -215,7 +216,13 @@ class Host(ABC):
         return given
 
     def _answer_of(
-        self, call: RunModel, computed: dict[str, Array], start: int, begun: int, ended: int
+        self,
+        call: RunModel,
+        computed: dict[str, Array],
+        start: int,
+        begun: int,
+        ended: int,
+        met: tuple[MetSizes, ...],
     ) -> ModelRan:
         """What is answered; times are nanoseconds, and delivering ends now."""
         inline, offsets = self._delivered(computed, call)
@@ -224,6 +231,7 @@ class Host(ABC):
             raw=tuple(inline),
             shapes=tuple(computed[output.name].shape for output in call.outputs),
             offsets=offsets,
+            met=met,
             input_ns=begun - start,
             infer_ns=ended - begun,
             output_ns=done - ended,

@@ -19,11 +19,13 @@ from honed.protocol import strict
 from honed.protocol.errors import HonedError
 from honed.protocol.results import ProfiledRow
 from honed.protocol.service import TimeSpent
+from honed.protocol.sizes import MetSizes
 from honed.runtime.files import put_aside, read_regular, replacing
 
 from .blocking import in_thread
 from .decayedusage import DecayedUsage, away, decay, shares
 from .settings import setting
+from .sizes.met import SizesMet
 from .variants.asked import AskedShapes, ShapeRequests
 from .variants.choice import Wish
 from .variants.names import Shapes
@@ -63,11 +65,19 @@ class _SavedShapes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _SavedSizes:
+    part: int
+    sizes: tuple[int, ...]
+    requests: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _SavedModel:
     seconds: float
     shares: dict[str, float]
     profiled: str | None  # missing in files of before, as is what follows
     asked: dict[str, _SavedShapes] | None = None
+    met: tuple[_SavedSizes, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,10 +95,11 @@ class _Model:
     shares: dict[str, float] = field(default_factory=dict)  # of its tasks, by its last profile
     profiled: str = ""  # the SHA-256 of the compiled file that had that profile
     asked: ShapeRequests = field(default_factory=ShapeRequests)
+    met: SizesMet = field(default_factory=SizesMet)
 
 
 class Ledger:
-    """Seconds spent by model and task, and requests by shapes.
+    """Seconds spent by model and task, and requests by shapes, and by sizes that parts met.
 
     `clock` is monotonic, `wall` counts seconds since 1970.
     """
@@ -128,6 +139,17 @@ class Ledger:
         known.asked.ask(variant, shapes, self._clock(), self.settings.half_life)
         self._changed = True
 
+    def met(self, model: str, sizes: Iterable[MetSizes]) -> None:
+        """A request for a model met sizes that depend on the data."""
+        known = self._models.setdefault(model, _Model())
+        known.met.meet(sizes, self._clock(), self.settings.half_life)
+        self._changed = True
+
+    def counts_met(self, model: str) -> dict[MetSizes, float]:
+        """How often a model's parts met which sizes, by what counts now."""
+        known = self._models.get(model)
+        return known.met.counts(self._clock(), self.settings.half_life) if known is not None else {}
+
     def failed(self, model: str, variant: str, shapes: Shapes, reason: str, under: str) -> None:
         """A model could not be compiled for these shapes; `under` is what would have to change."""
         known = self._models.setdefault(model, _Model())
@@ -164,6 +186,7 @@ class Ledger:
         for model in self._models.values():
             model.usage.settle(now, self.settings.half_life)
             model.asked.settle(now, self.settings.half_life)
+            model.met.settle(now, self.settings.half_life)
         self.settings = settings
 
     def usage(self) -> dict[str, TimeSpent]:
@@ -212,6 +235,10 @@ class Ledger:
                     )
                     for variant, each in model.asked.known.items()
                 },
+                met=tuple(
+                    _SavedSizes(part=met.part, sizes=met.sizes, requests=count)
+                    for met, count in model.met.counts(now, half_life).items()
+                ),
             )
             for name, model in sorted(self._models.items())
         }
@@ -258,7 +285,13 @@ class Ledger:
                     for variant, each in (model.asked or {}).items()
                 }
             )
-            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "", asked)
+            met = SizesMet(
+                {
+                    MetSizes(part=each.part, sizes=each.sizes): DecayedUsage(each.requests * left, now)
+                    for each in model.met or ()
+                }
+            )
+            self._models[name] = _Model(usage, dict(model.shares), model.profiled or "", asked, met)
 
 
 def _check(saved: _Saved) -> None:
@@ -266,6 +299,7 @@ def _check(saved: _Saved) -> None:
         raise ValueError(f"it has format {saved.format} instead of {FORMAT}")
     amounts = [saved.saved, *(model.seconds for model in saved.models.values())]
     amounts += [each.requests for model in saved.models.values() for each in (model.asked or {}).values()]
+    amounts += [each.requests for model in saved.models.values() for each in model.met or ()]
     amounts += [share for model in saved.models.values() for share in model.shares.values()]
     if not all(math.isfinite(amount) and amount >= 0 for amount in amounts):
         raise ValueError("an amount in it is below zero or not finite")

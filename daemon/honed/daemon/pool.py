@@ -327,6 +327,7 @@ class Pool:
             launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
+        plan.met.extend(answer.met)
         kind = "cpu" if is_cpu(work.engine) else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)

@@ -16,7 +16,7 @@ from honed.protocol.params import HistoryParams, PinParams, PublishParams, Rollb
 from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
 
 from .blocking import cleared_in_thread, in_thread
-from .build import load
+from .build import Built, load
 from .commits import Commits
 from .compiled import Compiled
 from .deviceserver import DeviceServer
@@ -95,20 +95,36 @@ class Publisher:
                         "it is not compiled from the source of the model served; add it instead"
                     )
                 _check_interface(before, model)
-                schedules = model.schedules
-                try:
-                    check_new(entry.manifest.history, schedules)
-                    return await self._compared(entry, model, file, path, schedules, params.why)
-                except AlreadyExists as kept:
-                    return _kept(self.registry.find(entry.name) or entry, str(kept))
+                return await self._offered(entry, model, file, path, params.why, resized=False)
+
+    async def resized(self, entry: ServedModel, made: Built, why: str) -> ModelPublished:
+        """Serve a form of a model with other sizes of its parts, each of which was timed, if not slower.
+
+        Raises as `publish` does. The caller has the model's job.
+        """
+        _, before = self.registry.compiled(entry.name)
+        _check_interface(before, made.model)
+        return await self._offered(entry, made.model, made.file, made.path, why, resized=True)
+
+    async def _offered(
+        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, *, resized: bool
+    ) -> ModelPublished:
+        try:
+            check_new(entry.manifest.history, model.schedules)
+            return await self._compared(entry, model, file, path, why, resized=resized)
+        except AlreadyExists as kept:
+            return _kept(self.registry.find(entry.name) or entry, str(kept))
 
     async def _compared(
-        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, schedules: str, why: str
+        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, *, resized: bool
     ) -> ModelPublished:
-        """Load the successor beside the present version, and let the better one serve."""
+        """Load the successor beside the present version, and let the better one serve.
+
+        What has forms for other sizes is as good where it is no slower: the inputs may not meet these.
+        """
         history, server = entry.manifest.history, self.pool.device_of(entry)
         version = new_version(
-            file, history.next_number, schedules=schedules, why=why, now=time.time(), settled=False
+            file, history.next_number, schedules=model.schedules, why=why, now=time.time(), settled=False
         )
         with ExitStack() as held:
             held.enter_context(self.pool.keeping(server, file.sha256))
@@ -125,7 +141,7 @@ class Publisher:
             version = dataclasses.replace(
                 version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
             )
-            objection = compared.objection(serving=False)
+            objection = compared.objection(serving=resized)
             if objection:
                 return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
             choice = await self._chosen(entry, server, file.sha256, path) if entry.on_cpu else None

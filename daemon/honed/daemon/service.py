@@ -51,6 +51,7 @@ from .removing import Remover
 from .sequencing import Sequencer
 from .serving.events import Added, Damaged, NotRestored
 from .serving.registry import Registry
+from .sizes.keeper import SizeKeeper
 from .store import Manifest, Store
 from .tunerchild import TunerChild
 from .tunerruns import TunerRuns
@@ -248,6 +249,17 @@ async def _run(
     )
     pins = EnginePins(limits, store, pool, jobs, commits, policy)
     publisher = Publisher(limits, store, registry, pool, jobs, commits, inspector, curves.latencies, pins)
+    sizes = SizeKeeper(
+        store=store,
+        registry=registry,
+        pool=pool,
+        jobs=jobs,
+        publisher=publisher,
+        ledger=ledger,
+        leasing=leasing,
+        policy=policy,
+        settings=lambda: reloader.config.variants,
+    )
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),
@@ -264,6 +276,7 @@ async def _run(
         variants=variants,
         batcher=Batcher(pool, variants, ledger),
         settings=SettingsKeeper(limits, store, pool, jobs, commits),
+        sizes=sizes,
         sequencer=sequencer,
         metrics=metrics,
         leasing=leasing,
@@ -298,6 +311,7 @@ async def _run(
             watch.run(),
             tuner.run(),
             variants.run(),
+            sizes.run(),
             bringer.run(),
         ):
             task = asyncio.ensure_future(work)

@@ -22,13 +22,14 @@ from typing import ClassVar
 
 from honed.protocol.errors import DeviceError, Internal, ModelRefused, NotFound
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
+from honed.protocol.sizes import MetSizes
 from honed.runtime import peaks
 from honed.runtime.cpuparts import CpuParts
 from honed.runtime.devices import Device, select
 from honed.runtime.executor import Executor, load
 from honed.runtime.partlimits import UNLIMITED, PartLimits
 from honed.runtime.profile import DeviceProfile
-from honed.runtime.proof import Difference, check_behind, check_probe
+from honed.runtime.proof import Difference, check_numbered, probe_count
 from honed.runtime.surveying import survey
 
 from .comparison import Comparison, Recorder
@@ -78,12 +79,13 @@ class Worker(Host):
             raise NotFound("the model is not loaded in the worker; this is a fault of the service")
         return executor
 
-    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> None:
+    def ran(self, key: str, inputs: dict[str, Array], keep: bool) -> tuple[MetSizes, ...]:
         """Keep a client's inputs, to compare a successor on."""
         if keep:
             self._recorder.note(key, inputs)
         else:
             self._recorder.forget(key)
+        return self.loaded(key).met
 
     def _find(self, call: FindDevice) -> FoundDevice:
         device = select(self._spec or None) if call.models else None
@@ -125,8 +127,7 @@ class Worker(Host):
                 parts=self._parts,
             )
             self._checked[key] = {}
-        proof = self._models[key].model.proof
-        return BuiltModel(device=self._device_spec(), probes=len(proof.probes) if proof else 0)
+        return BuiltModel(device=self._device_spec(), probes=probe_count(self._models[key]))
 
     def _check(self, call: CheckProbe) -> CheckedProbe:
         """Raises ModelRefused where an answer is wrong.
@@ -136,11 +137,8 @@ class Worker(Host):
         """
         executor, checked, probe = self.loaded(call.key), self._checked[call.key], call.probe
         if probe not in checked:
-            proof = executor.model.proof
-            assert proof is not None
             try:
-                given = proof.probes[probe]
-                checked[probe] = (*check_probe(executor, given), *check_behind(executor, given))
+                checked[probe] = check_numbered(executor, probe)
             except DeviceError as error:
                 return CheckedProbe(spoilt=str(error))
         wrong = tuple(str(d) for d in checked[probe] if not d.right)

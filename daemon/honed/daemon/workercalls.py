@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 from honed.protocol import strict
 from honed.protocol.params import Data
 from honed.protocol.results import ComparedOutput, Empty, ModelProfile
+from honed.protocol.sizes import MetSizes
 from honed.runtime.profile import DeviceIdentity, DeviceProfile
 
 from .interface import Interface
@@ -212,7 +213,8 @@ class WantedOutput:
 class ModelRan:
     """Outputs that have no place, the shapes of all, in the order asked for, and the time of each part.
 
-    Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there.
+    Where the call has room, `offsets` of all, in bytes from its start; -1 for those that are not there. `met`
+    are the sizes that parts met whose sizes depend on the data.
     """
 
     raw: tuple[Data, ...]
@@ -221,6 +223,7 @@ class ModelRan:
     input_ns: int
     infer_ns: int
     output_ns: int
+    met: tuple[MetSizes, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)

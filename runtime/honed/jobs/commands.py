@@ -15,12 +15,14 @@ from typing import Any, ClassVar, Generic, TypeVar
 from honed.machine.children import python
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.sizes import MetSizes
 
 from .events import Compiled, Done, Exported, Faults, Fitted, History, Imported, R, Tuned, Written
 
 J = TypeVar("J", bound="Job[Any]")
 PRECISIONS = ("auto", "fp32", "fp16")
 Shapes = Mapping[str, tuple[int, ...]]
+Sizes = tuple[MetSizes, ...]
 _FLAGS = {"shapes": ("--shape",), "output": ("-o", "--output")}
 _CHOICES = {"precision": PRECISIONS, "model": ("lightglue",)}
 
@@ -98,10 +100,14 @@ class Compile(OnFile[Compiled]):
 
     `like` is a compiled form of the same model whose choice of precision is taken. With `profile`, a file, it
     is for the device of that, and answers are not compared; with `device`, too, that profile has its peaks.
+    `sizes` are those that parts are compiled for whose sizes depend on the data; without, those of `like`.
+    What the CPU engine is faster with is left out, but with `slower_too`.
     """
 
     command = ("compile",)
     output: Path
+    sizes: Sizes = ()
+    slower_too: bool = False
     like: Path | None = None
     profile: Path | None = None
     records: Path | None = None
@@ -231,6 +237,8 @@ def _add(parser: argparse.ArgumentParser, each: Field[Any], hint: Any, *, positi
         parser.add_argument(*_flags(each), dest=each.name, action="store_true")
     elif hint == Shapes:
         parser.add_argument(*_flags(each), dest=each.name, default=default, action=_AddShape)
+    elif hint == Sizes:
+        parser.add_argument(*_flags(each), dest=each.name, default=default, action=_AddSizes)
     else:
         required = default is MISSING
         parser.add_argument(
@@ -253,6 +261,24 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
         raise InvalidArgument(f"--shape {text!r} is not of the form INPUT=1,3,224,224") from None
 
 
+def parse_sizes(text: str) -> MetSizes:
+    """`PART:100,7`: sizes of a part by its number; raises InvalidArgument."""
+    part, colon, sizes = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return MetSizes(part=int(part), sizes=tuple(int(size) for size in sizes.split(",") if size))
+    except ValueError:
+        raise InvalidArgument(f"--sizes {text!r} is not of the form PART:100,7") from None
+
+
+class _AddSizes(argparse.Action):
+    """Takes the sizes of a part into a tuple."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, (*getattr(namespace, self.dest), parse_sizes(values)))
+
+
 class _AddShape(argparse.Action):
     """Takes a shape into a map."""
 
@@ -271,6 +297,8 @@ def _default(each: Field[Any]) -> Any:
 def _texts(flag: str, value: Any) -> list[str]:
     if value is True:
         return [flag]
+    if isinstance(value, tuple):
+        return [f"{flag}={each.part}:{','.join(map(str, each.sizes))}" for each in value]
     if isinstance(value, Mapping):
         return [f"{flag}={name}={','.join(map(str, shape))}" for name, shape in value.items()]
     return [f"{flag}={value:.12g}" if isinstance(value, float) else f"{flag}={value}"]

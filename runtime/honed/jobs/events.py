@@ -195,13 +195,15 @@ class Done:
 class FittedPart:
     """So many nodes of a file, and an estimate of their operations, that `engine` ("gpu", "cpu") would run.
 
-    `why` the CPU engine would, each reason once.
+    `why` the CPU engine would, each reason once. One that is `sized` would be compiled for the sizes that it
+    meets, which depend on the data.
     """
 
     engine: str
     nodes: int
     flops: int
     why: tuple[str, ...] = ()
+    sized: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

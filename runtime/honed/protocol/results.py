@@ -299,11 +299,26 @@ class ShownVariant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShownForm:
+    """Sizes of a part that depend on the data, for which it was compiled, and times of both engines.
+
+    It is served so unless `why` says why not; where `least` is not 0, for so many rows and more, up to it.
+    """
+
+    sizes: tuple[int, ...]
+    least: int = 0
+    compiled_us: float | None = None
+    cpu_us: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShownPart:
     """A part of a model that two engines run: "gpu" what is compiled, "cpu" what the CPU engine runs of it.
 
     `nodes` of the model's file and an estimate of their operations, `why` the CPU engine runs them, what is
-    handed to it and back. The `last` part runs behind what is compiled, others in between.
+    handed to it and back. `last` parts run behind what is compiled, others in between. One that is `sized` is
+    compiled for the sizes that it meets often: `forms`, which may run on fewer rows where it is `by_rows`.
     """
 
     engine: str
@@ -313,6 +328,9 @@ class ShownPart:
     inputs: tuple[TensorMetadata, ...] = ()
     outputs: tuple[TensorMetadata, ...] = ()
     last: bool = False
+    sized: bool = False
+    by_rows: bool = False
+    forms: tuple[ShownForm, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -38,13 +39,15 @@ from .partcalls import (
     SHARE,
     UNLOAD,
     LoadPart,
-    PartRan,
-    RunPart,
+    PartsRan,
+    RunParts,
     ShareMemory,
+    SizesToStopAt,
     UnloadPart,
     laid_out,
 )
 from .partlimits import UNLIMITED, PartLimits
+from .parts import open_count
 from .regions import Region
 
 Array = NDArray[Any]
@@ -69,6 +72,7 @@ class CpuParts:
         self._next = 0
         self._open = 0
         self._region: Region | None = None  # for tensors, known to the present process
+        self._most_made = 0  # bytes of what one call gave
 
     def open(self, file: ModelFile) -> OpenParts:
         """Load the parts of a model that has some.
@@ -93,32 +97,44 @@ class CpuParts:
             raise
         return opened
 
-    def run(self, number: int, part: CpuPart, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs of a loaded part, as it says they are; raises as `OpenParts.run`."""
-        given = tuple(
-            PartTensor(name=t.name, dtype=t.dtype, shape=a.shape)
-            for t, a in zip(part.inputs, inputs, strict=True)
-        )
+    def run(
+        self,
+        numbers: Sequence[int],
+        inputs: Sequence[tuple[PartTensor, Array]],
+        outputs: Sequence[PartTensor],
+        wanted: Sequence[str],
+        stops: Sequence[SizesToStopAt],
+    ) -> tuple[PartsRan, dict[str, Array]]:
+        """Run loaded parts, which make some of `outputs`; what was asked for of these, by name.
+
+        Raises as `OpenParts.run`.
+        """
+        given = tuple(PartTensor(name=t.name, dtype=t.dtype, shape=a.shape) for t, a in inputs)
+        arrays = [array for _, array in inputs]
+        declared = {tensor.name: tensor for tensor in outputs}
         with self._lock:
-            places, room = self._placed(part, inputs)
-            call = RunPart(
-                part=number,
+            places, room = self._placed(arrays, outputs)
+            call = RunParts(
+                parts=tuple(numbers),
                 inputs=given,
-                raw=() if places else tuple(map(_bytes, inputs)),
+                wanted=tuple(wanted),
+                stops=tuple(stops),
+                raw=() if places else tuple(map(_bytes, arrays)),
                 places=places,
                 room=room,
             )
-            ran = strict.from_plain(PartRan, self._call(RUN, call), where=RUN)
-            outputs = zip(part.outputs, ran.outputs, strict=True)
-            if not ran.places:
-                return [_checked(*both, data) for both, data in zip(outputs, ran.raw, strict=True)]
-            assert self._region is not None
-            whole = self._region.array("uint8", (self._region.nbytes,), 0)
+            ran = strict.from_plain(PartsRan, self._call(RUN, call), where=RUN)
+            data: Sequence[Data] = ran.raw
+            if ran.places:
+                assert self._region is not None
+                whole = self._region.array("uint8", (self._region.nbytes,), 0)
+                each = zip(ran.outputs, ran.places, strict=True)
+                data = [whole[at : at + _nbytes(tensor)].data for tensor, at in each]
+            self._most_made = max(self._most_made, sum(map(len, data)))
+            found = zip(ran.outputs, data, strict=True)
             # The next run takes the same memory.
-            return [
-                np.array(_checked(*both, whole[at : at + _nbytes(both[1])].data))
-                for both, at in zip(outputs, ran.places, strict=True)
-            ]
+            made = {t.name: np.array(_checked(_named(declared, t), t, held)) for t, held in found}
+        return ran, made
 
     def unload(self, numbers: Sequence[int]) -> None:
         """Let go of a model's parts; with the last model the process ends."""
@@ -132,10 +148,11 @@ class CpuParts:
                 for number in numbers:
                     self._call(UNLOAD, UnloadPart(part=number))
 
-    def _placed(self, part: CpuPart, inputs: Sequence[Array]) -> tuple[tuple[int, ...], int]:
+    def _placed(self, inputs: Sequence[Array], outputs: Sequence[PartTensor]) -> tuple[tuple[int, ...], int]:
         """Put much data into shared memory: where each input is, and where outputs may begin."""
         places, room = laid_out([array.nbytes for array in inputs], 0)
-        _, end = laid_out([_nbytes(t) for t in part.outputs if -1 not in t.shape], room)
+        _, end = laid_out([_nbytes(t) for t in outputs if -1 not in t.shape], room)
+        end = max(end, room + self._most_made)
         if end < _SHARED_BYTES or not inputs:
             return (), 0
         if self._region is None or self._region.nbytes < end:
@@ -156,11 +173,10 @@ class CpuParts:
         try:
             with os.fdopen(os.dup(descriptor), "wb") as file:
                 file.write(data.data)
-            names = tuple(tensor.name for tensor in part.outputs)
             with self._lock:
                 self._next += 1
                 number = self._next
-                self._call(LOAD, LoadPart(part=number, outputs=names), [descriptor])
+                self._call(LOAD, LoadPart(part=number, inputs=part.inputs), [descriptor])
         finally:
             os.close(descriptor)
         return number
@@ -242,11 +258,39 @@ class OpenParts:
         Raises InvalidArgument where it cannot be run on these inputs, DeviceError where its process ended.
         """
         part = self._parts[index]
-        given = [
-            np.asarray(array, dtype(tensor.dtype).numpy, order="C")
-            for tensor, array in zip(part.inputs, inputs, strict=True)
+        given = dict(zip([tensor.name for tensor in part.inputs], inputs, strict=True))
+        wanted = [tensor.name for tensor in part.outputs]
+        _, made = self.run_chain([index], given, wanted)
+        return [made[name] for name in wanted]
+
+    def run_chain(
+        self,
+        indices: Sequence[int],
+        values: Mapping[str, Array],
+        wanted: Sequence[str],
+        stops: Sequence[SizesToStopAt] = (),
+    ) -> tuple[PartsRan, dict[str, Array]]:
+        """Run parts one after the other on values by name, up to one that meets sizes of `stops`.
+
+        Gives how far that went, and of what was made what is wanted or the rest of them reads. Raises as
+        `run`.
+        """
+        parts = [self._parts[index] for index in indices]
+        own = {tensor.name for part in parts for tensor in part.outputs}
+        taken = {t.name: t for part in parts for t in part.inputs if t.name not in own}
+        inputs = [
+            (tensor, np.asarray(values[name], dtype(tensor.dtype).numpy, order="C"))
+            for name, tensor in taken.items()
         ]
-        return self._process.run(self._numbers[index], part, given)
+        ran, made = self._process.run(
+            [self._numbers[index] for index in indices],
+            inputs,
+            [tensor for part in parts for tensor in part.outputs],
+            wanted,
+            [replace(stop, part=self._numbers[stop.part]) for stop in stops],
+        )
+        _check_answer(parts, ran)
+        return ran, made
 
     def close(self) -> None:
         """Let go of them."""
@@ -263,11 +307,6 @@ class OpenParts:
         self.close()
 
 
-def named(part: CpuPart, *given: Mapping[str, Array]) -> list[Array]:
-    """The inputs of a part out of values by name."""
-    return [next(values[t.name] for values in given if t.name in values) for t in part.inputs]
-
-
 def _peer() -> Peer:
     return Peer(serves=False, receiving=FRAMES, sending=FRAMES)
 
@@ -278,6 +317,21 @@ def _bytes(array: Array) -> memoryview:
 
 def _nbytes(tensor: PartTensor) -> int:
     return math.prod(tensor.shape) * dtype(tensor.dtype).itemsize
+
+
+def _check_answer(parts: Sequence[CpuPart], ran: PartsRan) -> None:
+    """Raise DeviceError for an answer that cannot be one to these parts."""
+    whole = 0 <= ran.done <= len(parts) and ran.done <= len(ran.sizes) <= ran.done + 1
+    met = zip(parts, ran.sizes, strict=False)
+    if not whole or any(len(sizes) != open_count(part.inputs) for part, sizes in met):
+        raise DeviceError("the CPU engine's process for parts of the model says what it should not")
+
+
+def _named(declared: Mapping[str, PartTensor], given: PartTensor) -> PartTensor:
+    """What the header says of an output; raises DeviceError where it knows none of that name."""
+    if given.name not in declared:
+        raise DeviceError(f"a part of the model gave {given.name!r}, which was not asked for")
+    return declared[given.name]
 
 
 def _checked(wanted: PartTensor, given: PartTensor, data: Data) -> Array:

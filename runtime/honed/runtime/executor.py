@@ -10,23 +10,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from honed.protocol.errors import DeviceError, InvalidArgument
+from honed.protocol.sizes import MetSizes
 
 from . import binding, border, enqueue, fit, programs
-from .cpuparts import CpuParts, named
+from .behind import PartsBehind
+from .cpuparts import CpuParts
 from .devices import Device, select
 from .halves import converted
 from .memory import DeviceMemory
-from .model import CPU_PART, CompiledModel, HostCall, Launch, Preparation
+from .model import COMPILED_PART, CPU_PART, CompiledModel, HostCall, Launch, Preparation
 from .modelfile import ModelFile, read
 from .opencl import cl, context, driver_call
 from .timing import Called, InferenceProfile, Timeline, summarise
@@ -98,7 +99,14 @@ class Executor:
         for step in file.model.prepare:
             if not binding.empty(file.model, step):
                 self._prepare(step, kernels)
-        self._parts = (parts or CpuParts()).open(file) if file.model.split is not None else None
+        self.forms = [  # of its parts, in the order of the file
+            Executor(file.form(n), device, cache_dir=cache_dir, builder=builder, progress=progress)
+            for n in range(len(file.model.forms))
+        ]
+        process = parts or CpuParts()
+        self._parts = process.open(file) if file.model.split is not None else None
+        self._behind = PartsBehind(file.model, self._parts)
+        self.met: tuple[MetSizes, ...] = ()  # by the parts behind, in the latest run
         self._segments = binding.segments(file.model, kernels, self._memory, self._queue, cap, self._parts)
 
     @property
@@ -131,16 +139,31 @@ class Executor:
         with self._lock:
             return self._infer(given, None)
 
-    def run_behind(self, *given: Mapping[str, Array]) -> dict[str, Array]:
-        """What the last part gives for values by name, nothing where there is none; raises as `run`."""
-        split = self.model.split
-        if split is None or split.last is None or split.behind is None:
-            return {}
-        assert self._parts is not None
-        found = self._parts.run(split.last, named(split.behind, *given))
-        return {
-            tensor.name: np.array(value) for tensor, value in zip(split.behind.outputs, found, strict=True)
-        }
+    def run_behind(self, *given: Mapping[str, Array], forms: bool = True) -> dict[str, Array]:
+        """What the parts behind all steps make of values by name, nothing where there are none.
+
+        Without `forms` the CPU engine runs all of them. Raises as `run`.
+        """
+        found, self.met = self._behind.run(_together(given), self._run_form if forms else None)
+        return found
+
+    def _run_form(self, number: int, given: Mapping[str, Array]) -> dict[str, Array]:
+        return self.forms[number].run(given)
+
+    def _time_behind(self, timeline: Timeline, *given: Mapping[str, Array]) -> None:
+        """The same, with when parts ran, and when forms of them."""
+        began = time.perf_counter()
+
+        def run_form(number: int, inputs: Mapping[str, Array]) -> dict[str, Array]:
+            nonlocal began
+            timeline.host.append(Called(CPU_PART, began, start := time.perf_counter()))
+            made = self._run_form(number, inputs)
+            began = time.perf_counter()
+            timeline.host.append(Called(COMPILED_PART, start, began))
+            return made
+
+        self._behind.run(_together(given), run_form)
+        timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
 
     def _completed(self, given: Mapping[str, Array], made: dict[str, Array]) -> dict[str, Array]:
         """The model's outputs out of its inputs and what the steps gave."""
@@ -161,10 +184,8 @@ class Executor:
             timeline = Timeline(self._profiling_queue)
             start = time.perf_counter()
             made = self._infer(given, timeline)
-            if self.model.split is not None and self.model.split.last is not None:
-                began = time.perf_counter()
-                self.run_behind(made, inputs)
-                timeline.host.append(Called(CPU_PART, began, time.perf_counter()))
+            if self.model.made_behind:
+                self._time_behind(timeline, made, inputs)
             whole = time.perf_counter() - start
             with driver_call("time its kernels"):
                 return summarise(timeline, self.model, self.device.profile.peaks, start, whole)
@@ -177,6 +198,8 @@ class Executor:
             self._memory.close()
             if self._parts is not None:
                 self._parts.close()
+            for form in self.forms:
+                form.close()
             self.file.close()
 
     def __enter__(self) -> Executor:
@@ -223,6 +246,11 @@ class Executor:
         except DeviceError as failed:
             self._unusable = str(failed)
             raise
+
+
+def _together(given: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """All values by name; of one name the first."""
+    return {name: value for each in reversed(given) for name, value in each.items()}
 
 
 def _check_complete(events: list[Any]) -> None:

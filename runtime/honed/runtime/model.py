@@ -16,6 +16,7 @@ CONSTANT_ALIGN = 4096  # bytes; constants start on a page so that the file can b
 Place = Literal["input", "output", "constant", "prepared", "scratch"]
 Attr = int | float | str | bool | tuple[int, ...]
 CPU_PART = "cpu_part"  # the host call that runs a part of the model in the CPU engine
+COMPILED_PART = "compiled_part"  # what profiles call a part that is compiled for the sizes that it met
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +203,9 @@ class CpuPart:
     """Nodes of the model that the CPU engine runs, as an ONNX file in the constant buffer `onnx`.
 
     `nodes` counts them and `flops` estimates their work; `why` says of each kind why it is not compiled.
+    Where that is only that sizes of its inputs depend on the data (-1), it is `sized`: it may have compiled
+    forms for sizes that it meets. Where these are the first of each shape and what it makes of one row does
+    not hang on others, it is `by_rows`: a form may be run on more rows than there are.
     """
 
     onnx: int  # index into CompiledModel.buffers
@@ -210,26 +214,58 @@ class CpuPart:
     nodes: int
     flops: int
     why: tuple[str, ...]
+    sized: bool = False
+    by_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizesLeftOut:
+    """Sizes of a part, as in `MetSizes`, for which it has no compiled form, and why."""
+
+    part: int
+    sizes: tuple[int, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
     """A model that runs in parts: `parts` are the CPU engine's, `nodes` and `flops` what is compiled of it.
 
-    Host calls of CPU_PART run them between launches. The one numbered `last` runs behind all steps: it takes
-    outputs of theirs and inputs of the model, by name. `outputs` are the model's, made by either.
+    Host calls of CPU_PART run them between launches. Those numbered `behind` run behind all steps, one after
+    the other: each takes outputs of the steps, inputs of the model and what those before it made, by name.
+    `outputs` are the model's, made by either.
     """
 
     parts: tuple[CpuPart, ...]
-    last: int | None
+    behind: tuple[int, ...]
     outputs: tuple[PartTensor, ...]
     nodes: int
     flops: int
+    left_out: tuple[SizesLeftOut, ...] = ()
 
-    @property
-    def behind(self) -> CpuPart | None:
-        """The part that runs behind all steps."""
-        return None if self.last is None else self.parts[self.last]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormTimes:
+    """Microseconds of a part, in turns: compiled, with handing over and back, and in the CPU engine."""
+
+    compiled_us: float
+    cpu_us: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """A part behind all steps, compiled for sizes that it was met in.
+
+    `sizes` stand for what is -1 in the shapes of its inputs, in their order. `model` takes and gives what the
+    part does, and its constants are in the file's one section. `times` are None where it was not run.
+    It runs for these sizes, and where `least` is not 0 for so many rows and more, up to its own.
+    """
+
+    part: int
+    sizes: tuple[int, ...]
+    model: CompiledModel
+    times: FormTimes | None
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,7 +274,7 @@ class CompiledModel:
 
     `prepare` runs once, when the model is loaded, and makes the prepared buffers out of constants; `steps`
     run in each inference. `parts` and `views` say what of the model they compute; nothing runs by them.
-    `outputs` are those of the steps, and the model's where it is not `split`.
+    `outputs` are those of the steps, and the model's where it is not `split`. `forms` are of its parts.
     """
 
     source: Source
@@ -258,6 +294,13 @@ class CompiledModel:
     parts: tuple[Part, ...] = ()
     views: tuple[View, ...] = ()
     split: Split | None = None
+    forms: tuple[Form, ...] = ()
+
+    @property
+    def made_behind(self) -> tuple[PartTensor, ...]:
+        """Those of the model's outputs that parts make behind all steps."""
+        by_steps = {tensor.name for tensor in self.outputs}
+        return tuple(tensor for tensor in self.gives if tensor.name not in by_steps)
 
     @property
     def gives(self) -> tuple[PartTensor, ...]:

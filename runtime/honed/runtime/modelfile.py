@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -84,6 +84,12 @@ class ModelFile:
         )
         return flat.reshape(buffer.shape)
 
+    def form(self, number: int) -> ModelFile:
+        """A form of one of the model's parts, as a file that is closed by itself."""
+        if self._mapped is None:
+            raise InvalidArgument(f"{self.path} is closed; read it again")
+        return ModelFile(self.path, self.model.forms[number].model, self._mapped, self._constants_at)
+
     def close(self) -> None:
         """Let go of the file; arrays that `constant` gave out keep it mapped until they go."""
         self._mapped = None
@@ -97,14 +103,23 @@ class ModelFile:
         self.close()
 
 
-def write(path: str | os.PathLike[str], model: CompiledModel, constants: Mapping[int, NDArray[Any]]) -> None:
+def write(
+    path: str | os.PathLike[str],
+    model: CompiledModel,
+    constants: Mapping[int, NDArray[Any]],
+    forms: Sequence[Mapping[int, NDArray[Any]]] = (),
+) -> None:
     """Write `model` with the value of each of its constant buffers, by buffer index, durably to `path`.
+
+    `forms` are the same of each of its forms; of values in the same place the first is written.
 
     `path` is replaced at once or not at all. Raises ModelFileError where the model breaks a rule of
     `validate` or a value does not fit its buffer, and ResourceExhausted where the disk is full.
     """
     validate.check(model)
     values = _checked_constants(model, constants)
+    for form, own in zip(model.forms, forms, strict=True):
+        values |= _checked_constants(form.model, own) | values
     header = msgpack.packb(strict.to_plain(model), use_bin_type=True)
     if len(header) > MAX_HEADER_BYTES:
         raise ModelFileError(
@@ -116,7 +131,7 @@ def write(path: str | os.PathLike[str], model: CompiledModel, constants: Mapping
         file.write(_packed(draft))
         file.write(header)
         file.write(bytes(draft.constants_at - _PREAMBLE.size - len(header)))
-        digest = _write_constants(file, model, values)
+        digest = _write_constants(file, model, sorted(values.items()))
         file.seek(0)
         file.write(_packed(draft._replace(constant_sha256=digest)))
 
@@ -153,13 +168,13 @@ def read(path: str | os.PathLike[str], verify: bool = True) -> ModelFile:
 
 def _checked_constants(
     model: CompiledModel, constants: Mapping[int, NDArray[Any]]
-) -> list[tuple[int, NDArray[Any]]]:
-    """(offset, value) for every constant buffer, by offset."""
+) -> dict[int, NDArray[Any]]:
+    """The values of constant buffers that are not empty by offset."""
     wanted = {i for i, buffer in enumerate(model.buffers) if buffer.place == "constant"}
     for index in sorted(wanted.symmetric_difference(constants)):
         problem = "has no value" if index in wanted else "has a value but is not a constant"
         raise ModelFileError(f"buffer {index} {problem}; give one array for each constant buffer")
-    values = []
+    values = {}
     for index in wanted:
         buffer, value = model.buffers[index], constants[index]
         if value.dtype != dtype(buffer.dtype).numpy or value.shape != buffer.shape:
@@ -167,8 +182,9 @@ def _checked_constants(
                 f"the value of buffer {index} is {value.dtype}{list(value.shape)} and the buffer is "
                 f"{buffer.dtype}{list(buffer.shape)}; give an array of the buffer's type and shape"
             )
-        values.append((buffer.offset, value))
-    return sorted(values, key=lambda pair: pair[0])
+        if value.size:
+            values[buffer.offset] = value
+    return values
 
 
 def _write_constants(file: BinaryIO, model: CompiledModel, values: list[tuple[int, NDArray[Any]]]) -> bytes:
@@ -177,8 +193,6 @@ def _write_constants(file: BinaryIO, model: CompiledModel, values: list[tuple[in
 
     digest, at = hashlib.sha256(), 0
     for offset, value in values:
-        if value.size == 0:
-            continue
         gap, data = bytes(offset - at), np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
         for part in (gap, data):
             file.write(part)

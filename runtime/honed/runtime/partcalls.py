@@ -10,17 +10,17 @@ from honed.protocol.wire import FrameLimits
 
 from .model import PartTensor
 
-LOAD, RUN, UNLOAD, SHARE = "LoadPart", "RunPart", "UnloadPart", "ShareMemory"
+LOAD, RUN, UNLOAD, SHARE = "LoadPart", "RunParts", "UnloadPart", "ShareMemory"
 ALIGN = 64  # bytes; where tensors in shared memory start
 FRAMES = FrameLimits(max_bytes=1 << 31, max_values=1 << 20)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadPart:
-    """Hold the ONNX file that comes along, as `part`, to be run for `outputs`; the answer is empty."""
+    """Hold the ONNX file that comes along, as `part`, which takes `inputs`; the answer is empty."""
 
     part: int
-    outputs: tuple[str, ...]
+    inputs: tuple[PartTensor, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,23 +38,43 @@ class ShareMemory:
 
 
 @dataclass(slots=True, kw_only=True)
-class RunPart:
-    """Run once on tensors, whose data is in `raw`, or in shared memory at `places`, one for each.
-
-    Then outputs are to be placed there, too, from `room` on, where there is enough.
-    """
+class SizesToStopAt:
+    """Sizes of a part for which something else is to run it, as in `honed.runtime.model.Form`."""
 
     part: int
+    sizes: tuple[int, ...]
+    least: int
+
+
+@dataclass(slots=True, kw_only=True)
+class RunParts:
+    """Run `parts` once, one after the other, on tensors given and what those before made, for those `wanted`.
+
+    The data of `inputs` is in `raw`, or in shared memory at `places`, one for each. Then outputs are to be
+    placed there, too, from `room` on, where there is enough. Before a part that meets sizes of `stops` they
+    are left.
+    """
+
+    parts: tuple[int, ...]
     inputs: tuple[PartTensor, ...]
+    wanted: tuple[str, ...]
+    stops: tuple[SizesToStopAt, ...] = ()
     raw: tuple[Data, ...] = ()
     places: tuple[int, ...] = ()
     room: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
-class PartRan:
-    """The outputs, in the order in which they were named when it was loaded; data as in `RunPart`."""
+class PartsRan:
+    """How many of the parts ran, in how many nanoseconds, and for each the sizes it met, that left out, too.
 
+    `outputs` are of those that were made what is wanted, or read by the parts that did not run; their data as
+    in `RunParts`.
+    """
+
+    done: int
+    ns: int
+    sizes: tuple[tuple[int, ...], ...]
     outputs: tuple[PartTensor, ...]
     raw: tuple[Data, ...] = ()
     places: tuple[int, ...] = ()

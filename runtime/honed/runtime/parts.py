@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from honed.protocol.errors import ModelFileError
 
 from .dtypes import DTYPES, dtype
-from .model import CompiledModel, CpuPart, HostCall, PartTensor, Probe, Tensor
+from .model import CompiledModel, CpuPart, HostCall, PartTensor, Probe, Split, Tensor
 
 MAX_PARTS = 16
 MAX_REASONS = 64  # of one part
+MAX_SIZES = 64  # that parts are compiled for, or were found not to be worth it
 _MAX_RANK = 32
 _MAX_BYTES = 1 << 40  # of one tensor: sizes are multiplied
 _DTYPE_NAMES = frozenset(d.name for d in DTYPES)
@@ -21,24 +23,105 @@ def check(model: CompiledModel) -> None:
     """Raise ModelFileError unless the parts are as they must be; steps are checked by `check_call`."""
     split = model.split
     if split is None:
+        _require(not model.forms, "there are forms of parts, and no parts")
         return
     _require(0 < len(split.parts) <= MAX_PARTS, f"the model has {len(split.parts)} parts")
-    _require(split.last is None or 0 <= split.last < len(split.parts), f"there is no part {split.last}")
     _require(split.nodes >= 0 and split.flops >= 0, "less than nothing of the model is compiled")
     for i, part in enumerate(split.parts):
-        _check_part(model, f"part {i}", part, behind=i == split.last)
-    made = _signatures([*model.outputs, *(split.behind.outputs if split.behind else ())])
+        _check_part(model, f"part {i}", part, behind=i in split.behind)
+    made = _check_behind(model, split)
     _check_tensors("the model", "output", split.outputs, behind=True)
     _require(bool(split.outputs), "the model has no outputs")
     for tensor in split.outputs:
         _require(_signature(tensor) in made, f"nothing gives output {tensor.name!r} of the model")
-    if split.behind is not None:
-        there = _signatures([*model.inputs, *model.outputs])
-        for tensor in split.behind.inputs:
-            _require(_signature(tensor) in there, f"nothing gives input {tensor.name!r} of the last part")
-        given = {tensor.name for tensor in model.outputs}
-        both = next((t.name for t in split.behind.outputs if t.name in given), "")
+    _check_forms(model, split)
+
+
+def _check_behind(model: CompiledModel, split: Split) -> set[_Signature]:
+    """What steps and the parts behind them give, of which each is given what it takes."""
+    _require(len(set(split.behind)) == len(split.behind), "a part runs twice behind the steps")
+    made = _signatures(model.outputs)
+    for number in split.behind:
+        _require(0 <= number < len(split.parts), f"there is no part {number}")
+        part = split.parts[number]
+        there = made | _signatures(model.inputs)
+        for tensor in part.inputs:
+            _require(_signature(tensor) in there, f"nothing gives input {tensor.name!r} of part {number}")
+        given = {name for name, _, _ in made}
+        both = next((t.name for t in part.outputs if t.name in given), "")
         _require(not both, f"two things give {both!r}")
+        made |= _signatures(part.outputs)
+    return made
+
+
+def _check_forms(model: CompiledModel, split: Split) -> None:
+    """Forms are of parts that may have some; the rules of their models are checked by whoever checks this."""
+    known = [(form.part, form.sizes) for form in model.forms]
+    known += [(out.part, out.sizes) for out in split.left_out]
+    _require(len(known) <= MAX_SIZES, f"parts were compiled for {len(known)} sizes")
+    _require(len(set(known)) == len(known), "a part has two forms for the same sizes")
+    for number, sizes in known:
+        _require(
+            number in split.behind, f"there are sizes of part {number}, which does not run behind the steps"
+        )
+        part = split.parts[number]
+        _require(
+            part.sized and len(sizes) == open_count(part.inputs) and all(size > 0 for size in sizes),
+            f"part {number} cannot be compiled for the sizes {list(sizes)}",
+        )
+    for form in model.forms:
+        part, own = split.parts[form.part], form.model
+        called = f"the form of part {form.part} for {list(form.sizes)}"
+        wanted = filled(part.inputs, form.sizes)
+        _require(
+            [_signature(t) for t in own.inputs] == [_signature(t) for t in wanted], f"{called} takes others"
+        )
+        gives = len(own.outputs) == len(part.outputs) and all(
+            (t.name, t.dtype) == (o.name, o.dtype) and takes(t, o.shape)
+            for t, o in zip(part.outputs, own.outputs, strict=True)
+        )
+        _require(gives, f"{called} gives others")
+        _require(own.split is None and not own.forms, f"{called} has parts of its own")
+        _require(own.constant_bytes == model.constant_bytes, f"{called} has another constant section")
+        rows = part.by_rows and len(set(form.sizes)) == 1 and 0 < form.least <= form.sizes[0]
+        _require(form.least == 0 or rows, f"{called} cannot run for {form.least} rows")
+        times = form.times
+        measured = times is None or all(map(_is_time, (times.compiled_us, times.cpu_us)))
+        _require(measured, f"{called} was run in no time at all")
+
+
+def _is_time(us: float) -> bool:
+    return math.isfinite(us) and us > 0
+
+
+def open_count(tensors: Iterable[PartTensor]) -> int:
+    """How many sizes of these depend on the data."""
+    return sum(tensor.shape.count(-1) for tensor in tensors)
+
+
+def filled(tensors: Iterable[PartTensor], sizes: Sequence[int]) -> tuple[PartTensor, ...]:
+    """Tensors with `sizes` for what is -1, in their order."""
+    left = iter(sizes)
+    return tuple(
+        replace(t, shape=tuple(next(left) if size == -1 else size for size in t.shape)) for t in tensors
+    )
+
+
+def covers(sizes: Sequence[int], least: int, met: Sequence[int]) -> bool:
+    """Whether a form for `sizes`, as `Form` has them with `least`, runs a part that met others."""
+    if tuple(sizes) == tuple(met):
+        return True
+    return least > 0 and len(set(met)) == 1 and least <= met[0] <= sizes[0]
+
+
+def met_sizes(tensors: Iterable[PartTensor], shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
+    """What stands in `shapes` for each -1 of the tensors, in their order."""
+    return tuple(
+        found
+        for tensor, shape in zip(tensors, shapes, strict=True)
+        for size, found in zip(tensor.shape, shape, strict=True)
+        if size == -1
+    )
 
 
 def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
@@ -53,7 +136,7 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
     assert isinstance(number, int)
     assert isinstance(wanted, tuple)
     _require(
-        split is not None and 0 <= number < len(split.parts) and number != split.last,
+        split is not None and 0 <= number < len(split.parts) and number not in split.behind,
         f"{where} runs part {number}, which cannot run there",
     )
     assert split is not None
@@ -67,19 +150,18 @@ def check_call(model: CompiledModel, where: str, step: HostCall) -> None:
 
 
 def check_probe(model: CompiledModel, where: str, probe: Probe) -> None:
-    """Raise ModelFileError unless a probe has what the last part is to give."""
-    part = model.split.behind if model.split is not None else None
-    outputs = part.outputs if part is not None else ()
+    """Raise ModelFileError unless a probe has what the parts behind all steps are to give."""
+    outputs = model.made_behind
     _require(
         len(probe.behind) in (0, len(outputs)),
-        f"{where} has {len(probe.behind)} outputs of the last part, which has {len(outputs)}",
+        f"{where} has {len(probe.behind)} outputs of parts, which make {len(outputs)}",
     )
     for index, tensor in zip(probe.behind, outputs, strict=False):
         _require(0 <= index < len(model.buffers), f"{where} names buffer {index}, which does not exist")
         buffer = model.buffers[index]
         _require(
             (buffer.place, buffer.dtype) == ("constant", tensor.dtype) and takes(tensor, buffer.shape),
-            f"{where}: buffer {index} is no constant that output {tensor.name!r} of the last part can be",
+            f"{where}: buffer {index} is no constant that output {tensor.name!r} of a part can be",
         )
 
 
@@ -99,7 +181,10 @@ def _check_part(model: CompiledModel, where: str, part: CpuPart, *, behind: bool
     )
     _require(part.nodes >= 0 and part.flops >= 0, f"{where} has less than no work")
     _require(len(part.why) <= MAX_REASONS, f"{where} has {len(part.why)} reasons")
-    _check_tensors(where, "input", part.inputs, behind=False)
+    _require(behind or not part.sized, f"{where} is sized and does not run behind the steps")
+    rows = part.sized and all(-1 not in tensor.shape[1:] for tensor in (*part.inputs, *part.outputs))
+    _require(rows or not part.by_rows, f"{where} has no rows that could be computed each by itself")
+    _check_tensors(where, "input", part.inputs, behind=behind)
     _check_tensors(where, "output", part.outputs, behind=behind)
     _require(bool(part.outputs), f"{where} has no outputs")
 

@@ -93,23 +93,42 @@ def check_probe(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
 
 
 def check_behind(executor: Executor, probe: Probe) -> tuple[Difference, ...]:
-    """Run the last part, where there is one, on what the reference gives for the steps: its Differences.
+    """Run the parts behind all steps on what the reference gives for these: their Differences.
 
-    What it chooses may hang on a rounding. It must run on what the steps give here, too. Raises as
+    What they choose may hang on a rounding, so the CPU engine runs them all, which rounds as the reference
+    does; forms have probes of their own. They must run on what the steps give here, too. Raises as
     `Executor.run` does.
     """
-    part = executor.model.split.behind if executor.model.split is not None else None
-    if part is None:
+    behind = executor.model.made_behind
+    if not behind:
         return ()
     inputs = _inputs(executor, probe)
     executor.run(inputs)
     if not probe.behind:
         return ()
-    made = executor.run_behind(_known(executor, probe), inputs)
+    made = executor.run_behind(_known(executor, probe), inputs, forms=False)
     return tuple(
         _like(executor.file.constant(index), made[tensor.name], tensor.name)
-        for tensor, index in zip(part.outputs, probe.behind, strict=True)
+        for tensor, index in zip(behind, probe.behind, strict=True)
     )
+
+
+def probe_count(executor: Executor) -> int:
+    """How many probes its file has, those of forms of its parts among them."""
+    return len(_probes(executor))
+
+
+def check_numbered(executor: Executor, number: int) -> tuple[Difference, ...]:
+    """Run one of these: the Differences of what its steps give, and of what follows behind."""
+    of, probe = _probes(executor)[number]
+    return *check_probe(of, probe), *check_behind(of, probe)
+
+
+def _probes(executor: Executor) -> list[tuple[Executor, Probe]]:
+    """All probes, and what each is of."""
+    proof = executor.model.proof
+    own = [(executor, probe) for probe in (proof.probes if proof is not None else ())]
+    return [*own, *(found for form in executor.forms for found in _probes(form))]
 
 
 def _inputs(executor: Executor, probe: Probe) -> dict[str, Array]:

@@ -41,6 +41,8 @@ def check(model: CompiledModel) -> None:
     plan.check(model)
     _check_parts(model)
     _check_proof(model)
+    for form in model.forms:
+        check(form.model)  # which has none: `parts` saw to that
 
 
 def _require(condition: bool, problem: str) -> None:

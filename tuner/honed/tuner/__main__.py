@@ -129,6 +129,8 @@ def _request(job: commands.Compile, emit: Emit) -> CompileRequest:
         records=job.records,
         calibration=job.calibration,
         like=job.like,
+        sizes=job.sizes,
+        slower_too=job.slower_too,
         processes=min(MOST_PROCESSES, len(os.sched_getaffinity(0))),
     )
 

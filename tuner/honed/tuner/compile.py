@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import onnx
 
+from honed.protocol.errors import DeviceError, InvalidArgument, ModelRefused
+from honed.protocol.sizes import MetSizes
 from honed.runtime import modelfile
 from honed.runtime.devices import Device
-from honed.runtime.model import Choice, CompiledModel, Source
+from honed.runtime.model import Choice, CompiledModel, SizesLeftOut, Source
 from honed.runtime.profile import DeviceProfile
 
-from . import frontend
+from . import frontend, sized
 from .attend import joins
 from .bind import bind_shapes
-from .cut import header
+from .cut import Cut, header
 from .first import first_kernels
 from .frontend import ImportedModule, Normalised, Precision
 from .lower.module import LoweredModel, lower_module
@@ -25,12 +29,14 @@ from .lower.schedule import default_kernels
 from .mixed import choose
 from .prepare import Prepared, prepare
 from .proving import Prover, expect
+from .sized import timing
 from .tuned import NOTHING, recorded
 
 STAGES = ("check", "normalise", "import", "lower", "prove", "write")
 # Where each stage starts in the whole, as LightGlue-192 spends its time; only progress bars depend on it.
 _STARTS = (0.0, 0.05, 0.2, 0.3, 0.6, 0.97, 1.0)
 
+_TOLD = 500  # characters of why a part is not compiled for sizes
 Report = Callable[[str, float, str], None]
 
 
@@ -53,6 +59,8 @@ class CompileRequest:
     calibration: Path | None = None  # a folder of inputs that errors in fp16 are measured on
     like: Path | None = None  # a compiled form of the same model: its choice of precision is taken
     processes: int = 0  # forked to lower functions; see `forked.Forked` for when a process may be
+    sizes: tuple[MetSizes, ...] = ()  # as in `honed.jobs.commands.Compile`
+    slower_too: bool = False  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +123,80 @@ def _compile(
     model = tried.proven(request.device)
     stage("write", 0.0, f"write {request.output.name}")
     modelfile.write(request.output, model, tried.constants)
+    sizes, left_out = sized.wanted(prepared.cut, request.sizes, request.like)
+    if prepared.cut is not None and (sizes or left_out):
+        model = _with_forms(request, prepared.cut, model, tried.constants, sizes, left_out, stage)
     return CompileResult(model=model, fell_back=fell_back)
+
+
+def _with_forms(
+    request: CompileRequest,
+    cut: Cut,
+    model: CompiledModel,
+    constants: Mapping[int, np.ndarray],
+    sizes: Sequence[MetSizes],
+    left_out: Sequence[SizesLeftOut],
+    stage: _Stages,
+) -> CompiledModel:
+    """Compile parts for sizes, and write the model again with those that are right and not slower."""
+    made: list[sized.CompiledPart] = []
+    out = list(left_out)
+    slower_too = request.slower_too or sized.slower_too(request.like, request.profile)
+    for n, met in enumerate(sizes):
+        told = ", ".join(map(str, met.sizes))
+        stage("write", (n + 1) / (len(sizes) + 2), f"compile part {met.part} for size {told}")
+        found = _compiled_part(request, cut, met, slower_too=slower_too)
+        if isinstance(found, str):
+            out.append(SizesLeftOut(part=met.part, sizes=met.sizes, why=found))
+        else:
+            made.append(found)
+    model, more = sized.with_forms(model, constants, made, out)
+    modelfile.write(request.output, model, constants, more)
+    return model
+
+
+def _compiled_part(
+    request: CompileRequest, cut: Cut, met: MetSizes, *, slower_too: bool
+) -> sized.CompiledPart | str:
+    """A part compiled and proven as a model of its own, timed where there is a device; or why it is not."""
+    with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
+        path, output = Path(folder) / "part.onnx", Path(folder) / "part.honed"
+        onnx.save(cut.parts[met.part].model, path)
+        own = replace(
+            request,
+            path=path,
+            output=output,
+            shapes=sized.shapes_of(cut, met),
+            precision=sized.precision(request.precision),
+            calibration=None,
+            like=None,
+            sizes=(),
+        )
+        try:
+            compile_file(own, lambda stage, done, text: None)
+            timed = None
+            if request.device is not None:
+                timed = timing.in_turns(
+                    request.output, met.part, output, request.device, slower_too=slower_too
+                )
+                if timed.why_not:
+                    return timed.why_not
+        except (ModelRefused, InvalidArgument, DeviceError) as refused:
+            return f"it cannot be compiled: {'; '.join((str(refused), *getattr(refused, 'reasons', ())))}"[
+                :_TOLD
+            ]
+        with modelfile.read(output, verify=False) as file:
+            if file.model.split is not None:
+                return "it cannot be compiled whole"
+            indices = (i for i, b in enumerate(file.model.buffers) if b.place == "constant")
+            constants = {i: np.array(file.constant(i)) for i in indices}
+            return sized.CompiledPart(
+                met=met,
+                model=file.model,
+                constants=constants,
+                times=timed.times if timed is not None else None,
+                least=timed.least if timed is not None else 0,
+            )
 
 
 def _prover(

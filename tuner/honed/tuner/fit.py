@@ -45,7 +45,9 @@ def _parts(model: onnx.ModelProto, prepared: Prepared, found: NodeSurvey | None)
     if made is None:
         return (FittedPart(engine="gpu", nodes=len(model.graph.node), flops=_flops(found)),)
     compiled = FittedPart(engine="gpu", nodes=made.nodes, flops=made.flops)
-    others = (FittedPart(engine="cpu", nodes=p.nodes, flops=p.flops, why=p.why) for p in made.parts)
+    others = (
+        FittedPart(engine="cpu", nodes=p.nodes, flops=p.flops, why=p.why, sized=p.sized) for p in made.parts
+    )
     return (compiled, *others)
 
 

@@ -14,6 +14,7 @@ from honed.runtime.model import (
     Buffer,
     CompiledModel,
     CpuPart,
+    Form,
     HostCall,
     Launch,
     Operator,
@@ -78,11 +79,12 @@ def draw(model: CompiledModel, times: Mapping[str, float]) -> GraphLayout:
             if use.writes:
                 writers.add(use.buffer, number)
     made = {t.name: writers.of(t.buffer) for t in model.outputs}
-    if model.split is not None and (last := model.split.behind) is not None:
-        given = {t.name: [n] for n, t in enumerate(model.inputs)} | made
-        edges += ((box, len(boxes)) for t in last.inputs for box in given[t.name])
-        made |= {t.name: [len(boxes)] for t in last.outputs}
-        boxes.append(_behind(last))
+    given = {t.name: [n] for n, t in enumerate(model.inputs)}
+    split = model.split
+    for n, one in [(n, split.parts[n]) for n in split.behind] if split is not None else ():
+        edges += ((box, len(boxes)) for t in one.inputs for box in (made | given)[t.name])
+        made |= {t.name: [len(boxes)] for t in one.outputs}
+        boxes.append(_behind(model, n, one))
     for output in model.gives:
         edges += ((box, len(boxes)) for box in made[output.name])
         typed = f"{output.dtype} {_shape(output.shape)}"
@@ -143,11 +145,32 @@ def _box(
     )
 
 
-def _behind(part: CpuPart) -> Box:
-    """The part that the CPU engine runs behind all steps."""
-    lines = (BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why)),)
-    notes = tuple(f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs)
-    return Box("part", "last part", "", lines, (*part.why, *notes), (), "\n".join(part.why))
+def _behind(model: CompiledModel, number: int, part: CpuPart) -> Box:
+    """A part that the CPU engine runs behind all steps, and forms of it that are compiled."""
+    lines = [BoxLine(f"{part.nodes} nodes in the CPU engine", None, False, "\n".join(part.why))]
+    for form in (form for form in model.forms if form.part == number):
+        launches = sum(isinstance(step, Launch) for step in form.model.steps)
+        detail = "\n".join(f"{kernel.name}, schedule {kernel.schedule}" for kernel in form.model.kernels)
+        lines.append(
+            BoxLine(f"{_sizes(form.sizes)}: {launches} launches{_faster(form)}", None, False, detail)
+        )
+    notes = [f"= {t.name} {t.dtype} {_shape(t.shape)}" for t in part.outputs]
+    assert model.split is not None
+    left_out = [f"{_sizes(out.sizes)}: {out.why}" for out in model.split.left_out if out.part == number]
+    title = "dense part" if part.sized else "last part"
+    why = "\n".join(part.why)
+    return Box("part", title, "", tuple(lines), (*part.why, *left_out, *notes), (), why)
+
+
+def _faster(form: Form) -> str:
+    times = form.times
+    if times is None:
+        return ""
+    return f", {times.compiled_us:,.0f} us where the CPU engine took {times.cpu_us:,.0f}"
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    return f"size {', '.join(map(str, sizes))}"
 
 
 def _title(operators: Sequence[Operator]) -> str:

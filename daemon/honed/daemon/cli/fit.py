@@ -126,9 +126,10 @@ def _share(parts: Sequence[FittedPart]) -> float:
 
 
 def _row(part: FittedPart) -> tuple[str, ...]:
+    whys = [*part.why, *(["compiled for sizes once it meets them"] if part.sized else [])]
     return (
         _ENGINES[part.engine],
         str(part.nodes),
         f"{part.flops:,}" if part.flops else "-",
-        "; ".join(part.why),
+        "; ".join(whys),
     )

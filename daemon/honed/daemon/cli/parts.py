@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from honed.protocol.results import ShownPart, TensorMetadata
+from honed.protocol.results import ShownForm, ShownPart, TensorMetadata
 
 from .output import clean, shape_text
 
@@ -21,6 +21,21 @@ def in_parts(parts: Sequence[ShownPart]) -> Iterator[tuple[str, str]]:
         where = "behind that" if part.last else "in between"
         yield "", f"part {number} runs {where} in the CPU engine: {part.nodes} nodes, {_handed(part)}"
         yield from (("", f"because of {clean(why)}") for why in part.why)
+        if part.sized:
+            yield from (("", _form(form)) for form in part.forms)
+            yield "", "it is compiled for the sizes that it meets often, when the machine is idle"
+
+
+def _form(form: ShownForm) -> str:
+    sizes = ", ".join(map(str, form.sizes))
+    if form.why:
+        return f"not compiled for size {sizes}: {clean(form.why)}"
+    if form.compiled_us is None or form.cpu_us is None:
+        return f"compiled for size {sizes}"
+    return (
+        f"compiled for size {sizes}: {form.compiled_us / 1e3:.3g} ms where the CPU engine took "
+        f"{form.cpu_us / 1e3:.3g} ms"
+    )
 
 
 def compiled_share(nodes: tuple[int, int], flops: tuple[int, int]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
+from honed.runtime.engines import TIE
+
 DRIFT_RUNS = 20  # requests in a row that tell how long they take now
 DRIFT_SECONDS = 600.0  # between two comparisons for want of speed
 

@@ -18,11 +18,14 @@ class VariantSettings:
     per_model: variants that are kept of a model, those asked for by hand among them; 0: none is made in idle
     time.
     disk_mib: what the files of all variants may take, MiB.
+    sizes: sizes that a part whose sizes depend on the data is compiled for when the machine is idle, once it
+    was met in some `requests` times; 0: none.
     memory_mib: what the variants that are loaded may take of their devices, MiB.
     """
 
     requests: float = setting(20.0, minimum=1)
     per_model: int = setting(16, minimum=0)
+    sizes: int = setting(4, minimum=0)
     disk_mib: int = setting(4096, unit="MiB", minimum=0)
     memory_mib: int = setting(1024, unit="MiB", minimum=0)
 

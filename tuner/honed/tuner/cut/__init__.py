@@ -17,8 +17,10 @@ from honed.tuner.frontend.survey import BEHIND, NodeSurvey, SurveyedNode, survey
 from honed.tuner.frontend.values import Refuse, numpy_dtype
 
 from . import valuetypes
+from .dense import sized_stages
 from .extract import Extractor, carried
 from .partition import WORTH, Partition, Unit, Worth, divide, with_less_to_hand_over
+from .rows import by_rows
 from .work import elements, flops
 
 MAX_NODES = 20_000  # dividing more may take minutes
@@ -27,7 +29,9 @@ _CARRIED = {d.name: d for d in DTYPES}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartModel:
-    """A part for the CPU engine. Sizes of its outputs that depend on the data are -1."""
+    """A part for the CPU engine. Sizes that depend on the data are -1; where they are all that keeps it from
+    being compiled it is `sized`, and `by_rows` where more rows do no harm.
+    """
 
     model: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
@@ -35,6 +39,8 @@ class PartModel:
     nodes: int
     flops: int
     why: tuple[str, ...]
+    sized: bool = False
+    by_rows: bool = False
 
     @property
     def names(self) -> tuple[list[str], list[str]]:
@@ -46,33 +52,40 @@ class PartModel:
 class Cut:
     """A model in parts.
 
-    `program` is what is compiled, with a node of PART_DOMAIN for each part but the `last`, which runs behind
-    it on its outputs and the model's inputs. `given` is the same as the file has it, for the reference.
-    `outputs` are the model's. `nodes` and `flops` are of what is compiled.
+    `program` is what is compiled, with a node of PART_DOMAIN for each part but those `behind`, which run one
+    after the other behind it on its outputs and the model's inputs. `given` is the same as the file has it,
+    for the reference. `outputs` are the model's. `nodes` and `flops` are of what is compiled.
     """
 
     program: onnx.ModelProto
     given: onnx.ModelProto
     parts: tuple[PartModel, ...]
-    last: int | None
+    behind: tuple[int, ...]
     outputs: tuple[TensorSpec, ...]
     nodes: int
     flops: int
 
     @property
-    def behind(self) -> PartModel | None:
-        """The part that runs behind what is compiled."""
-        return None if self.last is None else self.parts[self.last]
+    def ends(self) -> tuple[str, ...]:
+        """Those of the model's outputs that parts behind make."""
+        made = {spec.name for n in self.behind for spec in self.parts[n].outputs}
+        return tuple(spec.name for spec in self.outputs if spec.name in made)
 
     @property
     def between(self) -> Parts:
         """The outputs of the parts that run within, by number."""
-        return {n: part.outputs for n, part in enumerate(self.parts) if n != self.last}
+        return {n: part.outputs for n, part in enumerate(self.parts) if n not in self.behind}
 
     @property
     def share(self) -> float:
         """Of the model's work, what is compiled."""
         return self.flops / max(1, self.flops + sum(part.flops for part in self.parts))
+
+    @property
+    def sized_share(self) -> float:
+        """Of the model's work, what is compiled once it is known which sizes it meets."""
+        left = sum(part.flops for part in self.parts if not part.sized)
+        return 1 - left / max(1, self.flops + sum(part.flops for part in self.parts))
 
 
 def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Worth = WORTH) -> Cut | str:
@@ -83,9 +96,11 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     unknown = {
         name for one in found.nodes if one.why for name in one.node.output if name and name not in found.types
     }
+    learnt: Mapping[str, TensorSpec] = {}
     if unknown:
         bound = bind_shapes(model, {spec.name: spec.shape for spec in found.inputs})
-        found = survey(model, shapes, _learnt(bound, unknown)) or found
+        learnt = _learnt(bound, unknown)
+        found = survey(model, shapes, learnt) or found
     outputs = tuple(v.name for v in model.graph.output)
     nodes = [one for one in _needed(found.nodes, outputs) if not one.folded]
     if len(nodes) > MAX_NODES:
@@ -100,13 +115,43 @@ def cut(model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], worth: Wo
     nbytes = {name: _nbytes(found.types.get(name)) for unit in units for name in unit.makes}
     light = {n for n, one in enumerate(nodes) if units[n].work <= elements(one.node, found.types)}
     divided = with_less_to_hand_over(units, divide(units, tied, outputs, worth), light, nbytes, outputs)
+    last = [n for n, stage in enumerate(divided.stages) if stage == divided.behind]
+    behind = sized_stages(model, shapes, learnt, [nodes[n] for n in last], outputs, worth) if last else []
     try:
-        made = _cut(model, found, nodes, divided, outputs)
+        try:
+            made = _cut(model, found, nodes, _placed(divided, last, behind), outputs)
+        except Refuse:
+            made = _cut(model, found, nodes, _placed(divided, last, [1] * len(last)), outputs)
     except Refuse as refusal:
         return f"it is not cut in parts: {refusal}"
-    if made.share < worth.whole:
+    if made.sized_share < worth.whole:
         return f"it is not cut in parts: {made.share:.1%} of its operations would be compiled, too few to pay"
     return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """The stage of each node; those from `behind` on run behind all that is compiled."""
+
+    stages: tuple[int, ...]
+    behind: int
+
+    def part(self, stage: int) -> bool:
+        """Whether the CPU engine has to be able to run it."""
+        return stage % 2 == 1 or stage >= self.behind
+
+    def sized(self, stage: int) -> bool:
+        """Whether it could be compiled if its sizes were known."""
+        return stage % 2 == 0 and stage >= self.behind
+
+
+def _placed(divided: Partition, last: Sequence[int], stages: Sequence[int]) -> _Places:
+    """The nodes of the last part in stages of their own, of which the lowest takes its place."""
+    placed = list(divided.stages)
+    begin = max(placed, default=0) + 1  # the last part's is odd, and the highest
+    for n, stage in zip(last, stages, strict=True):
+        placed[n] = begin + stage
+    return _Places(tuple(placed), begin)
 
 
 def _nbytes(spec: TensorSpec | None) -> int:
@@ -140,35 +185,38 @@ def _cut(
     model: onnx.ModelProto,
     found: NodeSurvey,
     nodes: Sequence[SurveyedNode],
-    divided: Partition,
+    placed: _Places,
     outputs: Sequence[str],
 ) -> Cut:
     extractor = Extractor(model, found)
     stages: dict[int, list[SurveyedNode]] = {}
-    for one, stage in sorted(zip(nodes, divided.stages, strict=True), key=lambda pair: pair[1]):
+    for one, stage in sorted(zip(nodes, placed.stages, strict=True), key=lambda pair: pair[1]):
         stages.setdefault(stage, []).append(one)
-    odd = [stage for stage in stages if stage % 2]
+    odd = [stage for stage in stages if placed.part(stage)]
     if not odd or len(odd) > MAX_PARTS or len(odd) == len(stages):
         raise Refuse("no stretch of it that can be compiled has work that pays")
-    parts = {stage: _part(model, found, extractor, stages, stage, outputs) for stage in odd}
-    last = divided.behind
+    parts = {
+        stage: _part(model, found, extractor, stages, stage, outputs, sized=placed.sized(stage))
+        for stage in odd
+    }
+    behind = [stage for stage in odd if stage >= placed.behind]
     specs = tuple(_output(model, found, name) for name in outputs)
-    gives = _compiled_outputs(found, specs, None if last is None else parts[last])
-    given = extractor.without({one.index for one in ([] if last is None else stages[last])}, gives)
+    gives = _compiled_outputs(found, specs, [parts[stage] for stage in behind])
+    given = extractor.without({one.index for stage in behind for one in stages[stage]}, gives)
     program = given
-    if len(odd) > (last is not None):
+    if len(odd) > len(behind):
         stretches = [
-            (odd.index(stage), *parts[stage].names) if stage % 2 else stages[stage]
+            (odd.index(stage), *parts[stage].names) if stage in parts else stages[stage]
             for stage in stages
-            if stage != last
+            if stage not in behind
         ]
         program = extractor.program(stretches, gives)
-    compiled = [one for stage, those in stages.items() if stage % 2 == 0 for one in those]
+    compiled = [one for stage, those in stages.items() if stage not in parts for one in those]
     return Cut(
         program=program,
         given=given,
         parts=tuple(parts.values()),
-        last=None if last is None else odd.index(last),
+        behind=tuple(odd.index(stage) for stage in behind),
         outputs=specs,
         nodes=len(compiled),
         flops=sum(flops(one.node, found.types) for one in compiled),
@@ -176,14 +224,13 @@ def _cut(
 
 
 def _compiled_outputs(
-    found: NodeSurvey, outputs: Sequence[TensorSpec], last: PartModel | None
+    found: NodeSurvey, outputs: Sequence[TensorSpec], behind: Sequence[PartModel]
 ) -> tuple[TensorSpec, ...]:
-    """What the compiled form gives: the model's outputs, and what its last part takes of it."""
-    by_last = {spec.name for spec in last.outputs} if last is not None else set()
-    inputs = {spec.name for spec in found.inputs}
-    gives = {spec.name: spec for spec in outputs if spec.name not in by_last}
-    handed = last.inputs if last is not None else ()
-    gives |= {spec.name: spec for spec in handed if spec.name not in inputs}
+    """What the compiled form gives: the model's outputs, and what parts behind it take of it."""
+    by_parts = {spec.name for part in behind for spec in part.outputs}
+    elsewhere = by_parts | {spec.name for spec in found.inputs}
+    gives = {spec.name: spec for spec in outputs if spec.name not in by_parts}
+    gives |= {spec.name: spec for part in behind for spec in part.inputs if spec.name not in elsewhere}
     if not gives:
         raise Refuse("nothing that can be compiled of it is used by the rest")
     return tuple(gives.values())
@@ -196,6 +243,8 @@ def _part(
     stages: Mapping[int, Sequence[SurveyedNode]],
     stage: int,
     outputs: Sequence[str],
+    *,
+    sized: bool,
 ) -> PartModel:
     nodes = stages[stage]
     made = [name for one in nodes for name in one.node.output if name]
@@ -204,18 +253,22 @@ def _part(
         name for other, ones in stages.items() if other != stage for one in ones for name in one.reads
     }
     given = dict.fromkeys(name for one in nodes for name in one.reads)
-    taken = tuple(found.types[n] for n in given if n not in own and not extractor.constant(n))
+    taken = tuple(_output(model, found, n) for n in given if n not in own and not extractor.constant(n))
     wanted = [name for name in made if name in elsewhere or name in outputs]
     gives = tuple(_output(model, found, name) for name in wanted)
     whys = list(dict.fromkeys(one.why for one in nodes if one.why and one.why != BEHIND))
     whys += [BEHIND] if any(one.why == BEHIND for one in nodes) else []
+    part = extractor.part(nodes, taken, gives)
+    sized = sized and any(-1 in spec.shape for spec in taken)
     return PartModel(
-        model=extractor.part(nodes, taken, gives),
+        model=part,
         inputs=taken,
         outputs=gives,
         nodes=len(nodes),
         flops=sum(flops(one.node, found.types) for one in nodes),
         why=tuple(whys[:MAX_REASONS]),
+        sized=sized,
+        by_rows=sized and by_rows(part, taken, gives),
     )
 
 

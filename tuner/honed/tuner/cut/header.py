@@ -34,24 +34,27 @@ def split(cut: Cut | None, first: int) -> Split | None:
             nodes=part.nodes,
             flops=part.flops,
             why=part.why,
+            sized=part.sized,
+            by_rows=part.by_rows,
         )
         for n, part in enumerate(cut.parts)
     )
-    return Split(parts=parts, last=cut.last, outputs=_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops)
+    return Split(
+        parts=parts, behind=cut.behind, outputs=_tensors(cut.outputs), nodes=cut.nodes, flops=cut.flops
+    )
 
 
 def with_behind(expected: Expected, cut: Cut, bound: onnx.ModelProto) -> Expected:
-    """Add what the whole model, with static inputs, gives for the probes through its last part.
+    """Add what the whole model, with static inputs, gives for the probes through the parts behind.
 
     Raises ModelRefused where the reference cannot evaluate it.
     """
-    if cut.behind is None:
+    if not cut.behind:
         return expected
     found = reference.evaluate(bound, expected.inputs)
     if isinstance(found, reference.ReferenceFailure):
         raise found.refusal()
-    names = [spec.name for spec in cut.behind.outputs]
-    behind = tuple(tuple(np.ascontiguousarray(one[name]) for name in names) for one in found.outputs)
+    behind = tuple(tuple(np.ascontiguousarray(one[name]) for name in cut.ends) for one in found.outputs)
     return replace(expected, behind=behind)
 
 

@@ -9,7 +9,7 @@ import onnx
 
 from honed.tuner.frontend.signature import TensorSpec
 
-_OPEN = 100  # what a size that depends on data is taken for
+OPEN = 100  # what a size that depends on data is taken for
 
 
 def flops(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
@@ -37,4 +37,4 @@ def elements(node: onnx.NodeProto, types: Mapping[str, TensorSpec]) -> int:
 
 
 def _sizes(spec: TensorSpec | None) -> tuple[int, ...]:
-    return tuple(size if size >= 0 else _OPEN for size in spec.shape) if spec is not None else (1,)
+    return tuple(size if size >= 0 else OPEN for size in spec.shape) if spec is not None else (1,)

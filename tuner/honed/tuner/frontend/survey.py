@@ -50,10 +50,12 @@ def survey(
     model: onnx.ModelProto,
     shapes: Mapping[str, tuple[int, ...]],
     learnt: Mapping[str, TensorSpec] = MappingProxyType({}),
+    assumed: int | None = None,
 ) -> NodeSurvey | None:
     """Judge every node of a checked model; None where its inputs are refused already.
 
-    `learnt` are types of values that ONNX does not know.
+    `learnt` are types of values that ONNX does not know. Sizes that depend on the data are taken to be
+    `assumed`, which tells what could be compiled if they were known.
 
     Raises ModelRefused where it grows beyond all bounds, InvalidArgument where `shapes` contradicts it.
     """
@@ -62,7 +64,7 @@ def survey(
     if start.refused or found.general:
         return None
     surveyor, scope = _Surveyor(start, found, limits.fold_bytes), start.scope
-    surveyor.model, surveyor.learnt = model, learnt
+    surveyor.model, surveyor.learnt, surveyor.assumed = model, learnt, assumed
     surveyor.initial = {tensor.name: tensor for tensor in model.graph.initializer}
     surveyor.graph(model.graph, scope, start.opsets)
     constants = {n: v.data for n, v in scope.items() if isinstance(v, Value) and v.data is not None}
@@ -94,6 +96,7 @@ class _Surveyor(Walker):
     model: onnx.ModelProto
     initial: Mapping[str, onnx.TensorProto]
     learnt: Mapping[str, TensorSpec]
+    assumed: int | None
 
     def _nodes(
         self,
@@ -141,6 +144,8 @@ class _Surveyor(Walker):
                 continue
             if name in self.learnt and not _typed(kind):
                 kind = _type_proto(self.learnt[name])
+            if self.assumed is not None and _typed(kind):
+                kind = _sized(kind, self.assumed)
             shape = static_shape(kind)
             scope[name] = Unknown()
             if shape is None or kind is None:
@@ -192,6 +197,15 @@ def _typed(kind: onnx.TypeProto | None) -> bool:
     if kind is None or not kind.HasField("tensor_type"):
         return kind is not None
     return bool(kind.tensor_type.elem_type) and bool(kind.tensor_type.HasField("shape"))
+
+
+def _sized(kind: onnx.TypeProto | None, size: int) -> onnx.TypeProto | None:
+    """A tensor of that size along each dimension whose own is not known."""
+    if kind is None or not kind.HasField("tensor_type"):
+        return kind
+    tensor = kind.tensor_type
+    shape = [d.dim_value if d.HasField("dim_value") else size for d in tensor.shape.dim]
+    return helper.make_tensor_type_proto(tensor.elem_type, shape)
 
 
 def _type_proto(spec: TensorSpec) -> onnx.TypeProto:

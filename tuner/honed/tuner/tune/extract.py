@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
+import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument, ModelRefused
 from honed.runtime.model import CPU_PART
 from honed.runtime.profile import DeviceProfile
-from honed.tuner import frontend
+from honed.tuner import frontend, sized
 from honed.tuner.attend import Joining, joins
 from honed.tuner.contest import Contest
+from honed.tuner.cut import Cut
 from honed.tuner.lower.cost import function_bytes, function_flops, parameters
 from honed.tuner.lower.long_sums import most_additions, reductions
 from honed.tuner.lower.module import legal_model, task_key
@@ -83,7 +87,8 @@ def extract_all(
 ) -> Extraction:
     """The tasks of an ONNX file, and its host calls as tasks that cannot be tuned; raises as compiling.
 
-    `calibration` and `like` are as in `honed.tuner.compile.Request`.
+    `calibration` and `like` are as in `honed.tuner.compile.Request`. Parts are there in the sizes that `like`
+    was compiled for, whether the CPU engine was faster or not.
     """
     prepared = prepare(frontend.load(path), shapes, precision, profile)
     normalised = prepared.normalised
@@ -103,11 +108,47 @@ def extract_all(
         found[key] = Extracted(_task(func, name, key, weight), func, outputs[name])
     hosts = Counter(call.function for call in legal.program.calls if isinstance(call, HostFunctionCall))
     rivals, contests = _rivals(joining, found, profile)
-    return Extraction(
+    whole = Extraction(
         tasks=list(found.values()),
         rivals=rivals,
         opaque=[_opaque(name, weight) for name, weight in hosts.items()],
         contests=contests,
+    )
+    return _together([whole, *_of_parts(prepared.cut, precision, profile, like)])
+
+
+def _of_parts(
+    cut: Cut | None, precision: frontend.Precision, profile: DeviceProfile, like: Path | None
+) -> Iterator[Extraction]:
+    """What there is of parts in the sizes that they were compiled for; nothing where they cannot be."""
+    sizes, _ = sized.wanted(cut, (), like)
+    for met in sizes:
+        assert cut is not None
+        with tempfile.TemporaryDirectory(prefix="honed-part-") as folder:
+            path = Path(folder) / "part.onnx"
+            onnx.save(cut.parts[met.part].model, path)
+            with contextlib.suppress(ModelRefused, InvalidArgument):  # which the compiled form tells of
+                yield extract_all(path, sized.shapes_of(cut, met), sized.precision(precision), profile)
+
+
+def _together(extractions: Sequence[Extraction]) -> Extraction:
+    """One of several, in which a task counts as often as in all; what is served in one is no rival."""
+    tasks: dict[str, Extracted] = {}
+    opaque: dict[str, TuningTask] = {}
+    for extraction in extractions:
+        for one in extraction.opaque:
+            weight = one.weight + (opaque[one.key].weight if one.key in opaque else 0)
+            opaque[one.key] = replace(one, weight=weight)
+        for each in extraction.tasks:
+            key, weight = each.task.key, each.task.weight
+            weight += tasks[key].task.weight if key in tasks else 0
+            tasks[key] = replace(each, task=replace(each.task, weight=weight))
+    rivals = {one.task.key: one for extraction in extractions for one in extraction.rivals}
+    return Extraction(
+        tasks=list(tasks.values()),
+        rivals=[one for key, one in rivals.items() if key not in tasks],
+        opaque=list(opaque.values()),
+        contests=tuple(one for extraction in extractions for one in extraction.contests),
     )
 
 

@@ -108,8 +108,8 @@ class Expressions:
         return self.spread(self.term(expr), types.parsed(str(expr.ty.dtype)))
 
     def spread(self, term: Term, to: Type) -> Term:
-        """A term of a vector type; a scalar is given to each lane."""
-        if term.type.lanes == to.lanes:
+        """A term of a vector type; a scalar is given to each lane, and a vector stays one."""
+        if term.type.lanes == to.lanes or to.lanes == 1:
             return term
         if term.type.kind == "bool":
             mask = types.vector(Type("mask", 32), to.lanes)

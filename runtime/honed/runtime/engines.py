@@ -1,0 +1,13 @@
+"""Which of two engines is to run a model, or a part of one, by times taken in turns."""
+
+from __future__ import annotations
+
+TIE = 1.2  # the compiled form may take so many times as long, and leaves the processor to apps
+
+
+def compiled_serves(compiled: float, cpu: float, *, same_cores: bool) -> bool:
+    """Whether the compiled form is as fast as the CPU engine, or nearly so.
+
+    On a processor under OpenCL, with `same_cores`, it leaves nothing to apps, and has no allowance.
+    """
+    return compiled <= (1.0 if same_cores else TIE) * cpu

@@ -1,0 +1,179 @@
+"""Whether a part computes each row of its inputs by itself, so that more rows than there are do no harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from honed.tuner.frontend.signature import TensorSpec
+from honed.tuner.frontend.survey import NodeSurvey, survey
+from honed.tuner.frontend.values import Array
+
+_ROWS = 97  # that the part is looked at with; no size of a model's own is likely to be as many
+_ELEMENTWISE = """
+Abs Add And BitShift BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Celu Clip Cos Div Dropout Elu Equal
+Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu Less
+LessOrEqual Log Max Mean Min Mish Mod Mul Neg Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin
+Softplus Softsign Sqrt Sub Sum Tan Tanh ThresholdedRelu Where Xor
+"""
+_OF_IMAGES = """
+AveragePool BatchNormalization Conv ConvTranspose DepthToSpace GlobalAveragePool GlobalMaxPool
+InstanceNormalization LRN MaxPool SpaceToDepth
+"""  # what they do to the first axis is to go along it
+_ALONG_AN_AXIS = {"Softmax": -1, "LogSoftmax": -1, "Hardmax": -1, "LayerNormalization": -1}
+_AXIS_AND_NO_OTHER = {"ArgMax": 0, "ArgMin": 0, "TopK": -1, "Split": 0, "Concat": 0, "CumSum": 0}
+
+
+def by_rows(model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
+    """Whether rows, along the first axis of whatever has a size that depends on the data, are independent.
+
+    Said only of what is known to keep to that.
+    """
+    if any(-1 in spec.shape[1:] for spec in (*inputs, *outputs)):
+        return False
+    shapes = {spec.name: tuple(_ROWS if size == -1 else size for size in spec.shape) for spec in inputs}
+    found = survey(model, shapes)
+    if found is None:
+        return False
+    known = _Known(found, {spec.name for spec in inputs if -1 in spec.shape})
+    if not all(known.follow(one.node, folded=one.folded) for one in found.nodes):
+        return False
+    return all((spec.name in known.rows) == (-1 in spec.shape) for spec in outputs) and not (
+        known.counts & {spec.name for spec in outputs}
+    )
+
+
+@dataclass
+class _Known:
+    """Values that consist of `rows`, and `counts`, which hang on how many there are; others on neither."""
+
+    survey: NodeSurvey
+    rows: set[str]
+    counts: set[str] = field(default_factory=set)
+
+    def follow(self, node: onnx.NodeProto, *, folded: bool) -> bool:
+        """Note what the node makes; False where rows may see each other, or how many there are."""
+        reads, makes = [name for name in node.input if name], [name for name in node.output if name]
+        if self.rows.isdisjoint(reads) and self.counts.isdisjoint(reads):
+            return not any(attribute.HasField("g") for attribute in node.attribute)
+        if folded:
+            self.counts.update(makes)
+            return True
+        shape = set(reads[1:2]) if node.op_type in ("Reshape", "Expand") else set()
+        if not self.counts.isdisjoint(set(reads) - shape) or not self._rule(node):
+            return False
+        self.rows.update(makes)
+        return all(self.shape(name)[:1] == (_ROWS,) for name in makes)
+
+    def _rule(self, node: onnx.NodeProto) -> bool:
+        if node.domain not in ("", "ai.onnx"):
+            return False
+        if node.op_type in _ELEMENTWISE.split():
+            return self._aligned(node)
+        if node.op_type in _OF_IMAGES.split():
+            return self._only(node, 0) and len(self.shape(node.input[0])) > 2
+        rule = _RULES.get(node.op_type)
+        if rule is not None:
+            return rule(self, node)
+        default = _ALONG_AN_AXIS.get(node.op_type, _AXIS_AND_NO_OTHER.get(node.op_type))
+        return default is not None and self._beside(node, default)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a value; () where it is not known."""
+        spec = self.survey.types.get(name)
+        return spec.shape if spec is not None else ()
+
+    def _only(self, node: onnx.NodeProto, *places: int) -> bool:
+        """Whether nothing but what is read at these places consists of rows."""
+        return all((name in self.rows) == (n in places) for n, name in enumerate(node.input) if name)
+
+    def _aligned(self, node: onnx.NodeProto) -> bool:
+        """Whether rows meet rows only, and all else is the same for each."""
+        rank = len(self.shape(node.output[0]))
+        shapes = [(name in self.rows, self.shape(name)) for name in node.input if name]
+        return all(len(s) == rank if row else len(s) < rank or s[:1] == (1,) for row, s in shapes)
+
+    def _beside(self, node: onnx.NodeProto, default: int) -> bool:
+        """Whether it works along an axis that is not the first."""
+        axis = int(_attribute(node, "axis", default))
+        rank = len(self.shape(node.input[0]))
+        several = node.op_type == "Concat"
+        rows = all(name in self.rows for name in node.input) if several else self._only(node, 0)
+        return rows and axis % max(1, rank) > 0
+
+    def axes(self, node: onnx.NodeProto) -> Sequence[int] | None:
+        """What an attribute or the second input says; None where neither does."""
+        given = _attribute(node, "axes", None)
+        if given is None and len(node.input) > 1 and node.input[1]:
+            constant: Array | None = self.survey.constants.get(node.input[1])
+            return None if constant is None else [int(axis) for axis in constant.ravel()]
+        return None if given is None else list(given)
+
+    def _reduces(self, node: onnx.NodeProto) -> bool:
+        axes, rank = self.axes(node), len(self.shape(node.input[0]))
+        return bool(axes) and self._only(node, 0) and all(axis % rank > 0 for axis in axes or ())
+
+    def _moves_axes(self, node: onnx.NodeProto) -> bool:
+        axes = self.axes(node)
+        rank = max(len(self.shape(node.input[0])), len(self.shape(node.output[0])))
+        return bool(axes) and self._only(node, 0) and all(axis % rank > 0 for axis in axes or ())
+
+    def _multiplies(self, node: onnx.NodeProto) -> bool:
+        left, right = (self.shape(name) for name in node.input[:2])
+        if self._only(node, 0):
+            return len(left) >= 2 and len(right) <= max(2, len(left) - 1)
+        return self._only(node, 0, 1) and len(left) == len(right) > 2
+
+    def _gemm(self, node: onnx.NodeProto) -> bool:
+        added = self.shape(node.input[2]) if len(node.input) > 2 else ()
+        same = len(added) < 2 or added[0] == 1
+        return same and self._only(node, 0) and not _attribute(node, "transA", 0)
+
+    def _reshapes(self, node: onnx.NodeProto) -> bool:
+        """Whether each row stays one: all sizes but the first are its own."""
+        return node.input[0] in self.rows
+
+    def _gathers(self, node: onnx.NodeProto) -> bool:
+        axis = int(_attribute(node, "axis", 0)) % max(1, len(self.shape(node.input[0])))
+        return self._only(node, 1) if axis == 0 else self._only(node, 0)
+
+    def _slices(self, node: onnx.NodeProto) -> bool:
+        constant = self.survey.constants.get(node.input[3]) if len(node.input) > 3 else None
+        rank = len(self.shape(node.input[0]))
+        return self._only(node, 0) and constant is not None and all(a % rank > 0 for a in constant.tolist())
+
+    def _transposes(self, node: onnx.NodeProto) -> bool:
+        return list(_attribute(node, "perm", []))[:1] == [0]
+
+    def _flattens(self, node: onnx.NodeProto) -> bool:
+        return int(_attribute(node, "axis", 1)) == 1
+
+    def _regions(self, node: onnx.NodeProto) -> bool:
+        return self._only(node, 1, 2)
+
+
+_RULES: Mapping[str, Callable[[_Known, onnx.NodeProto], bool]] = {
+    "Flatten": _Known._flattens,
+    "Gather": _Known._gathers,
+    "Gemm": _Known._gemm,
+    "MatMul": _Known._multiplies,
+    "Reshape": _Known._reshapes,
+    "RoiAlign": _Known._regions,
+    "Slice": _Known._slices,
+    "Squeeze": _Known._moves_axes,
+    "Transpose": _Known._transposes,
+    "Unsqueeze": _Known._moves_axes,
+    **dict.fromkeys(
+        ("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceL1", "ReduceL2"),
+        _Known._reduces,
+    ),
+}
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
+    found = next((a for a in node.attribute if a.name == name), None)
+    return default if found is None else helper.get_attribute_value(found)

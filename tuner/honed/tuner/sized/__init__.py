@@ -1,0 +1,151 @@
+"""Parts of a model whose sizes depend on the data, compiled for sizes that they meet.
+
+Each is compiled as a model of its own. These become forms in the file of the whole, in its one section of
+constants.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from honed.protocol.sizes import MetSizes
+from honed.runtime import modelfile
+from honed.runtime.engines import compiled_serves
+from honed.runtime.model import Buffer, CompiledModel, Form, FormTimes, SizesLeftOut
+from honed.runtime.parts import MAX_SIZES
+from honed.runtime.profile import DeviceProfile
+from honed.runtime.validate import CONSTANT_OFFSET_ALIGN
+from honed.tuner.cut import Cut
+from honed.tuner.frontend import Precision
+
+Constants = Mapping[int, np.ndarray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompiledPart:
+    """A part compiled for sizes, as a model of its own."""
+
+    met: MetSizes
+    model: CompiledModel
+    constants: Constants
+    times: FormTimes | None
+    least: int = 0
+
+
+def wanted(
+    cut: Cut | None, given: Sequence[MetSizes], like: Path | None
+) -> tuple[tuple[MetSizes, ...], tuple[SizesLeftOut, ...]]:
+    """The sizes to compile parts for, and those that were left out before and stay so.
+
+    These are the sizes given, else those that `like`, a compiled form of the model, was compiled for,
+    whatever came of it. Sizes that no part of the model has are passed over.
+    """
+    if cut is None:
+        return (), ()
+    known: tuple[MetSizes, ...] = ()
+    left_out: tuple[SizesLeftOut, ...] = ()
+    if like is not None:
+        with modelfile.read(like, verify=False) as file:
+            known = tuple(MetSizes(part=form.part, sizes=form.sizes) for form in file.model.forms)
+            left_out = file.model.split.left_out if file.model.split is not None else ()
+    again = tuple(MetSizes(part=out.part, sizes=out.sizes) for out in left_out)
+    chosen = [met for met in dict.fromkeys(given or (*known, *again)) if _has(cut, met)][:MAX_SIZES]
+    stay = [out for out, met in zip(left_out, again, strict=True) if met not in chosen and _has(cut, met)]
+    return tuple(chosen), tuple(stay[len(chosen) - MAX_SIZES :] if len(chosen) < MAX_SIZES else ())
+
+
+def slower_too(like: Path | None, profile: DeviceProfile) -> bool:
+    """Whether a compiled form of the model has forms of parts with which the CPU engine was faster."""
+    if like is None:
+        return False
+    with modelfile.read(like, verify=False) as file:
+        times = [form.times for form in file.model.forms if form.times is not None]
+    same_cores = profile.family.processor
+    return not all(compiled_serves(t.compiled_us, t.cpu_us, same_cores=same_cores) for t in times)
+
+
+def precision(asked: Precision) -> Precision:
+    """Of parts: fp16 only where that was asked for, as what follows may choose by what they make."""
+    return "fp16" if asked == "fp16" else "fp32"
+
+
+def shapes_of(cut: Cut, met: MetSizes) -> dict[str, tuple[int, ...]]:
+    """The shapes of the part's inputs for these sizes."""
+    left = iter(met.sizes)
+    return {
+        spec.name: tuple(next(left) if size == -1 else size for size in spec.shape)
+        for spec in cut.parts[met.part].inputs
+    }
+
+
+def with_forms(
+    model: CompiledModel,
+    constants: Constants,
+    parts: Sequence[CompiledPart],
+    left_out: Sequence[SizesLeftOut],
+) -> tuple[CompiledModel, list[Constants]]:
+    """The compiled model with forms of its parts, and the constants of each.
+
+    What has equal contents is in the file once.
+    """
+    if model.split is None:
+        return model, []
+    section = _Section(model, constants)
+    moved = [section.moved(part.model, part.constants) for part in parts]
+    end = section.end
+    forms = tuple(
+        Form(
+            part=part.met.part,
+            sizes=part.met.sizes,
+            model=replace(part.model, buffers=buffers, constant_bytes=end),
+            times=part.times,
+            least=part.least,
+        )
+        for part, buffers in zip(parts, moved, strict=True)
+    )
+    whole = replace(
+        model, constant_bytes=end, split=replace(model.split, left_out=tuple(left_out)), forms=forms
+    )
+    return whole, [part.constants for part in parts]
+
+
+class _Section:
+    """The constants of a file, to which those of forms are added."""
+
+    def __init__(self, model: CompiledModel, constants: Constants) -> None:
+        self.end = model.constant_bytes
+        self._known: dict[bytes, int] = {}  # offsets by contents
+        for index, value in constants.items():
+            self._known.setdefault(_contents(value), model.buffers[index].offset)
+
+    def moved(self, model: CompiledModel, constants: Constants) -> tuple[Buffer, ...]:
+        """The buffers of another model, whose constants are found or added; no two are in one place."""
+        buffers = list(model.buffers)
+        taken: set[int] = set()
+        for index, value in constants.items():
+            contents = _contents(value)
+            offset = self._known.get(contents)
+            if offset is None or offset in taken:
+                offset = -(-self.end // CONSTANT_OFFSET_ALIGN) * CONSTANT_OFFSET_ALIGN
+                self.end = offset + value.nbytes
+                self._known.setdefault(contents, offset)
+            if value.nbytes:
+                taken.add(offset)
+            buffers[index] = replace(buffers[index], offset=offset)
+        return tuple(buffers)
+
+
+def _contents(value: np.ndarray) -> bytes:
+    return hashlib.sha256(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data).digest()
+
+
+def _has(cut: Cut, met: MetSizes) -> bool:
+    if not 0 <= met.part < len(cut.parts) or not cut.parts[met.part].sized:
+        return False
+    count = sum(spec.shape.count(-1) for spec in cut.parts[met.part].inputs)
+    return len(met.sizes) == count and all(size > 0 for size in met.sizes)
