@@ -1,4 +1,4 @@
-"""`hone tune FILE --bench DEVICE`: a file tuned for a device that is not here, without the service."""
+"""`hone tune FILE --bench DEVICE` and `--farm URL`: a file tuned elsewhere than on this machine's device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from . import farm
 from .output import line
 from .parser import UsageError, add_compile_options, check_calibration, unique
 
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
 
 BENCHES = ("mali-g610",)  # as the compiler has them
 _RECORDS = "predicted.sqlite"  # apart from what was measured
+_FARM_RECORDS = Path("farm", "records.sqlite")  # `hone records export --state-dir` finds them
 
 
 def add_options(tune: argparse.ArgumentParser) -> None:
     """What `tune` takes besides with --bench."""
-    group = tune.add_argument_group("options of tuning for a device that is not here")
+    group = tune.add_argument_group("options of tuning a file for a device that is not here")
     group.add_argument(
         "--bench",
         metavar="DEVICE",
@@ -38,26 +40,48 @@ def add_options(tune: argparse.ArgumentParser) -> None:
         type=Path,
         help="where benchmarks/valhall/build has made the offline compiler",
     )
+    group.add_argument(
+        "--farm",
+        metavar="URL",
+        help="have the machines of this farm measure, or with --bench predict; M is an ONNX file",
+    )
+    farm.add_certificates(group)
+    group.add_argument(
+        "--device", metavar="NAME", help="part of the device's name, where a farm has boards of several"
+    )
     group.add_argument("-o", "--output", metavar="OUT", type=Path, help="the .honed file to write")
     add_compile_options(group)
 
 
 def check(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for options of the bench where there is none, and for one without a file."""
+    """Raise UsageError for options of bench and farm where there is none, and for these without a file."""
     given = {
         "--bench-root": arguments.bench_root is not None,
+        "--certificates": arguments.certificates is not None,
+        "--device": arguments.device is not None,
         "--output": arguments.output is not None,
         "--shape": bool(arguments.shape),
         "--precision": arguments.precision != "auto",
         "--calibration": arguments.calibration is not None,
     }
     check_calibration(arguments)
-    if arguments.bench is None:
+    if not elsewhere(arguments):
         for name, is_given in given.items():
             if is_given:
-                raise UsageError(f"{name} goes with --bench; see 'hone tune --help'")
-    elif not Path(arguments.model).is_file():
-        raise UsageError(f"--bench takes an ONNX file, and there is no file {arguments.model}")
+                raise UsageError(f"{name} goes with --bench or --farm; see 'hone tune --help'")
+        return
+    if not Path(arguments.model).is_file():
+        option = "--bench" if arguments.farm is None else "--farm"
+        raise UsageError(f"{option} takes an ONNX file, and there is no file {arguments.model}")
+    if arguments.farm is None:
+        for name in ("--certificates", "--device"):
+            if given[name]:
+                raise UsageError(f"{name} goes with --farm; see 'hone tune --help'")
+
+
+def elsewhere(arguments: argparse.Namespace) -> bool:
+    """Whether neither the service nor this machine's device is used."""
+    return arguments.bench is not None or arguments.farm is not None
 
 
 def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
@@ -74,25 +98,34 @@ def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
         output=arguments.output,
         bench=arguments.bench,
         bench_root=arguments.bench_root,
-        records=found.state_dir / _RECORDS,
+        farm=arguments.farm,
+        certificates=farm.certificates(arguments) if arguments.farm is not None else None,
+        device=arguments.device,
+        records=_records(arguments),
         cache_dir=found.cache_dir,
         **budget,
     )
 
 
-def document(done: Tuned, run: TuningRun) -> dict[str, Any]:
+def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict[str, Any]:
     """What --json says of a run."""
-    from honed.daemon.places import places
-
     from .tuneview import told
 
     return {
         "model": run.model,
-        "predicted": True,
+        "predicted": arguments.bench is not None,
+        "farm": arguments.farm,
         "output": done.output,
         **told(done, run),
-        "records": str(places(os.environ, os.geteuid()).state_dir / _RECORDS),
+        "records": str(_records(arguments)),
     }
+
+
+def _records(arguments: argparse.Namespace) -> Path:
+    from honed.daemon.places import places
+
+    name = _FARM_RECORDS if arguments.bench is None else _RECORDS
+    return places(os.environ, os.geteuid()).state_dir / name
 
 
 def print_result(console: Console, found: Mapping[str, Any]) -> None:

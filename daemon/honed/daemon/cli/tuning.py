@@ -48,15 +48,17 @@ def register(commands: Any) -> None:
             "it, or when the trials or minutes allowed are used up. Ctrl-C stops it and uses what was found "
             "until then; a second Ctrl-C aborts. What was measured is kept: another run goes on from there. "
             "With --bench no device and no service is used: kernels for a device that is not here are judged "
-            "by their machine code. Such times are bounds, and no answer is checked."
+            "by their machine code. Such times are bounds, and no answer is checked. With --farm the "
+            "machines of a farm measure, each on its own device, while this one searches and compiles."
         ),
         examples="""\
             hone tune lightglue
             hone tune lightglue --minutes 20
             hone tune yolox --trials 500 --json
-            hone tune lightglue.onnx --bench mali-g610 -o lightglue.honed""",
+            hone tune lightglue.onnx --bench mali-g610 -o lightglue.honed
+            hone tune lightglue.onnx --farm tls://pc:8786 -o lightglue.honed""",
     )
-    tune.add_argument("model", metavar="M", help="name of the model; with --bench an ONNX file")
+    tune.add_argument("model", metavar="M", help="name of the model; with --bench or --farm an ONNX file")
     tune.add_argument("--trials", metavar="N", type=count, help="candidates to measure at most")
     tune.add_argument("--minutes", metavar="T", type=minutes, help="minutes to search at most")
     benchtuning.add_options(tune)
@@ -69,8 +71,8 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from .tuneview import TuningRun, told
 
     benchtuning.check(arguments)
-    if arguments.bench is not None:
-        return _on_bench(
+    if benchtuning.elsewhere(arguments):
+        return _elsewhere(
             arguments, output, TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
         )
     model = arguments.model
@@ -95,14 +97,14 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     return 0
 
 
-def _on_bench(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
-    """Tune a file for a device that is not here."""
+def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
+    """Tune a file on a bench, or by a farm."""
     from honed.daemon.limits import Limits
 
     from .compiler import started
 
     with started(benchtuning.job(arguments, **_budget(arguments)), Limits()) as child:
-        document = benchtuning.document(_searched(child, run), run)
+        document = benchtuning.document(arguments, _searched(child, run), run)
 
     def show(console: Console) -> None:
         _print_table(console, document, run)
@@ -133,7 +135,7 @@ def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tu
     from .compiler import CompilerDied
     from .tuneview import TuningView
 
-    with TuningView(run) as view, _stopping(child, view.stop):
+    with TuningView(run) as view, stopping(child, view.stop):
         for event in child.events():
             view.show(event)
         try:
@@ -147,7 +149,7 @@ def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tu
 
 
 @contextmanager
-def _stopping(child: CompilerChild[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> Iterator[None]:
+def stopping(child: CompilerChild[Any] | Remote[Any], stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 
