@@ -125,6 +125,11 @@ class FarmMeasurer:
         """Leave the farm."""
         self._boards.close()
 
+    @property
+    def joined(self) -> int:
+        """How many boards candidates are given to."""
+        return len(self._list.boards)
+
     # -- what a session asks for
 
     def load(self, workload: Workload) -> None:

@@ -30,8 +30,7 @@ def serve(url: str, certificates: Path | None, board: Board, tell: Callable[[str
     """
     url = checked(url)
     guard = security(url, certificates)
-    # The measuring child dies with the thread that started it: these last as long as the process.
-    pool = ThreadPoolExecutor(board.threads, "board")
+    pool = _Lasting(board.threads, "board")
     PLACE.board = board
 
     async def stay() -> None:
@@ -83,7 +82,18 @@ def serve(url: str, certificates: Path | None, board: Board, tell: Callable[[str
     finally:
         PLACE.board = None
         pool.submit(board.close).result()
-        pool.shutdown()
+        pool.end()
+
+
+class _Lasting(ThreadPoolExecutor):
+    """Threads that outlast the workers that use them: a measuring child dies with the one that started it."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Nothing, as Dask calls it when a worker closes."""
+
+    def end(self) -> None:
+        """End the threads."""
+        super().shutdown()
 
 
 async def _either(stop: asyncio.Event, seconds: float) -> bool:

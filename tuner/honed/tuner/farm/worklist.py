@@ -290,7 +290,9 @@ class WorkList:
                 return
             scaled = not 1 / TOLD <= ratio <= TOLD
             if scaled and not board.scaled:
-                yield Tell(ticket.board, f"takes {ratio:.2f} times the farm's usual time; its times are scaled")
+                yield Tell(
+                    ticket.board, f"takes {ratio:.2f} times the farm's usual time; its times are scaled"
+                )
             board.scaled = scaled
         if ticket.candidate is not None:
             self.settled.add(ticket.candidate)
