@@ -286,7 +286,7 @@ class FarmMeasurer:
             for number in self._calls_of(board):
                 self._boards.give_up(number)
                 for calls in (self._greeted, self._loads, self._tickets):
-                    calls.pop(number, None)  # type: ignore[attr-defined]
+                    calls.pop(number, None)
             self._feed(Left(board))
             self._hosts.pop(board, None)
         self._present = present
