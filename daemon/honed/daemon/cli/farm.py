@@ -49,8 +49,9 @@ def register(commands: Any) -> None:
             "url",
             metavar="URL",
             nargs="?",
-            default=_LOCAL,
-            help=f"tls://HOST:PORT of the scheduler; without TLS this machine alone (default: {_LOCAL})",
+            default=os.environ.get("HONED_FARM") or _LOCAL,
+            help=f"tls://HOST:PORT of the scheduler; without TLS only on this machine (default: $HONED_FARM, "
+            f"else {_LOCAL})",
         )
         add_certificates(parser)
     worker.add_argument(
