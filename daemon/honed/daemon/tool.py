@@ -52,7 +52,7 @@ examples:
 
 environment:
   HONED_SOCKET   the service's socket, as --socket
-  HONED_DEVICE   the OpenCL device that compile and doctor use, as --device
+  HONED_DEVICE   the OpenCL device that compile, doctor and farm worker use, as --device
   HONED_FARM     the farm that scheduler and worker are of, as their URL
   HONED_TRACEBACK=1   show where an error in hone itself happened
 
