@@ -151,7 +151,8 @@ def _print(recording: Recording, device: str, found: dict[tuple[bool, int], list
             )
     console = Console()
     console.print(
-        f"{candidates} candidates in {len(recording.batches)} batches, recorded on {device}: {board:.0f} s on the board, {search:.0f} s of searching."
+        f"{candidates} candidates in {len(recording.batches)} batches, recorded on {device}: "
+        f"{board:.0f} s on the board, {search:.0f} s of searching."
     )
     console.print(table)
 

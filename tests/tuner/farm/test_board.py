@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +13,21 @@ import pytest
 
 from honed.runtime.devices import Device
 from honed.tuner.farm import rows
-from honed.tuner.farm.board import LeasedGate, MeasuringBoard
+from honed.tuner.farm.board import BenchBoard, LeasedGate, MeasuringBoard
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Workload
+from honed.tuner.valhall.compiler import Dump
 from honed.tuner.verdict import Outcome
 from tests.daemon.conftest import small_model
 from tests.daemon.running import Service, serving, wait_for
 from tests.daemon.test_lease_service import EASY
 from tests.tuner.liars import honest
+from tests.tuner.valhall.conftest import dump, source
+from tests.tuner.valhall.test_bench import OneProgram
+from tests.tuner.valhall.test_bench import candidate as known
+from tests.tuner.valhall.test_bench import workload as sums
 
-__all__ = ["small_model"]  # a fixture
+__all__ = ["dump", "small_model", "source", "sums"]  # fixtures
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 N = 4096
 
@@ -107,3 +113,22 @@ def test_a_task_that_is_not_loaded_is_asked_for(device: Device, cache_dir: Path,
     board.close()
     assert isinstance(answer, rows.NotNow)
     assert answer.reload
+
+
+def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, source: str, dump: Dump) -> None:
+    compiler = OneProgram({source: dump})
+    board = BenchBoard("mali-g610", compiler, 2)
+    greeting = board.greet()
+    assert (greeting.bench, greeting.depth) == ("mali-g610", 4)
+    asked = rows.Trial(task="sums", candidate=codec.candidate_to_plain(known(source)), best=None)
+    early = board.judge(asked)
+    assert isinstance(early, rows.NotNow)
+    assert early.reload
+    assert board.load(rows.memory_of(sums)) == rows.Ready(rate=0.0)
+    with ThreadPoolExecutor(2) as pool:
+        answers = list(pool.map(board.judge, [asked] * 4))
+    verdicts = [rows.verdict_of(answer) for answer in answers if isinstance(answer, rows.Ruling)]
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.RIGHT] * 4
+    assert len({verdict.timing for verdict in verdicts}) == 1
+    board.close()
+    assert compiler.closed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from honed.protocol.errors import DeviceError, Unavailable
@@ -21,6 +23,7 @@ from honed.tuner.farm.joining import FarmChoice, join
 from honed.tuner.farm.measurer import FarmMeasurer
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.verdict import Outcome
+from tests.daemon.running import start
 from tests.tuner import running as tuning
 from tests.tuner.liars import honest
 
@@ -185,6 +188,43 @@ def test_a_model_is_tuned_by_a_farm(
     assert {state for state, _, _ in rows} <= {"done", "quarantined"}
     assert len({trace for _, _, trace in rows}) == len(rows) >= 10
     assert all(host for _, host, _ in rows)
+
+
+@pytest.mark.tvm
+@pytest.mark.service
+@pytest.mark.slow
+def test_a_model_of_the_service_is_tuned_by_a_farm(
+    farm: RunningFarm, device: Device, cache_dir: Path, tmp_path: Path
+) -> None:
+    """Its service takes what is found, if that is right and faster here, and has the answer to say."""
+    farm.board("--alone", f"--device={device.spec}")
+    model = tuning.write_model(tmp_path / "m.onnx")
+    service = start(tmp_path / "state", cache_dir)
+    try:
+        with service.client() as client:
+            client.add(model, name="m", engine="gpu")
+            before = client.show("m")["sha256"]
+        command = [sys.executable, "-m", "honed.daemon.tool", "--socket", str(service.socket), "tune", "m"]
+        command += ["--farm", farm.url, "--certificates", str(farm.certificates / "pc"), "--trials", "10"]
+        done = subprocess.run(
+            [*command, "--device", device.profile.identity.name, "--json"],
+            env=os.environ | {"STATE_DIRECTORY": str(tmp_path / "pc"), "CACHE_DIRECTORY": str(cache_dir)},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
+        said = json.loads(done.stdout)
+        with service.client() as client:
+            served = client.show("m")["sha256"]
+            answers = client.infer("m", {"x": tuning.given()})
+    finally:
+        service.stop()
+    assert said["trials"] == 10
+    assert said["records"] == str(tmp_path / "pc" / "farm" / "records.sqlite")
+    assert Path(said["records"]).exists()
+    assert said["sha256"] == served
+    assert said["published"] == (served != before)
+    assert said["sentence"]
+    np.testing.assert_allclose(answers["y"], tuning.expected(), atol=1e-5)
 
 
 def test_candidates_travel_as_they_are(workload: Workload) -> None:

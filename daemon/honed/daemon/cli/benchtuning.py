@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import farm
 from .output import line
 from .parser import UsageError, add_compile_options, check_calibration, unique
 
@@ -17,11 +16,13 @@ if TYPE_CHECKING:
 
     from honed.jobs.commands import Tune
     from honed.jobs.events import Tuned
+    from honed.runtime.exported import ExportedFiles
 
     from .tuneview import TuningRun
 
 BENCHES = ("mali-g610",)  # as the compiler has them
 _RECORDS = "predicted.sqlite"  # apart from what was measured
+_CERTIFICATES = "farm"  # their folder, beside honed.toml
 _FARM_RECORDS = Path("farm", "records.sqlite")  # `hone records export --state-dir` finds them
 
 
@@ -43,14 +44,32 @@ def add_options(tune: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--farm",
         metavar="URL",
-        help="have the machines of this farm measure, or with --bench predict; M is an ONNX file",
+        help="have the machines of this farm measure, or with --bench predict; M may be an ONNX file",
     )
-    farm.add_certificates(group)
+    add_certificates(group)
     group.add_argument(
         "--device", metavar="NAME", help="part of the device's name, where a farm has boards of several"
     )
     group.add_argument("-o", "--output", metavar="OUT", type=Path, help="the .honed file to write")
     add_compile_options(group)
+
+
+def add_certificates(parser: argparse._ActionsContainer) -> None:
+    """--certificates."""
+    parser.add_argument(
+        "--certificates",
+        metavar="DIR",
+        type=Path,
+        help="folder with ca.pem, cert.pem and key.pem for TLS (default: farm beside honed.toml)",
+    )
+
+
+def certificates(arguments: argparse.Namespace) -> Path:
+    """Their folder."""
+    from honed.daemon.places import places
+
+    given: Path | None = arguments.certificates
+    return given or places(os.environ, os.geteuid()).config.parent / _CERTIFICATES
 
 
 def check(arguments: argparse.Namespace) -> None:
@@ -66,9 +85,10 @@ def check(arguments: argparse.Namespace) -> None:
     }
     check_calibration(arguments)
     if not elsewhere(arguments):
+        of_farm = () if arguments.farm is None else ("--certificates", "--device")
         for name, is_given in given.items():
-            if is_given:
-                raise UsageError(f"{name} goes with --bench or --farm; see 'hone tune --help'")
+            if is_given and name not in of_farm:
+                raise UsageError(f"{name} goes with a file and --bench or --farm; see 'hone tune --help'")
         return
     if not Path(arguments.model).is_file():
         option = "--bench" if arguments.farm is None else "--farm"
@@ -80,16 +100,32 @@ def check(arguments: argparse.Namespace) -> None:
 
 
 def elsewhere(arguments: argparse.Namespace) -> bool:
-    """Whether neither the service nor this machine's device is used."""
-    return arguments.bench is not None or arguments.farm is not None
+    """Whether a file is tuned, without the service: on a bench, or by a farm, which tunes models, too."""
+    path = Path(arguments.model)
+    is_file = path.suffix == ".onnx" or path.is_file()
+    return arguments.bench is not None or (arguments.farm is not None and is_file)
+
+
+def farm_job(arguments: argparse.Namespace, given: ExportedFiles, folder: Path, **budget: Any) -> Tune:
+    """For the tuning child: a model of the service, whose files go to `folder`, by a farm."""
+    from honed.jobs.commands import Tune
+
+    return Tune(
+        file=given.save_sources(folder / "source"),
+        name=arguments.model,
+        shapes=given.shapes,
+        precision=given.precision,
+        current=given.save_compiled(folder / "given.honed"),
+        output=folder / "tuned.honed",
+        **_machines(arguments),
+        **budget,
+    )
 
 
 def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
     """For the tuning child."""
-    from honed.daemon.places import places
     from honed.jobs.commands import Tune
 
-    found = places(os.environ, os.geteuid())
     return Tune(
         file=Path(arguments.model),
         shapes=unique("--shape", arguments.shape),
@@ -98,13 +134,22 @@ def job(arguments: argparse.Namespace, **budget: Any) -> Tune:
         output=arguments.output,
         bench=arguments.bench,
         bench_root=arguments.bench_root,
-        farm=arguments.farm,
-        certificates=farm.certificates(arguments) if arguments.farm is not None else None,
-        device=arguments.device,
-        records=_records(arguments),
-        cache_dir=found.cache_dir,
+        **_machines(arguments),
         **budget,
     )
+
+
+def _machines(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Who measures, and where what is found is kept."""
+    from honed.daemon.places import places
+
+    return {
+        "farm": arguments.farm,
+        "certificates": certificates(arguments) if arguments.farm is not None else None,
+        "device": arguments.device,
+        "records": records(arguments),
+        "cache_dir": places(os.environ, os.geteuid()).cache_dir,
+    }
 
 
 def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict[str, Any]:
@@ -117,11 +162,12 @@ def document(arguments: argparse.Namespace, done: Tuned, run: TuningRun) -> dict
         "farm": arguments.farm,
         "output": done.output,
         **told(done, run),
-        "records": str(_records(arguments)),
+        "records": str(records(arguments)),
     }
 
 
-def _records(arguments: argparse.Namespace) -> Path:
+def records(arguments: argparse.Namespace) -> Path:
+    """Where what a bench or a farm found is kept."""
     from honed.daemon.places import places
 
     name = _FARM_RECORDS if arguments.bench is None else _RECORDS

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .benchtuning import BENCHES, add_certificates, certificates
 from .output import Output, line
 from .parser import Parser, UsageError, add_command
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from honed.jobs.commands import Job
     from honed.jobs.events import Done
 
-_FOLDER = "farm"  # of certificates, beside honed.toml
 _LOCAL = "tcp://127.0.0.1:8786"
 
 
@@ -61,7 +61,7 @@ def register(commands: Any) -> None:
         "--alone", action="store_true", help="there is no service here: measure at any time, without a lease"
     )
     worker.add_argument(
-        "--bench", metavar="DEVICE", choices=("mali-g610",), help="predict times for this device on all cores"
+        "--bench", metavar="DEVICE", choices=BENCHES, help="predict times for this device on all cores"
     )
     worker.add_argument(
         "--bench-root",
@@ -82,24 +82,6 @@ def register(commands: Any) -> None:
     )
     certificates.add_argument("folder", metavar="DIR", type=Path, help="where they are made")
     certificates.add_argument("names", metavar="NAME", nargs="+", help="a machine of the farm")
-
-
-def add_certificates(parser: argparse._ActionsContainer) -> None:
-    """--certificates."""
-    parser.add_argument(
-        "--certificates",
-        metavar="DIR",
-        type=Path,
-        help="folder with ca.pem, cert.pem and key.pem for TLS (default: farm beside honed.toml)",
-    )
-
-
-def certificates(arguments: argparse.Namespace) -> Path:
-    """Their folder."""
-    from honed.daemon.places import places
-
-    given: Path | None = arguments.certificates
-    return given or places(os.environ, os.geteuid()).config.parent / _FOLDER
 
 
 def _scheduler(arguments: argparse.Namespace, output: Output) -> int:

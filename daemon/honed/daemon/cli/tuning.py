@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,11 @@ def register(commands: Any) -> None:
             hone tune lightglue.onnx --bench mali-g610 -o lightglue.honed
             hone tune lightglue.onnx --farm tls://pc:8786 -o lightglue.honed""",
     )
-    tune.add_argument("model", metavar="M", help="name of the model; with --bench or --farm an ONNX file")
+    tune.add_argument(
+        "model",
+        metavar="M",
+        help="name of the model; with --bench an ONNX file, with --farm either",
+    )
     tune.add_argument("--trials", metavar="N", type=count, help="candidates to measure at most")
     tune.add_argument("--minutes", metavar="T", type=minutes, help="minutes to search at most")
     benchtuning.add_options(tune)
@@ -79,7 +84,8 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     run = TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
         state_dir = client.ask(SERVER_STATUS).places.state_dir
-        done, answer = _in_service(client, arguments, run)
+        tune = _in_service if arguments.farm is None else _by_farm
+        done, answer = tune(client, arguments, run)
         serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
     published = answer is not None and answer.published
     if answer is not None:
@@ -91,7 +97,9 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
         "model": model,
         "published": published,
         "sha256": serves,
-        "records": str(records_in(Path(state_dir))),
+        "records": str(
+            records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
+        ),
     }
     output.emit(document, lambda console: _print(console, document, run))
     return 0
@@ -123,6 +131,29 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -
     options = {"model": arguments.model, **_budget(arguments)}
     with started_in_service(client.socket, Tune, **options) as child:
         return _searched(child, run), child.answered.published
+
+
+def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
+    """Have a farm tune a model of the service, which serves what is right and faster here, too."""
+    from honed.daemon.limits import Limits
+    from honed.protocol.errors import ModelRefused
+    from honed.protocol.methods import MODEL_PUBLISH
+
+    from .compiler import started
+
+    name = arguments.model
+    with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
+        if not given.sources:
+            raise ModelRefused(f"{name} was added compiled, so there is no source to tune; add it as ONNX")
+        with started(
+            benchtuning.farm_job(arguments, given, Path(folder), **_budget(arguments)), Limits()
+        ) as child:
+            done = _searched(child, run)
+        if done.output is None:
+            return done, None
+        why = f"hone tune --farm: {done.trials} trials in {done.seconds:.0f} s"
+        told = client.publish(name, done.output, expected=given.sha256, why=why)
+        return done, MODEL_PUBLISH.result_of(told)
 
 
 def _budget(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from honed.tuner.measure.measurer import Measurer
 from honed.tuner.service.gate import LeaseGate
 from honed.tuner.tune.gate import Gate
 from honed.tuner.valhall.benches import predicted
-from honed.tuner.valhall.compiler import OfflineCompiler
+from honed.tuner.valhall.judge import Compiler
 from honed.tuner.valhall.measurer import BenchMeasurer
 from honed.tuner.verdict import Verdict
 
@@ -205,12 +205,12 @@ class MeasuringBoard:
 class BenchBoard:
     """The bench of a device that is not here, on all cores of this machine."""
 
-    def __init__(self, bench: str, root: Path) -> None:
-        """Raises DeviceError where its compiler cannot be used."""
-        self.threads = len(os.sched_getaffinity(0))
+    def __init__(self, bench: str, compiler: Compiler, threads: int) -> None:
+        """Takes over the compiler, which makes `threads` programs at a time."""
+        self.threads = threads
         self._bench = bench
         self._profile = predicted(bench)
-        self._compiler = OfflineCompiler(root, self.threads)
+        self._compiler = compiler
         self._lock = threading.Lock()  # of the workload
         self._workload: Workload | None = None
 

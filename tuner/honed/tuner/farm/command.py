@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from honed.jobs import commands, events
 from honed.protocol.errors import HonedError, NotFound
 from honed.runtime.kernellog import Reader, open_reader
-from honed.tuner.valhall.compiler import ROOT
+from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
 
 Emit = Callable[[events.News], None]
 _MISSING = "{} is not installed; install honed-farm (apt install honed-farm, or pip install 'honed[farm]')"
@@ -40,7 +41,8 @@ def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
 
     board: Board
     if job.bench is not None:
-        board = BenchBoard(job.bench, job.bench_root or ROOT)
+        threads = len(os.sched_getaffinity(0))
+        board = BenchBoard(job.bench, OfflineCompiler(job.bench_root or ROOT, threads), threads)
     else:
         gate = None if job.alone else LeasedGate(job.socket)
         board = MeasuringBoard(job.device, job.cache_dir, gate, kernel_log)

@@ -111,5 +111,5 @@ def on_farm(farm: FarmChoice, tell: Callable[[str], None]) -> Instrument:
         keep_peaks=lambda _: None,
         sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
         yardstick=YARDSTICK if farm.bench else None,
-        batch=min(AHEAD, max(BATCH, _PER_PLACE * joined.depth)),
+        batch=AHEAD if farm.bench else min(AHEAD, max(BATCH, _PER_PLACE * joined.depth)),
     )
