@@ -13,7 +13,7 @@ import pytest
 
 from honed.runtime.devices import Device
 from honed.tuner.farm import rows
-from honed.tuner.farm.board import BenchBoard, LeasedGate, MeasuringBoard
+from honed.tuner.farm.board import BenchBoard, LeasedGate, MeasuringBoard, Place
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.valhall.compiler import Dump
@@ -56,13 +56,15 @@ def board(service: Service, device: Device, cache_dir: Path) -> Iterator[Measuri
 
 def trial(workload: Workload) -> rows.Trial:
     candidate = honest.candidate(workload, honest.SCALE, groups=N // 64)
-    return rows.Trial(task=workload.task, candidate=codec.candidate_to_plain(candidate), best=None)
+    return rows.Trial(
+        search="s", task=workload.task, candidate=codec.candidate_to_plain(candidate), best=None
+    )
 
 
 def ready(board: MeasuringBoard, workload: Workload) -> None:
     answer: rows.Answer = rows.NotNow(why="", seconds=0.0)
     while isinstance(answer, rows.NotNow):  # a service that was just started is not idle yet
-        answer = board.load(rows.memory_of(workload))
+        answer = board.load(rows.memory_of(workload, "s"))
 
 
 def test_it_measures_under_the_lease_and_rests_without(
@@ -99,7 +101,7 @@ def test_without_its_service_a_board_gives_candidates_back(
     device: Device, cache_dir: Path, workload: Workload, tmp_path: Path
 ) -> None:
     board = MeasuringBoard(device.spec, cache_dir, LeasedGate(str(tmp_path / "none")), lambda: None)
-    answer = board.load(rows.memory_of(workload))
+    answer = board.load(rows.memory_of(workload, "s"))
     board.close()
     assert isinstance(answer, rows.NotNow)
     assert answer.why.startswith("it is in use: ")
@@ -108,7 +110,7 @@ def test_without_its_service_a_board_gives_candidates_back(
 
 def test_a_task_that_is_not_loaded_is_asked_for(device: Device, cache_dir: Path, workload: Workload) -> None:
     board = MeasuringBoard(device.spec, cache_dir, None, lambda: None)
-    board.load(rows.memory_of(workload))
+    board.load(rows.memory_of(workload, "s"))
     answer = board.judge(replace(trial(workload), task="another"))
     board.close()
     assert isinstance(answer, rows.NotNow)
@@ -120,11 +122,11 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
     board = BenchBoard("mali-g610", compiler, 2)
     greeting = board.greet()
     assert (greeting.bench, greeting.depth) == ("mali-g610", 4)
-    asked = rows.Trial(task="sums", candidate=codec.candidate_to_plain(known(source)), best=None)
+    asked = rows.Trial(search="s", task="sums", candidate=codec.candidate_to_plain(known(source)), best=None)
     early = board.judge(asked)
     assert isinstance(early, rows.NotNow)
     assert early.reload
-    assert board.load(rows.memory_of(sums)) == rows.Ready(rate=0.0)
+    assert board.load(rows.memory_of(sums, "s")) == rows.Ready(rate=0.0)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(board.judge, [asked] * 4))
     verdicts = [rows.verdict_of(answer) for answer in answers if isinstance(answer, rows.Ruling)]
@@ -132,3 +134,23 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
     assert len({verdict.timing for verdict in verdicts}) == 1
     board.close()
     assert compiler.closed
+
+
+def test_searches_take_turns() -> None:
+    now = 100.0
+    place, done = Place(lambda: now), rows.Ready(rate=1.0)
+    assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.NotNow), "there is no board"
+    place.board = BenchBoard("mali-g610", OneProgram({}), 1)
+    assert rows.answer(place.answer("one", lambda _: done)) == done
+    now = 110.0
+    other = rows.answer(place.answer("two", lambda _: done))
+    assert isinstance(other, rows.NotNow)
+    assert (other.why, other.reload) == ("another search has it", True)
+    assert rows.answer(place.answer("one", lambda _: done)) == done
+    now = 126.0
+    assert rows.answer(place.answer("two", lambda _: done)) == done
+    assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.NotNow)
+    place.leaving = True
+    left = rows.answer(place.answer("two", lambda _: done))
+    assert isinstance(left, rows.NotNow)
+    assert left.why == "it is leaving the farm"

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -225,18 +224,3 @@ def test_a_model_of_the_service_is_tuned_by_a_farm(
     assert said["published"] == (served != before)
     assert said["sentence"]
     np.testing.assert_allclose(answers["y"], tuning.expected(), atol=1e-5)
-
-
-def test_candidates_travel_as_they_are(workload: Workload) -> None:
-    from honed.tuner.farm import rows
-    from honed.tuner.measure import codec
-
-    (one,) = candidates(workload, 1)
-    trial = rows.Trial(task="t", candidate=codec.candidate_to_plain(one), best=1e-3)
-    assert rows.candidate_of(rows.unpack(rows.Trial, rows.pack(trial))) == one
-    memory = rows.unpack(rows.Memory, rows.pack(rows.memory_of(workload)))
-    there = workload.folder.with_name("there")
-    there.mkdir()
-    assert rows.workload_in(there, memory) == replace(workload, folder=there)
-    for name in memory.files:
-        assert (there / name).read_bytes() == (workload.folder / name).read_bytes()

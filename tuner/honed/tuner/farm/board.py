@@ -37,6 +37,7 @@ from . import rows
 CANDIDATE_SECONDS = 10.0  # within which the device is left when the lease is revoked
 PATIENCE_SECONDS = 5.0  # that a board waits for its lease before it gives a candidate back
 _AWAY_SECONDS = 10.0  # that it is left alone then
+_TURN_SECONDS = 15.0  # without being asked by one search, after which a board is another's
 _BROKEN_SECONDS = 60.0  # that one is left alone whose device fails
 DEPTH = 2  # candidates that a measuring board has: one is on its way while the other is measured
 # Under a lease a request may be waiting, so that a candidate is bounded more tightly.
@@ -263,19 +264,25 @@ def _ruling(
     return rows.Ruling(verdict=to_plain(verdict), phases=dict(phases), faults=faults)
 
 
-class _Place:
-    """The board of this process, and when something was asked of it last."""
+class Place:
+    """The board of a process, and whose it is: searches take turns, as a board has one task loaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.board: Board | None = None
         self.leaving = False
-        self.asked = time.monotonic()
+        self.asked = clock()  # something of it, last
+        self._search = ""
+        self._clock = clock
 
-    def answer(self, do: Callable[[Board], rows.Answer]) -> bytes:
-        """What the board answers."""
-        board = self.board
+    def answer(self, search: str, do: Callable[[Board], rows.Answer]) -> bytes:
+        """What the board answers to a search, "": to whatever search has it."""
+        board, now = self.board, self._clock()
         if board is None or self.leaving:
             return rows.pack(rows.NotNow(why="it is leaving the farm", seconds=_BROKEN_SECONDS))
+        if search not in ("", self._search) and self._search and now - self.asked < _TURN_SECONDS:
+            return rows.pack(rows.NotNow(why="another search has it", seconds=_AWAY_SECONDS, reload=True))
+        self._search = search or self._search
+        self.asked = now
         try:
             return rows.pack(do(board))
         except InvalidArgument as error:
@@ -283,10 +290,10 @@ class _Place:
         except HonedError as error:
             return rows.pack(rows.NotNow(why=str(error), seconds=_AWAY_SECONDS))
         finally:
-            self.asked = time.monotonic()
+            self.asked = self._clock()
 
 
-PLACE = _Place()
+PLACE = Place()
 
 
 def greet() -> bytes:
@@ -296,14 +303,16 @@ def greet() -> bytes:
 
 def load(memory: bytes) -> bytes:
     """Takes a `Memory`, gives an answer."""
-    return PLACE.answer(lambda board: board.load(rows.unpack(rows.Memory, memory)))
+    row = rows.unpack(rows.Memory, memory)
+    return PLACE.answer(row.search, lambda board: board.load(row))
 
 
 def judge(trial: bytes) -> bytes:
     """Takes a `Trial`, gives an answer."""
-    return PLACE.answer(lambda board: board.judge(rows.unpack(rows.Trial, trial)))
+    row = rows.unpack(rows.Trial, trial)
+    return PLACE.answer(row.search, lambda board: board.judge(row))
 
 
 def settle() -> bytes:
     """Gives an answer."""
-    return PLACE.answer(lambda board: board.settle())
+    return PLACE.answer("", lambda board: board.settle())

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from uuid import uuid4
 
 from honed.protocol.errors import HonedError, InvalidArgument, Unavailable
 from honed.runtime import profilefile
@@ -102,6 +103,7 @@ class FarmMeasurer:
         self._begin = begin
         self._tell = tell
         self._clock = clock
+        self._search = uuid4().hex
         self._list = WorkList()
         self._workload: Workload | None = None
         self._memory = b""
@@ -135,7 +137,7 @@ class FarmMeasurer:
     def load(self, workload: Workload) -> None:
         """Have boards judge candidates of `workload` from now on; waits until one of them is ready."""
         self._workload = workload
-        self._memory = rows.pack(rows.memory_of(workload))
+        self._memory = rows.pack(rows.memory_of(workload, self._search))
         self._best = None
         self._asked.clear()
         self._names.clear()
@@ -244,7 +246,10 @@ class FarmMeasurer:
                 return Refused(ticket)
             asked.noted = True
         trial = rows.Trial(
-            task=self._workload.task, candidate=codec.candidate_to_plain(asked.candidate), best=self._best
+            search=self._search,
+            task=self._workload.task,
+            candidate=codec.candidate_to_plain(asked.candidate),
+            best=self._best,
         )
         self._tickets[self._boards.judge(board, rows.pack(trial))] = ticket
         return None

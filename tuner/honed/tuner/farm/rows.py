@@ -42,8 +42,9 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A task: its workload, and the files of inputs and answers in its folder, by their names."""
+    """A task of a `search`: its workload, and the files of inputs and answers in its folder by their names."""
 
+    search: str
     workload: Map
     files: dict[str, bytes]
 
@@ -57,8 +58,9 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A candidate of a task to be judged. `best` is the best known time of it on this board, in seconds."""
+    """A candidate of a task to be judged; `best` is the best known time of the task, in seconds."""
 
+    search: str
     task: str
     candidate: Map
     best: float | None
@@ -136,10 +138,11 @@ def _checked(kind: type[R], plain: object) -> R:
         raise InvalidArgument(f"{error}; compare versions") from error
 
 
-def memory_of(workload: Workload) -> Memory:
+def memory_of(workload: Workload, search: str) -> Memory:
     """A task with all that is in its folder."""
     names = [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
     return Memory(
+        search=search,
         workload=codec.workload_to_plain(workload),
         files={name: (workload.folder / name).read_bytes() for name in names},
     )
