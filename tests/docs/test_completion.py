@@ -46,6 +46,7 @@ def options(command: argparse.ArgumentParser) -> set[str]:
 def test_it_offers_every_command() -> None:
     assert offered("") == list(dict.fromkeys(name.split()[0] for name in all_commands()))
     assert offered("records", "") == ["export", "import"]
+    assert offered("farm", "") == ["worker", "scheduler", "certificates"]
 
 
 @pytest.mark.parametrize("name", all_commands())

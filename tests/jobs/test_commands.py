@@ -13,6 +13,9 @@ from honed.jobs.commands import (
     Compile,
     Demo,
     Export,
+    FarmCertificates,
+    FarmScheduler,
+    FarmWorker,
     Fit,
     Import,
     Job,
@@ -37,6 +40,7 @@ EXAMPLES: list[Job[Any]] = [
     Tasks(file=FILE, records=RECORDS, cache_dir=Path("c"), current=OUT),
     Tune(
         file=FILE, records=RECORDS, cache_dir=Path("c"), bench="mali-g610", bench_root=Path("r"), output=OUT,
+        farm="tls://pc:8786", certificates=Path("c"),
         trials=3, seconds=0.1, seed=7,
     ),
     Export(records=RECORDS, output=OUT, best=True),
@@ -44,6 +48,9 @@ EXAMPLES: list[Job[Any]] = [
     ShowHistory(records=RECORDS, name="-m"),
     ListFaults(records=RECORDS),
     Demo(model="lightglue", output=OUT, keypoints=64, symbolic=True, seed=3),
+    FarmScheduler(url="tls://pc", certificates=Path("c")),
+    FarmWorker(url="-u", device="0", socket="s", alone=True, bench="b", bench_root=Path("r"), cache_dir=OUT),
+    FarmCertificates(folder=OUT, names="pc,board"),
 ]  # fmt: skip
 
 

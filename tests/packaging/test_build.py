@@ -55,7 +55,7 @@ def listing(deb: Path) -> dict[str, str]:
 def test_the_packages(tmp_path: Path) -> None:
     """One test, since building takes its time."""
     built = build(tmp_path / "one", 0o022, "UTC")
-    assert set(built) == {"honed", "honed-frigate", "honed-http", "python3-honed"}
+    assert set(built) == {"honed", "honed-farm", "honed-frigate", "honed-http", "python3-honed"}
 
     again = build(tmp_path / "two" / "deeper", 0o077, "Pacific/Chatham")
     for name, deb in built.items():
@@ -88,6 +88,11 @@ def test_the_packages(tmp_path: Path) -> None:
     subprocess.run(["dpkg-deb", "--control", built["honed-http"], tmp_path / "http"], check=True)
     done = (tmp_path / "http" / "postinst").read_text()
     assert "was-enabled defaults to true" not in done, "HTTP is off until it is enabled"
+
+    subprocess.run(["dpkg-deb", "--control", built["honed-farm"], tmp_path / "farm"], check=True)
+    done = (tmp_path / "farm" / "postinst").read_text()
+    assert "was-enabled defaults to true" not in done, "a machine is in no farm until it is put there"
+    assert "./etc/default/honed-farm" in files["honed-farm"]
 
     if shutil.which("lintian"):
         command = ["lintian", "--allow-root", "--fail-on", "error,warning", "--tag-display-limit", "0"]

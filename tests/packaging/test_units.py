@@ -23,6 +23,7 @@ from honed.runtime.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("honed.service", "honed-tuner.service")
+FARM = "honed-farm.service"
 BRIDGES = ("honed-frigate.service", "honed-http.service")
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 
@@ -58,12 +59,12 @@ def test_both_services_see_the_same_devices_and_folders() -> None:
         "User",
         "UMask",
     )
-    one, other = ([d for d in directives(unit) if d[0] in shared] for unit in SERVICES)
-    assert sorted(one) == sorted(other)
+    one, other, farm = ([d for d in directives(unit) if d[0] in shared] for unit in (*SERVICES, FARM))
+    assert sorted(one) == sorted(other) == sorted(farm)
 
 
 def test_what_would_break_the_services_is_off() -> None:
-    for unit in SERVICES:
+    for unit in (*SERVICES, FARM):
         given = dict(directives(unit))
         for key in ("PrivateUsers", "PrivateDevices", "MemoryDenyWriteExecute", "ProcSubset"):
             assert key not in given, f"{unit}: docs/security.md says why {key} stays off"
@@ -73,6 +74,19 @@ def test_what_debhelper_and_systemd_would_make_of_the_units() -> None:
     """Also= has debhelper restart the socket at upgrades; After= has a crashed service wait for its tuner."""
     assert "Also" not in dict(directives("honed.service"))
     assert dict(directives("honed-tuner.service"))["After"] == "honed.socket"
+
+
+def test_a_farm_is_the_tuner_with_a_network() -> None:
+    """And it joins none that nobody has named: without HONED_FARM its address is empty, which is refused."""
+    own = {"Description", "Documentation", "PartOf", "ExecStart", "EnvironmentFile", "WantedBy"}
+    tuner, farm = ({d for d in directives(unit) if d[0] not in own} for unit in (SERVICES[1], FARM))
+    assert tuner - farm == {
+        ("PrivateNetwork", "yes"),
+        ("RestrictAddressFamilies", "AF_UNIX"),
+        ("IPAddressDeny", "any"),
+    }
+    assert farm - tuner == {("RestrictAddressFamilies", "AF_UNIX AF_INET AF_INET6")}
+    assert dict(directives(FARM))["ExecStart"].endswith(" ${HONED_FARM}")
 
 
 def test_bridges_see_nothing_but_this_machine() -> None:

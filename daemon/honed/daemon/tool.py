@@ -20,6 +20,7 @@ from .cli import (
     compiling,
     config,
     doctor,
+    farm,
     faults,
     fit,
     history,
@@ -52,7 +53,8 @@ examples:
 
 environment:
   HONED_SOCKET   the service's socket, as --socket
-  HONED_DEVICE   the OpenCL device that compile and doctor use, as --device
+  HONED_DEVICE   the OpenCL device that compile, doctor and farm worker use, as --device
+  HONED_FARM     the farm that scheduler and worker are of, as their URL
   HONED_TRACEBACK=1   show where an error in hone itself happened
 
 'hone COMMAND --help' explains a command.
@@ -96,6 +98,7 @@ def parser() -> Parser:
         profiling,
         *tuned,
         compiling,
+        farm,
         top,
         reporting,
         metrics,

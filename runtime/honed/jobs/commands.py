@@ -118,12 +118,16 @@ class Search(OnFile[R]):
     """A session of tuning. `current` is the version served now, which chose the precision.
 
     With `bench` candidates are judged by machine code for that device, which is not there; its compiler is in
-    `bench_root`. Peaks and cost models are kept in `cache_dir`.
+    `bench_root`. Peaks and cost models are kept in `cache_dir`. With `farm`, the address of its scheduler,
+    they are judged by its machines, of which `device` is a part of the device's name then; this one shows
+    them the certificate in `certificates`.
     """
 
     current: Path | None = None
     bench: str | None = None
     bench_root: Path | None = None
+    farm: str | None = None
+    certificates: Path | None = None
     records: Path
     cache_dir: Path
 
@@ -200,8 +204,51 @@ class Demo(Job[Written]):
     seed: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InFarm(Job[R]):
+    """A part in the farm whose scheduler is at `url`, with the certificate in `certificates`."""
+
+    positional = "url"
+    url: str
+    certificates: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarmScheduler(InFarm[Done]):
+    """The farm's meeting place, which listens at that address."""
+
+    command = ("farm", "scheduler")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarmWorker(InFarm[Done]):
+    """A board that measures on `device`, a spec, under the lease of the service at `socket`.
+
+    `alone`: there is no service on this machine. With `bench` it predicts times, as `Search` says.
+    """
+
+    command = ("farm", "worker")
+    device: str | None = None
+    socket: str | None = None
+    alone: bool = False
+    bench: str | None = None
+    bench_root: Path | None = None
+    cache_dir: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FarmCertificates(Job[Done]):
+    """Makes a folder with a certificate in `folder` for each of `names`, which have commas between them."""
+
+    command = ("farm", "certificates")
+    positional = "folder"
+    folder: Path
+    names: str
+
+
 JOBS: tuple[type[Job[Any]], ...] = (
     Compile, Check, Fit, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Demo,
+    FarmScheduler, FarmWorker, FarmCertificates,
 )  # fmt: skip
 
 

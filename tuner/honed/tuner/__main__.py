@@ -16,6 +16,7 @@ from honed.protocol.errors import HonedError, InvalidArgument, ResourceExhausted
 from honed.runtime.model import Launch
 
 from . import records_command
+from .farm import command as farm
 from .tune import command as tuning
 
 if TYPE_CHECKING:
@@ -162,6 +163,9 @@ _WORK: dict[type, Any] = {
     commands.ShowHistory: records_command.history,
     commands.ListFaults: records_command.faults,
     commands.Demo: _demo,
+    commands.FarmScheduler: farm.scheduler,
+    commands.FarmWorker: farm.worker,
+    commands.FarmCertificates: farm.certificates,
 }
 
 

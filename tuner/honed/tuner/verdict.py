@@ -78,3 +78,4 @@ class Verdict:
     yardstick_s: float | None = None  # median of the yardstick kernel, measured in turns with it
     story: str | None = None  # the kernel log's records of its fault
     seconds: float = 0.0  # the measurement took, wall time
+    host: str | None = None  # the board of a farm that judged it; None: this machine did

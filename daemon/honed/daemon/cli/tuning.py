@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +49,21 @@ def register(commands: Any) -> None:
             "it, or when the trials or minutes allowed are used up. Ctrl-C stops it and uses what was found "
             "until then; a second Ctrl-C aborts. What was measured is kept: another run goes on from there. "
             "With --bench no device and no service is used: kernels for a device that is not here are judged "
-            "by their machine code. Such times are bounds, and no answer is checked."
+            "by their machine code. Such times are bounds, and no answer is checked. With --farm the "
+            "machines of a farm measure, each on its own device, while this one searches and compiles."
         ),
         examples="""\
             hone tune lightglue
             hone tune lightglue --minutes 20
             hone tune yolox --trials 500 --json
-            hone tune lightglue.onnx --bench mali-g610 -o lightglue.honed""",
+            hone tune lightglue.onnx --bench mali-g610 -o lightglue.honed
+            hone tune lightglue.onnx --farm tls://pc:8786 -o lightglue.honed""",
     )
-    tune.add_argument("model", metavar="M", help="name of the model; with --bench an ONNX file")
+    tune.add_argument(
+        "model",
+        metavar="M",
+        help="name of the model; with --bench an ONNX file, with --farm either",
+    )
     tune.add_argument("--trials", metavar="N", type=count, help="candidates to measure at most")
     tune.add_argument("--minutes", metavar="T", type=minutes, help="minutes to search at most")
     benchtuning.add_options(tune)
@@ -69,15 +76,16 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
     from .tuneview import TuningRun, told
 
     benchtuning.check(arguments)
-    if arguments.bench is not None:
-        return _on_bench(
+    if benchtuning.elsewhere(arguments):
+        return _elsewhere(
             arguments, output, TuningRun(model=Path(arguments.model).name, trials_wanted=arguments.trials)
         )
     model = arguments.model
     run = TuningRun(model=model, trials_wanted=arguments.trials)
     with Client(arguments.socket) as client:
         state_dir = client.ask(SERVER_STATUS).places.state_dir
-        done, answer = _in_service(client, arguments, run)
+        tune = _in_service if arguments.farm is None else _by_farm
+        done, answer = tune(client, arguments, run)
         serves = client.ask(MODEL_SHOW, ModelParams(name=model)).sha256
     published = answer is not None and answer.published
     if answer is not None:
@@ -89,20 +97,22 @@ def _tune(arguments: argparse.Namespace, output: Output) -> int:
         "model": model,
         "published": published,
         "sha256": serves,
-        "records": str(records_in(Path(state_dir))),
+        "records": str(
+            records_in(Path(state_dir)) if arguments.farm is None else benchtuning.records(arguments)
+        ),
     }
     output.emit(document, lambda console: _print(console, document, run))
     return 0
 
 
-def _on_bench(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
-    """Tune a file for a device that is not here."""
+def _elsewhere(arguments: argparse.Namespace, output: Output, run: TuningRun) -> int:
+    """Tune a file on a bench, or by a farm."""
     from honed.daemon.limits import Limits
 
     from .compiler import started
 
     with started(benchtuning.job(arguments, **_budget(arguments)), Limits()) as child:
-        document = benchtuning.document(_searched(child, run), run)
+        document = benchtuning.document(arguments, _searched(child, run), run)
 
     def show(console: Console) -> None:
         _print_table(console, document, run)
@@ -123,6 +133,29 @@ def _in_service(client: Client, arguments: argparse.Namespace, run: TuningRun) -
         return _searched(child, run), child.answered.published
 
 
+def _by_farm(client: Client, arguments: argparse.Namespace, run: TuningRun) -> Searched:
+    """Have a farm tune a model of the service, which serves what is right and faster here, too."""
+    from honed.daemon.limits import Limits
+    from honed.protocol.errors import ModelRefused
+    from honed.protocol.methods import MODEL_PUBLISH
+
+    from .compiler import started
+
+    name = arguments.model
+    with client.export(name) as given, TemporaryDirectory(prefix="honed-farm-") as folder:
+        if not given.sources:
+            raise ModelRefused(f"{name} was added compiled, so there is no source to tune; add it as ONNX")
+        with started(
+            benchtuning.farm_job(arguments, given, Path(folder), **_budget(arguments)), Limits()
+        ) as child:
+            done = _searched(child, run)
+        if done.output is None:
+            return done, None
+        why = f"hone tune --farm: {done.trials} trials in {done.seconds:.0f} s"
+        told = client.publish(name, done.output, expected=given.sha256, why=why)
+        return done, MODEL_PUBLISH.result_of(told)
+
+
 def _budget(arguments: argparse.Namespace) -> dict[str, Any]:
     seconds = None if arguments.minutes is None else float(arguments.minutes * 60)
     return {"trials": arguments.trials, "seconds": seconds}
@@ -133,7 +166,7 @@ def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tu
     from .compiler import CompilerDied
     from .tuneview import TuningView
 
-    with TuningView(run) as view, _stopping(child, view.stop):
+    with TuningView(run) as view, stopping(child, view.stop):
         for event in child.events():
             view.show(event)
         try:
@@ -147,7 +180,7 @@ def _searched(child: CompilerChild[Tuned] | Remote[Tuned], run: TuningRun) -> Tu
 
 
 @contextmanager
-def _stopping(child: CompilerChild[Tuned] | Remote[Tuned], stop: Callable[[], None]) -> Iterator[None]:
+def stopping(child: CompilerChild[Any] | Remote[Any], stop: Callable[[], None]) -> Iterator[None]:
     """The first signal asks the child to stop and to use what it has; the second raises KeyboardInterrupt."""
     asked = False
 

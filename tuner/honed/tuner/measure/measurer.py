@@ -131,10 +131,11 @@ class Measurer:
         allowed = [c for c in candidates if self._without_device(self._workload, c) is None]
         self._builders.submit(allowed, self._workload)
 
-    def forget(self) -> None:
-        """What `build` was told is not measured any more."""
+    def forget(self) -> dict[str, Verdict]:
+        """What `build` was told is not measured any more; nothing was measured before it was asked for."""
         if self._builders is not None:
             self._builders.forget()
+        return {}
 
     def prepare(self, candidate: Candidate) -> None:
         """Have the child build the next candidate beside the one that `measure` is called with after this."""

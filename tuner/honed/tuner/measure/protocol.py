@@ -46,8 +46,11 @@ class Measures(Protocol):
     def build(self, candidates: Sequence[Candidate]) -> None:
         """Have candidates built that are judged soon, the first of them next, where a pool does that."""
 
-    def forget(self) -> None:
-        """What `build` was told is not judged any more."""
+    def forget(self) -> dict[str, Verdict]:
+        """What `build` and `prepare` were told is not judged any more.
+
+        Gives verdicts by id on candidates that were prepared, and judged before they were asked for.
+        """
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
         """The verdict on a candidate; one far slower than `best` (seconds) may be timed less well."""

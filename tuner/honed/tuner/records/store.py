@@ -134,6 +134,7 @@ class Records:
     def finish(self, candidate_id: int, verdict: Verdict) -> TuningRecord:
         """Record the verdict on a candidate this process has begun; gives it as recorded.
 
+        It is measured by the verdict's host, this one where that names none.
         Raises InvalidArgument for impossible figures, NotFound where this process has no such candidate in
         flight.
         """
@@ -147,7 +148,7 @@ class Records:
             "reason": verdict.reason,
             "story": verdict.story,
             "now": self._clock(),
-            "measured_by": self.measured_by,
+            "measured_by": verdict.host or self.measured_by,
             **timing_values(verdict.timing),
         }
         with self._writing():

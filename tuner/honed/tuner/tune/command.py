@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from honed.jobs import commands, events
+from honed.protocol.errors import NotFound
 from honed.tuner.valhall.benches import marked
 from honed.tuner.valhall.compiler import ROOT
 
@@ -20,6 +21,9 @@ from .publishing import Publication
 from .search_child import Found
 from .session import Emit, SearchBudget, TuningSession
 from .task import TaskState
+
+if TYPE_CHECKING:
+    from honed.tuner.farm.joining import FarmChoice
 
 
 def list_tasks(job: commands.Tasks, emit: Emit) -> events.Done:
@@ -37,9 +41,10 @@ def tune_model(job: commands.Tune, emit: Emit) -> events.Tuned:
             run.session.stop()
         run.session.run(_extraction(job, run), SearchBudget(trials=job.trials, seconds=job.seconds))
         run.search.close()
-        if not job.bench:  # of no device that serves
+        if not (job.bench or job.farm):  # of no device that serves
             emit(events.Totals(tuning=run.records.figures()))
-        publish = publishing.predicted if job.bench else publishing.measured
+        elsewhere = publishing.predicted if job.bench else publishing.by_farm
+        publish = elsewhere if job.bench or job.farm else publishing.measured
         return _told(run.session, publish(job, emit, run))
 
 
@@ -78,7 +83,21 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSessi
         seed=seed,
         emit=emit,
         bench=BenchChoice(job.bench, job.bench_root or ROOT) if job.bench else None,
+        farm=_farm(job),
     )
+
+
+def _farm(job: commands.Search[Any]) -> FarmChoice | None:
+    if job.farm is None:
+        return None
+    try:
+        from honed.tuner.farm.joining import FarmChoice
+    except ModuleNotFoundError as error:
+        raise NotFound(
+            f"a farm needs {error.name}, which is not installed; install honed-farm (apt install honed-farm, "
+            "or pip install 'honed[farm]')"
+        ) from error
+    return FarmChoice(url=job.farm, certificates=job.certificates, bench=job.bench or "", device=job.device)
 
 
 def _extraction(job: commands.Search[Any], run: OpenedSession) -> Callable[[], Found]:

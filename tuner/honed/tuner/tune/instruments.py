@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from honed.runtime import peaks
 from honed.runtime.kernellog import Reader
@@ -21,6 +22,13 @@ from honed.tuner.valhall.measurer import AHEAD, YARDSTICK, BenchMeasurer
 from .search_child import BATCH
 from .sharing import Sharing, sharing
 
+if TYPE_CHECKING:
+    from honed.tuner.farm.joining import FarmChoice
+
+# Candidates of a batch for each that a farm's boards take at once: fewer leave boards idle at its end, more
+# are proposed without knowing what came of the others.
+_PER_PLACE = 4
+
 
 @dataclass(frozen=True, slots=True)
 class BenchChoice:
@@ -34,12 +42,13 @@ class BenchChoice:
 class Instrument:
     """`profile` has peaks; `peaks_again` measures them anew, `keep_peaks` those that rose meanwhile.
 
-    `spec` is the device's; None: nothing runs, times are predicted and answers are not looked at.
-    `yardstick` is that of the reference speed in seconds; None: it is to be measured. `batch` is how many
-    candidates are proposed at once.
+    `spec` is the device's, None where it is not on this machine. Without `answers` nothing runs, times are
+    predicted, and answers are not looked at. `yardstick` is that of the reference speed in seconds; None: it
+    is to be measured. `batch` is how many candidates are proposed at once.
     """
 
     spec: str | None
+    answers: bool = True
     profile: DeviceProfile
     measurer: Callable[[Begin], Measures]
     peaks_again: Callable[[], DeviceProfile]
@@ -71,6 +80,7 @@ def on_bench(bench: BenchChoice) -> Instrument:
     compiler, profile = OfflineCompiler(bench.root), predicted(bench.name)
     return Instrument(
         spec=None,
+        answers=False,
         profile=profile,
         measurer=lambda begin: BenchMeasurer(compiler, profile, begin),
         peaks_again=lambda: profile,
@@ -78,4 +88,28 @@ def on_bench(bench: BenchChoice) -> Instrument:
         sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
         yardstick=YARDSTICK,
         batch=AHEAD,
+    )
+
+
+def on_farm(farm: FarmChoice, tell: Callable[[str], None]) -> Instrument:
+    """The boards of a farm that are of one device, whose peaks are those of one of them.
+
+    `tell` gets sentences on boards that come, go or are slow. Raises what `joining.join` raises, and NotFound
+    without Dask.
+    """
+    from honed.tuner.farm.joining import join
+    from honed.tuner.farm.measurer import FarmMeasurer
+
+    joined = join(farm)
+    profile = joined.profile
+    return Instrument(
+        spec=None,
+        answers=not farm.bench,
+        profile=profile,
+        measurer=lambda begin: FarmMeasurer(joined.boards, profile, farm.bench, begin, tell, ahead=AHEAD),
+        peaks_again=lambda: profile,
+        keep_peaks=lambda _: None,
+        sharing=Sharing(ahead=True, threads=len(os.sched_getaffinity(0)), builders=0),
+        yardstick=YARDSTICK if farm.bench else None,
+        batch=AHEAD if farm.bench else min(AHEAD, max(BATCH, _PER_PLACE * joined.depth)),
     )

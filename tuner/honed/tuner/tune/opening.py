@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from honed.jobs import events
 from honed.protocol.errors import HonedError
@@ -13,11 +14,14 @@ from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for
 
 from .gate import Gate
-from .instruments import BenchChoice, Instrument, on_bench, on_device
+from .instruments import BenchChoice, Instrument, on_bench, on_device, on_farm
 from .proposals import Proposals
 from .search_child import SearchChild
 from .session import Emit, TuningSession
 from .trials import Trials
+
+if TYPE_CHECKING:
+    from honed.tuner.farm.joining import FarmChoice
 
 
 class OpenedSession:
@@ -36,17 +40,21 @@ class OpenedSession:
         limits: Limits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
         bench: BenchChoice | None = None,
+        farm: FarmChoice | None = None,
     ) -> None:
         """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
-        `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used.
+        `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used,
+        with `farm` those of its boards.
 
-        Raises DeviceError where there is no device or bench, and what `Records.open` raises.
+        Raises DeviceError where there is no device, bench or board, and what `Records.open` raises.
         """
         emit(events.Stage(stage="extract", fraction=0.0, text="look at the device"))
-        if bench is None:
-            instrument = on_device(device, cache_dir, limits, _kernel_log(emit))
-        else:
+        if farm is not None:
+            instrument = on_farm(farm, lambda text: emit(events.Note(text=text)))
+        elif bench is not None:
             instrument = on_bench(bench)
+        else:
+            instrument = on_device(device, cache_dir, limits, _kernel_log(emit))
         self.spec, self._keep_peaks = instrument.spec, instrument.keep_peaks
         self.profile = profile = instrument.profile
         setup = setup_for(profile.identity)
@@ -89,7 +97,7 @@ def _search_child(instrument: Instrument, setup: Setup, cache_dir: Path, seed: i
         cache_dir / "cost-models" / f"{setup.device_key[:16]}.npz",
         seed,
         batch=instrument.batch,
-        answers=instrument.spec is not None,
+        answers=instrument.answers,
         threads=instrument.sharing.threads,
     )
 

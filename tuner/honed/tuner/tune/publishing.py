@@ -56,7 +56,16 @@ def measured(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
 
 def predicted(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
     """Compile with the best predicted schedules; nothing is compared, for the device is not here."""
-    outcome = Publication(sentence=_foretold(run.session, run.profile.identity.name))
+    return _uncompared(job, emit, run, _foretold(run.session, run.profile.identity.name))
+
+
+def by_farm(job: Tune, emit: Emit, run: OpenedSession) -> Publication:
+    """Compile with the best schedules that boards measured; as a whole it is compared where it is added."""
+    return _uncompared(job, emit, run, _found(run.session, run.profile.identity.name))
+
+
+def _uncompared(job: Tune, emit: Emit, run: OpenedSession, sentence: str) -> Publication:
+    outcome = Publication(sentence=sentence)
     if job.output is None or not run.session.tasks:
         return outcome
     emit(Stage(stage="publish", fraction=0.0, text="compile with the best schedules"))
@@ -95,9 +104,19 @@ def _sentence(found: Comparison) -> str:
 
 
 def _foretold(session: TuningSession, device: str) -> str:
+    gained = _gained(session)
+    return f"predicted for {device}: {gained}; times are bounds, and no answer was checked on the device"
+
+
+def _found(session: TuningSession, device: str) -> str:
+    return (
+        f"measured on {device} by the farm, kernel by kernel: {_gained(session)}; the whole model is "
+        "compared where it is added"
+    )
+
+
+def _gained(session: TuningSession) -> str:
     model = session.table().model
     if not session.improved:
-        found = _nothing(session)
-    else:
-        found = f"{model.before_us / 1e3:.3g} ms with default schedules, {model.now_us / 1e3:.3g} ms now"
-    return f"predicted for {device}: {found}; times are bounds, and no answer was checked on the device"
+        return _nothing(session)
+    return f"{model.before_us / 1e3:.3g} ms with default schedules, {model.now_us / 1e3:.3g} ms now"

@@ -356,7 +356,7 @@ class TuningSession:
                 continue
             self._trying.build([(e.candidate, e.trace) for e in entries[n : n + _WINDOW] if e.candidate])
             following = ((e.candidate, e.trace) for e in entries[n + 1 :] if e.candidate)
-            for candidate, trace in islice(following, self._trying.measurer.ahead):
+            for candidate, trace in islice(following, self._ahead(budget)):
                 self._trying.prepare(candidate, trace, way)
             began = self.clock()
             trial = self._trying.measure(entry.candidate, entry.trace, way, progress.best)
@@ -374,6 +374,11 @@ class TuningSession:
             self._tell(progress, trial.verdict, trial.seconds)
         self._trying.withdraw()
         return results
+
+    def _ahead(self, budget: SearchBudget) -> int:
+        """Candidates that may be prepared beside the next, of which no more are measured than is allowed."""
+        ahead = self._trying.measurer.ahead
+        return ahead if budget.trials is None else max(0, min(ahead, budget.trials - self.trials - 1))
 
     def _filtered(self, progress: TaskProgress, reason: str) -> None:
         """A candidate that was refused before the device saw it: no trial."""

@@ -96,7 +96,8 @@ class Trials:
         if verdict.timing is None:
             return TrialResult(verdict=verdict, ran=True, seconds=None)
         self._note_speed(verdict)
-        return TrialResult(verdict=verdict, ran=True, seconds=verdict.timing.median_s / self.speed.ratio)
+        timing = self._fair(verdict.timing)
+        return TrialResult(verdict=verdict, ran=True, seconds=timing.fair_s if timing else None)
 
     @property
     def wants_yardsticks(self) -> bool:
@@ -155,23 +156,33 @@ class Trials:
         number = self._flight.pop(candidate.id, None)
         if number is None:
             return TrialResult(verdict=verdict, ran=False, seconds=None)
-        story = self._story(candidate.id, number, trace)
-        if story is not None and verdict.outcome is Outcome.RIGHT:
-            verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story))
-        self._note_speed(verdict)
-        verdict = replace(verdict, timing=self._fair(verdict.timing), story=story)
-        self.records.finish(number, verdict)
+        verdict = self._recorded(candidate.id, number, trace, verdict)
         return TrialResult(
             verdict=verdict, ran=True, seconds=verdict.timing.fair_s if verdict.timing else None
         )
 
     def withdraw(self) -> None:
-        """End a batch: take back what was prepared and never run, and forget what was built."""
-        self.measurer.forget()
+        """End a batch: take back what was prepared and never run, and forget what was built.
+
+        What ran without having been asked for is recorded, and no trial.
+        """
+        for name, verdict in self.measurer.forget().items():
+            if name in self._flight:
+                self._recorded(name, self._flight.pop(name), self._tried[name][0], verdict)
         for number in self._flight.values():
             with suppress(HonedError):
                 self.records.withdraw(number)
         self._flight.clear()
+
+    def _recorded(self, candidate_id: str, number: int, trace: str, verdict: Verdict) -> Verdict:
+        """The verdict as it is recorded."""
+        story = self._story(candidate_id, number, trace)
+        if story is not None and verdict.outcome is Outcome.RIGHT:
+            verdict = Verdict(outcome=Outcome.FAULT, reason=_reason(story), host=verdict.host)
+        self._note_speed(verdict)
+        verdict = replace(verdict, timing=self._fair(verdict.timing), story=story)
+        self.records.finish(number, verdict)
+        return verdict
 
     def condemned(self, *, settle: bool = False) -> list[LateFault]:
         """Candidates whose faults have come to light since their verdicts; they are in quarantine now.
@@ -238,10 +249,13 @@ class Trials:
             self.speed.note(verdict.yardstick_s)
 
     def _fair(self, measured: Timing | None) -> Timing | None:
-        """The timing with how fast the device is now beside its reference speed, where that is known."""
+        """The timing with how fast the device is now beside its reference speed, where that is known.
+
+        One of a board of a farm has that board's speed beside the farm's already, whose is the device's here.
+        """
         if measured is None or self.speed.reference is None:
             return measured
-        return replace(measured, yardstick_ratio=self.speed.ratio)
+        return replace(measured, yardstick_ratio=(measured.yardstick_ratio or 1.0) * self.speed.ratio)
 
 
 def _text(story: FaultStory) -> str:

@@ -69,8 +69,9 @@ class BenchMeasurer:
     def build(self, candidates: Sequence[Candidate]) -> None:
         """Nothing: `prepare` does it."""
 
-    def forget(self) -> None:
-        """Nothing: `load` does it."""
+    def forget(self) -> dict[str, Verdict]:
+        """Nothing: `load` does it, and what is built is judged when it is asked for."""
+        return {}
 
     def measure(self, candidate: Candidate, best: float | None = None) -> Verdict:
         """The verdict on a candidate; raises InvalidArgument before `load`."""

@@ -1,0 +1,1 @@
+"""What a farm of four boards gains over one."""

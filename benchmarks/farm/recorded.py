@@ -1,0 +1,177 @@
+"""A search as one real board of a farm measured it: what was sent, what came back, and how long it took."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.tuner.farm.running import RunningFarm
+
+from honed.jobs import events
+from honed.protocol.strict import Map
+from honed.runtime.devices import Device
+from honed.tuner.farm import rows
+from honed.tuner.farm.boards import Boards, Came
+from honed.tuner.farm.joining import FarmChoice, join
+from honed.tuner.farm.measurer import FarmMeasurer
+from honed.tuner.records import Records
+from honed.tuner.setup import setup_for
+from honed.tuner.tune.proposals import Proposals
+from honed.tuner.tune.search_child import SearchChild
+from honed.tuner.tune.session import SearchBudget, TuningSession
+from honed.tuner.tune.trials import Trials
+
+_BATCH, _THREADS = 32, 2
+
+
+@dataclass
+class Batch:
+    """One round: candidates in their order, and the seconds that proposing and learning took."""
+
+    task: str
+    candidates: list[str]
+    search: float
+
+
+@dataclass
+class Recording:
+    """By candidate's id what was sent of it and the ruling on it; by task its memory, and seconds to load."""
+
+    weights: dict[str, int] = field(default_factory=dict)
+    defaults: dict[str, float] = field(default_factory=dict)  # seconds of default schedules
+    batches: list[Batch] = field(default_factory=list)
+    sent: dict[str, Map] = field(default_factory=dict)
+    rulings: dict[str, bytes] = field(default_factory=dict)
+    memories: dict[str, bytes] = field(default_factory=dict)
+    loading: dict[str, float] = field(default_factory=dict)
+
+    def total(self, best: dict[str, float]) -> float:
+        """What an inference's kernels take with these times, in seconds."""
+        return sum(weight * best[task] for task, weight in self.weights.items())
+
+
+class Recorder:
+    """`Boards` that notes what goes by."""
+
+    def __init__(self, boards: Boards, recording: Recording) -> None:
+        self._boards, self._recording = boards, recording
+        self._loads: dict[int, tuple[str, float]] = {}
+        self._judged: dict[int, str] = {}
+        self.order: list[str] = []  # of candidates that were judged
+
+    def present(self) -> frozenset[str]:
+        """As in `Boards`, like all below."""
+        return self._boards.present()
+
+    def greet(self, address: str) -> int:
+        """As in `Boards`."""
+        return self._boards.greet(address)
+
+    def settle(self, address: str) -> int:
+        """As in `Boards`."""
+        return self._boards.settle(address)
+
+    def give_up(self, number: int) -> None:
+        """As in `Boards`."""
+        self._boards.give_up(number)
+
+    def close(self) -> None:
+        """As in `Boards`."""
+        self._boards.close()
+
+    def load(self, address: str, memory: bytes) -> int:
+        """As in `Boards`."""
+        task = rows.unpack(rows.Memory, memory).workload["task"]
+        self._recording.memories[task] = memory
+        number = self._boards.load(address, memory)
+        self._loads[number] = task, time.monotonic()
+        return number
+
+    def judge(self, address: str, trial: bytes) -> int:
+        """As in `Boards`."""
+        candidate = rows.unpack(rows.Trial, trial).candidate
+        self._recording.sent[candidate["id"]] = candidate
+        number = self._boards.judge(address, trial)
+        self._judged[number] = candidate["id"]
+        return number
+
+    def came(self, seconds: float) -> Came | None:
+        """As in `Boards`."""
+        came = self._boards.came(seconds)
+        if came is None or came.data is None:
+            return came
+        if came.number in self._loads:
+            task, began = self._loads.pop(came.number)
+            self._recording.loading[task] = time.monotonic() - began
+        candidate = self._judged.pop(came.number, None)
+        if candidate is not None and isinstance(rows.answer(came.data), rows.Ruling):
+            self._recording.rulings[candidate] = came.data
+            if not candidate.startswith("default "):
+                self.order.append(candidate)
+        return came
+
+
+def record(farm: RunningFarm, device: Device, model: Path, folder: Path, trials: int) -> Recording:
+    """Tune `model` with one real board of this machine; searching takes turns with measuring."""
+    farm.board("--alone", f"--device={device.spec}")
+    choice = FarmChoice(
+        url=farm.url, certificates=farm.certificates / "pc", device=device.profile.identity.name
+    )
+    joined, recording = join(choice), Recording()
+    recorder = Recorder(joined.boards, recording)
+    setup = setup_for(joined.profile.identity)
+    taken = 0
+
+    def heard(news: events.News) -> None:
+        nonlocal taken
+        match news:
+            case events.TasksFound(tasks=tasks):
+                found = [row for row in tasks if row.weight and row.default_us is not None]
+                recording.weights = {row.task: row.weight for row in found}
+                recording.defaults = {row.task: (row.default_us or 0.0) * 1e-6 for row in found}
+                taken = len(recorder.order)
+            case events.Round(task=task, spent=spent):
+                recording.batches.append(Batch(task, recorder.order[taken:], spent.search))
+                taken = len(recorder.order)
+
+    with (
+        Records.open(folder / "records.sqlite") as records,
+        SearchChild(
+            joined.profile, folder / "model.npz", 0, batch=_BATCH, answers=True, threads=_THREADS
+        ) as search,
+    ):
+        measuring = Trials(
+            lambda begin: FarmMeasurer(recorder, joined.profile, "", begin, print, ahead=64), records, setup
+        )
+        proposals = Proposals(search, records, setup, ahead=False)
+        session = TuningSession(
+            "m", joined.profile, measuring, proposals, heard, peaks_again=lambda: joined.profile
+        )
+        session.run(lambda: search.extract(model, {}, "auto"), SearchBudget(trials=trials))
+    farm.processes.pop().close()
+    return recording
+
+
+def keep(recording: Recording, path: Path) -> None:
+    """For `kept`."""
+    path.write_bytes(pickle.dumps(recording))
+
+
+def kept(path: Path) -> Recording:
+    """What `keep` wrote: a file of one's own."""
+    found = pickle.loads(path.read_bytes())
+    assert isinstance(found, Recording)
+    return found
+
+
+def steady(rulings: Iterable[bytes]) -> float:
+    """The median yardstick of rulings, in seconds."""
+    found = sorted(
+        answer.verdict["yardstick_s"]
+        for answer in map(rows.answer, rulings)
+        if isinstance(answer, rows.Ruling) and answer.verdict["yardstick_s"] is not None
+    )
+    return float(found[len(found) // 2])

@@ -1,0 +1,68 @@
+"""A recorded-time stand-in for a board: `python -m benchmarks.farm.standin RECORDING CERTIFICATES URL`.
+
+It measures nothing: it waits as long as a real board took for that candidate, and answers what that did. The
+yardstick is the same in all its answers, as boards of one speed would have it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from honed.runtime import profilefile
+from honed.tuner.farm import rows
+from honed.tuner.farm.board import DEPTH
+from honed.tuner.farm.worker import serve
+from honed.tuner.valhall.benches import predicted
+
+from .recorded import Recording, kept, steady
+
+
+class StandIn:
+    """`Board` with recorded times."""
+
+    threads = 1
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._yardstick = steady(recording.rulings.values())
+
+    def greet(self) -> rows.Greeting:
+        """Some device: the same for all stand-ins."""
+        profile = profilefile.to_dict(predicted("mali-g610"))
+        return rows.Greeting(
+            version=rows.VERSION, honed="", host="stand-in", bench="", depth=DEPTH, profile=profile
+        )
+
+    def load(self, memory: rows.Memory) -> rows.Answer:
+        """Take as long as the board did."""
+        time.sleep(self._recording.loading[memory.workload["task"]])
+        return rows.Ready(rate=0.0)
+
+    def judge(self, trial: rows.Trial) -> rows.Answer:
+        """The recorded ruling, in the recorded time."""
+        ruling = rows.answer(self._recording.rulings[trial.candidate["id"]])
+        assert isinstance(ruling, rows.Ruling)
+        time.sleep(ruling.verdict["seconds"])
+        return replace(ruling, verdict=ruling.verdict | {"yardstick_s": self._yardstick}, faults=())
+
+    def settle(self) -> rows.Answer:
+        """Nothing can fault."""
+        return rows.Ruling(verdict={}, phases={}, faults=())
+
+    def rest(self) -> None:
+        """There is nothing to leave."""
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def main(recording: str, certificates: str, url: str) -> None:
+    """Serve until told to stop."""
+    serve(url, Path(certificates), StandIn(kept(Path(recording))), lambda text: print(text, flush=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

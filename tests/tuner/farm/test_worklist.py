@@ -1,0 +1,316 @@
+"""The work list: whatever boards do, no candidate is lost, and none is settled twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from honed.tuner.farm.clocks import Clocks
+from honed.tuner.farm.worklist import (
+    Action,
+    Blame,
+    Event,
+    GivenBack,
+    HandOut,
+    Joined,
+    Judged,
+    Left,
+    Load,
+    Loaded,
+    NotLoaded,
+    Refused,
+    Settle,
+    Tell,
+    Tick,
+    Took,
+    Unwanted,
+    Wanted,
+    WorkList,
+)
+
+BOARDS = ("a", "b", "c", "d")
+
+
+class Farm(RuleBasedStateMachine):
+    """Boards that come, go, die, are busy, slow, and answer late, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.list = WorkList()
+        self.now = 0.0
+        self.count = 0
+        self.wanted: set[str] = set()  # of the present task, and not dropped
+        self.ended: Counter[str] = Counter()
+        self.depths: dict[str, int] = {}
+        self.handed: dict[int, HandOut] = {}  # every ticket ever
+        self.open: list[int] = []  # that a board has, or had when it left
+        self.loading: list[Load] = []
+        self.ready: dict[str, str | None] = {}
+        self.away: dict[str, float] = {}
+        self.feed(Took("t0"))
+
+    def feed(self, event: Event) -> None:
+        for action in self.list.handle(event, self.now):
+            self.see(action)
+
+    def see(self, action: Action) -> None:
+        match action:
+            case Load(board=board, task=task):
+                assert task == self.list.task
+                assert board in self.depths
+                self.loading.append(action)
+            case HandOut(ticket=ticket, board=board, candidate=candidate):
+                assert ticket not in self.handed
+                assert candidate in self.wanted
+                assert not self.ended[candidate]
+                assert self.ready[board] == self.list.task
+                assert self.away.get(board, 0.0) <= self.now
+                self.handed[ticket] = action
+                self.open.append(ticket)
+                assert len(self.list.boards[board].tickets) <= self.depths[board]
+            case Settle(ticket=ticket, candidate=candidate, board=board):
+                assert (self.handed[ticket].board, self.handed[ticket].candidate) == (board, candidate)
+                self.ended[candidate] += 1
+            case Blame(candidate=candidate):
+                self.ended[candidate] += 1
+            case Tell():
+                pass
+
+    @rule(number=st.integers(1, 5))
+    def want(self, number: int) -> None:
+        for _ in range(number):
+            self.count += 1
+            self.wanted.add(f"c{self.count}")
+            self.feed(Wanted(f"c{self.count}"))
+
+    @precondition(lambda self: self.wanted)
+    @rule(data=st.data())
+    def want_again(self, data: st.DataObject) -> None:
+        self.feed(Wanted(data.draw(st.sampled_from(sorted(self.wanted)))))
+
+    @rule()
+    def drop(self) -> None:
+        self.wanted = {c for c in self.wanted if c in self.list.out or self.ended[c]}
+        self.feed(Unwanted())
+
+    @rule()
+    def next_task(self) -> None:
+        self.count += 1
+        self.wanted = set()
+        self.ended.clear()
+        self.feed(Took(f"t{self.count}"))
+
+    @rule(board=st.sampled_from(BOARDS), depth=st.integers(1, 3))
+    def join(self, board: str, depth: int) -> None:
+        if board not in self.depths:
+            self.depths[board] = depth
+            self.ready[board] = None
+            self.away.pop(board, None)
+            self.feed(Joined(board, depth))
+
+    @precondition(lambda self: self.depths)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        board = data.draw(st.sampled_from(sorted(self.depths)))
+        del self.depths[board]
+        self.loading = [load for load in self.loading if load.board != board]
+        self.feed(Left(board))
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data(), works=st.booleans())
+    def load(self, data: st.DataObject, works: bool) -> None:
+        load = data.draw(st.sampled_from(self.loading))
+        self.loading.remove(load)
+        if works:
+            self.ready[load.board] = load.task
+            self.feed(Loaded(load.board, load.task))
+        else:
+            self.away[load.board] = max(self.away.get(load.board, 0.0), self.now + 5.0)
+            self.feed(NotLoaded(load.board, load.task, 5.0))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), yardstick=st.sampled_from([None, 1.0, 1.05, 1.3, 3.0]), again=st.booleans())
+    def judge(self, data: st.DataObject, yardstick: float | None, again: bool) -> None:
+        """A board answers; where it had left, or answers twice, that counts for nothing."""
+        ticket = data.draw(st.sampled_from(self.open))
+        for _ in range(1 + again):
+            self.feed(Judged(ticket, yardstick))
+        self.open.remove(ticket)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data(), seconds=st.sampled_from([0.0, 10.0]), reload=st.booleans())
+    def give_back(self, data: st.DataObject, seconds: float, reload: bool) -> None:
+        ticket = data.draw(st.sampled_from(self.open))
+        self.open.remove(ticket)
+        board = self.handed[ticket].board
+        if ticket in self.list.tickets:
+            self.away[board] = max(self.away.get(board, 0.0), self.now + seconds)
+        self.feed(GivenBack(ticket, seconds, reload))
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def refuse(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(self.open))
+        self.open.remove(ticket)
+        known = self.list.tickets.get(ticket)
+        if known is not None and known.candidate is not None:
+            self.ended[known.candidate] += 1
+        self.feed(Refused(ticket))
+
+    @rule(seconds=st.sampled_from([1.0, 100.0]))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(Tick())
+
+    @invariant()
+    def nothing_is_lost_or_counts_twice(self) -> None:
+        assert all(count <= 1 for count in self.ended.values())
+        waiting, out = Counter(self.list.waiting), Counter(self.list.out)
+        together = waiting + out + self.ended
+        assert set(together.values()) <= {1}
+        assert set(together) == self.wanted | {c for c in self.ended if self.ended[c]}
+
+    @invariant()
+    def tickets_are_of_boards_that_are_there(self) -> None:
+        assert set(self.list.boards) == set(self.depths)
+        by_board = [n for board in self.list.boards.values() for n in board.tickets]
+        assert sorted(by_board) == sorted(self.list.tickets)
+
+    def teardown(self) -> None:
+        """With a healthy board that stays, all ends."""
+        for board in sorted(self.depths):
+            self.feed(Left(board))
+        self.depths = {"last": 2}
+        self.ready["last"] = None
+        self.loading.clear()
+        self.open.clear()
+        self.feed(Joined("last", 2))
+        while self.list.waiting or self.list.out:
+            for load in self.loading:
+                self.ready[load.board] = load.task
+                self.feed(Loaded(load.board, load.task))
+            self.loading.clear()
+            assert self.open
+            self.feed(Judged(self.open.pop(0), 1.0))
+        self.nothing_is_lost_or_counts_twice()
+
+
+TestFarm = Farm.TestCase
+TestFarm.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+class Listed:
+    """A work list with boards that are ready, and what it said last."""
+
+    def __init__(self, *boards: str, depth: int = 2) -> None:
+        self.list = WorkList()
+        self.list.handle(Took("t"), 0.0)
+        for board in boards:
+            self.list.handle(Joined(board, depth), 0.0)
+            self.list.handle(Loaded(board, "t"), 0.0)
+
+    def handed(self, event: Event, now: float = 0.0) -> list[HandOut]:
+        return [a for a in self.list.handle(event, now) if isinstance(a, HandOut)]
+
+
+def test_a_candidate_goes_to_the_board_that_has_least() -> None:
+    listed = Listed("a", "b")
+    boards = [h.board for n in range(6) for h in listed.handed(Wanted(f"c{n}"))]
+    assert boards == ["a", "b", "a", "b"]
+    assert list(listed.list.waiting) == ["c4", "c5"]
+
+
+def test_what_a_board_had_is_given_to_others_first() -> None:
+    listed = Listed("a")
+    for n in range(3):
+        listed.list.handle(Wanted(f"c{n}"), 0.0)
+    listed.list.handle(Left("a"), 0.0)
+    assert list(listed.list.waiting) == ["c0", "c1", "c2"]
+
+
+def test_one_of_which_a_board_died_is_judged_alone_and_blamed_for_the_second() -> None:
+    listed = Listed("a")
+    for n in range(2):
+        listed.list.handle(Wanted(f"c{n}"), 0.0)
+    listed.list.handle(Left("a"), 0.0)  # c0 was being judged
+    listed.list.handle(Joined("b", 2), 0.0)
+    (alone,) = listed.handed(Loaded("b", "t"))
+    assert alone.candidate == "c0"
+    actions = listed.list.handle(Left("b"), 0.0)
+    assert Blame("c0", 2) in actions
+    assert list(listed.list.waiting) == ["c1"]
+
+
+def test_a_busy_board_is_left_alone_for_its_time() -> None:
+    listed = Listed("a")
+    (given,) = listed.handed(Wanted("c"))
+    assert not listed.handed(GivenBack(given.ticket, 10.0))
+    assert not listed.handed(Tick(), 9.0)
+    assert [h.candidate for h in listed.handed(Tick(), 10.0)] == ["c"]
+
+
+def test_a_board_that_lost_its_task_loads_it_again() -> None:
+    listed = Listed("a")
+    (given,) = listed.handed(Wanted("c"))
+    assert listed.list.handle(GivenBack(given.ticket, 0.0, reload=True), 0.0) == [Load("a", "t")]
+
+
+def judged(listed: Listed, board: str, yardstick: float, now: float = 0.0) -> list[Action]:
+    """What comes of the next candidate that a board judges."""
+    ticket = listed.list.boards[board].tickets[0]
+    return listed.list.handle(Judged(ticket, yardstick), now)
+
+
+def test_a_board_that_is_throttled_is_set_aside_and_comes_back() -> None:
+    listed = Listed("a", "b", "c", depth=1)
+    for n in range(40):
+        listed.list.handle(Wanted(f"c{n}"), 0.0)
+    for _ in range(5):
+        for board in "abc":
+            assert any(isinstance(a, Settle) for a in judged(listed, board, 1.0))
+    slow: list[Action] = []
+    while listed.list.boards["c"].tickets:
+        had = listed.list.tickets[listed.list.boards["c"].tickets[0]].candidate
+        slow = judged(listed, "c", 2.0)
+    assert [a.text.split(";")[0] for a in slow if isinstance(a, Tell)]
+    assert not any(isinstance(a, Settle) for a in slow)
+    assert had in [*listed.list.waiting, *listed.list.out]  # others measure it
+    (probe,) = [h for h in listed.handed(Tick(), 61.0) if h.board == "c"]
+    assert not any(isinstance(a, Settle) for a in judged(listed, "c", 1.9, 62.0))
+    (probe,) = [h for h in listed.handed(Tick(), 130.0) if h.board == "c"]
+    assert Settle(probe.ticket, probe.candidate, "c", 1.0) in judged(listed, "c", 1.0, 131.0)
+
+
+def test_a_board_with_another_clock_is_scaled_and_told_of_once() -> None:
+    listed = Listed("a", "b", depth=1)
+    for n in range(40):
+        listed.list.handle(Wanted(f"c{n}"), 0.0)
+    said: list[Action] = []
+    for _ in range(8):
+        said += judged(listed, "a", 1.0)
+        said += judged(listed, "b", 1.3)
+    ratios = {a.board: a.ratio for a in said if isinstance(a, Settle)}
+    assert ratios == {"a": 1.0, "b": pytest.approx(1.3)}
+    assert [a.board for a in said if isinstance(a, Tell)] == ["b"]
+
+
+def test_a_farm_that_is_slowed_as_a_whole_sets_nobody_aside() -> None:
+    clocks = Clocks()
+    for yardstick in (1.0, 3.0):
+        for _ in range(9):
+            standings = [clocks.note(board, yardstick) for board in "abc"]
+    assert not any(standing.aside for standing in standings)
+    assert {standing.ratio for standing in standings} == {3.0}
+
+
+def test_of_two_that_disagree_the_slower_is_set_aside() -> None:
+    clocks = Clocks()
+    for _ in range(5):
+        fast, slow = clocks.note("fast", 1.0), clocks.note("slow", 2.0)
+    assert (fast.aside, slow.aside) == (False, True)
+    clocks.forget("fast")
+    assert not clocks.note("slow", 2.0).aside  # there is nobody to tell

@@ -1,0 +1,1 @@
+"""Search on many machines: one compiles and searches, boards measure."""

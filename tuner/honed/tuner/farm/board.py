@@ -1,0 +1,318 @@
+"""What a board of a farm does, on rows of plain data: it measures, under its own lease.
+
+`greet`, `load`, `judge` and `settle` are all that the machine that searches asks of a board. They work on the
+one `Board` of their process, which `serve` in `worker` puts in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from honed.protocol.errors import DeviceError, HonedError, InvalidArgument, Unavailable
+from honed.protocol.strict import to_plain
+from honed.runtime import profilefile
+from honed.runtime.kernellog import Reader
+from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.surveying import Survey, survey
+from honed.runtime.version import own_version
+from honed.tuner.measure.candidate import Workload
+from honed.tuner.measure.limits import Limits
+from honed.tuner.measure.measurer import Measurer
+from honed.tuner.service.gate import LeaseGate
+from honed.tuner.tune.gate import Gate
+from honed.tuner.valhall.benches import predicted
+from honed.tuner.valhall.judge import Compiler
+from honed.tuner.valhall.measurer import BenchMeasurer
+from honed.tuner.verdict import Verdict
+
+from . import rows
+
+CANDIDATE_SECONDS = 10.0  # within which the device is left when the lease is revoked
+PATIENCE_SECONDS = 5.0  # that a board waits for its lease before it gives a candidate back
+_AWAY_SECONDS = 10.0  # that it is left alone then
+_TURN_SECONDS = 15.0  # without being asked by one search, after which a board is another's
+_BROKEN_SECONDS = 60.0  # that one is left alone whose device fails
+DEPTH = 2  # candidates that a measuring board has: one is on its way while the other is measured
+# Under a lease a request may be waiting, so that a candidate is bounded more tightly.
+LEASED = Limits(build_seconds=5.0, run_seconds=0.7)
+
+
+class Board(Protocol):
+    """What judges candidates in a worker; `threads` of them at a time."""
+
+    @property
+    def threads(self) -> int:
+        """How many candidates are judged at a time."""
+
+    def greet(self) -> rows.Greeting:
+        """What it is."""
+
+    def load(self, memory: rows.Memory) -> rows.Answer:
+        """Have a task's memory ready."""
+
+    def judge(self, trial: rows.Trial) -> rows.Answer:
+        """A verdict on a candidate of a task that is ready."""
+
+    def settle(self) -> rows.Answer:
+        """A ruling on nothing, with the faults that have come to light."""
+
+    def rest(self) -> None:
+        """Nothing was asked of it for a while: leave the device to others."""
+
+    def close(self) -> None:
+        """End its processes."""
+
+
+class LeasedGate(Gate):
+    """The lease of this machine's service, which is given up when nothing is to be measured."""
+
+    def __init__(self, socket_path: str | None) -> None:
+        """`socket_path` None: where honed listens."""
+        self._lease = LeaseHolder(CANDIDATE_SECONDS, socket=socket_path)
+        self._gate: LeaseGate | None = None
+
+    def enter(self) -> bool:
+        """As in `Gate`; False where the service does not grant the lease in time."""
+        if self._gate is None:
+            self._gate = LeaseGate(self._lease, seconds=float("inf"), patience=PATIENCE_SECONDS)
+            self._gate.__enter__()
+        return self._gate.enter()
+
+    def leave(self) -> None:
+        """As in `Gate`."""
+        if self._gate is not None:
+            self._gate.leave()
+
+    def rest(self) -> None:
+        """Give the lease up until `enter` is called again."""
+        if self._gate is not None:
+            self._gate.__exit__(None, None, None)
+            self._gate = None
+            self._lease.close()
+
+    @property
+    def why(self) -> str:
+        """It is not held."""
+        return self._lease.why
+
+
+class MeasuringBoard:
+    """An OpenCL device of this machine. For one thread."""
+
+    threads = 1
+
+    def __init__(
+        self,
+        device: str | None,
+        cache_dir: Path,
+        gate: LeasedGate | None,
+        kernel_log: Callable[[], Reader | None],
+    ) -> None:
+        """`device` is a spec, None for the best there is; without a `gate` it measures at any time.
+
+        Raises DeviceError where there is no device, or its peaks cannot be measured.
+        """
+        found: Survey = survey(device, cache_dir)
+        self._profile = found.measured()
+        self._spec = found.spec
+        self._gate = gate
+        self._kernel_log = kernel_log
+        self._measurer: Measurer | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._workload: Workload | None = None
+
+    def greet(self) -> rows.Greeting:
+        """As in `Board`."""
+        return rows.Greeting(
+            version=rows.VERSION,
+            honed=own_version(),
+            host=socket.gethostname(),
+            bench="",
+            depth=DEPTH,
+            profile=profilefile.to_dict(self._profile),
+        )
+
+    def load(self, memory: rows.Memory) -> rows.Answer:
+        """As in `Board`."""
+        return self._on_device(lambda: self._load(memory))
+
+    def judge(self, trial: rows.Trial) -> rows.Answer:
+        """As in `Board`."""
+        return self._on_device(lambda: self._judge(trial))
+
+    def settle(self) -> rows.Answer:
+        """As in `Board`."""
+        if self._measurer is None:
+            return rows.Ruling(verdict={}, phases={}, faults=())
+        self._measurer.settle()
+        return rows.Ruling(verdict={}, phases={}, faults=rows.log_lines(self._measurer.take_faults()))
+
+    def rest(self) -> None:
+        """As in `Board`."""
+        if self._gate is not None:
+            self._gate.rest()
+
+    def close(self) -> None:
+        """As in `Board`."""
+        self.rest()
+        if self._measurer is not None:
+            self._measurer.close()
+            self._measurer = None
+        self._clear()
+
+    def _on_device(self, do: Callable[[], rows.Answer]) -> rows.Answer:
+        """Do what needs the device, once this machine's service lets it."""
+        try:
+            if self._gate is not None and not self._gate.enter():
+                return rows.NotNow(why=f"it is in use: {self._gate.why}", seconds=_AWAY_SECONDS)
+            return do()
+        except (DeviceError, Unavailable) as error:
+            return rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS)
+        finally:
+            if self._gate is not None:
+                self._gate.leave()
+
+    def _load(self, memory: rows.Memory) -> rows.Answer:
+        self._workload = None
+        self._clear()
+        self._folder = tempfile.TemporaryDirectory(prefix="honed-farm-")
+        workload = rows.workload_in(Path(self._folder.name), memory)
+        if self._measurer is None:
+            limits = Limits() if self._gate is None else LEASED
+            self._measurer = Measurer(self._spec, self._profile, limits, kernel_log=self._kernel_log())
+        self._measurer.load(workload)
+        self._workload = workload
+        return rows.Ready(rate=self._measurer.rate)
+
+    def _judge(self, trial: rows.Trial) -> rows.Answer:
+        if self._measurer is None or self._workload is None or self._workload.task != trial.task:
+            return rows.NotNow(why=f"it has not loaded the task {trial.task[:16]}", seconds=0.0, reload=True)
+        verdict = self._measurer.measure(rows.candidate_of(trial), trial.best)
+        return _ruling(verdict, self._measurer.spent, rows.log_lines(self._measurer.take_faults()))
+
+    def _clear(self) -> None:
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None
+
+
+class BenchBoard:
+    """The bench of a device that is not here, on all cores of this machine."""
+
+    def __init__(self, bench: str, compiler: Compiler, threads: int) -> None:
+        """Takes over the compiler, which makes `threads` programs at a time."""
+        self.threads = threads
+        self._bench = bench
+        self._profile = predicted(bench)
+        self._compiler = compiler
+        self._lock = threading.Lock()  # of the workload
+        self._workload: Workload | None = None
+
+    def greet(self) -> rows.Greeting:
+        """As in `Board`."""
+        return rows.Greeting(
+            version=rows.VERSION,
+            honed=own_version(),
+            host=socket.gethostname(),
+            bench=self._bench,
+            depth=DEPTH * self.threads,
+            profile=profilefile.to_dict(self._profile),
+        )
+
+    def load(self, memory: rows.Memory) -> rows.Answer:
+        """As in `Board`; there are no files, as nothing runs."""
+        workload = rows.workload_in(Path(os.devnull), memory)
+        with self._lock:
+            self._workload = workload
+        return rows.Ready(rate=0.0)
+
+    def judge(self, trial: rows.Trial) -> rows.Answer:
+        """As in `Board`."""
+        with self._lock:
+            workload = self._workload
+        if workload is None or workload.task != trial.task:
+            return rows.NotNow(why=f"it has not loaded the task {trial.task[:16]}", seconds=0.0, reload=True)
+        judging = BenchMeasurer(self._compiler, self._profile, lambda _: None)
+        judging.load(workload)
+        try:
+            return _ruling(judging.measure(rows.candidate_of(trial)), judging.spent, ())
+        except DeviceError as error:
+            return rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS)
+
+    def settle(self) -> rows.Answer:
+        """As in `Board`: nothing runs, so nothing can fault."""
+        return rows.Ruling(verdict={}, phases={}, faults=())
+
+    def rest(self) -> None:
+        """As in `Board`: there is nothing to leave."""
+
+    def close(self) -> None:
+        """As in `Board`."""
+        self._compiler.close()
+
+
+def _ruling(
+    verdict: Verdict, phases: dict[str, float], faults: tuple[rows.LogLine, ...]
+) -> rows.Ruling:  # fmt: skip
+    return rows.Ruling(verdict=to_plain(verdict), phases=dict(phases), faults=faults)
+
+
+class Place:
+    """The board of a process, and whose it is: searches take turns, as a board has one task loaded."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.board: Board | None = None
+        self.leaving = False
+        self.asked = clock()  # something of it, last
+        self._search = ""
+        self._clock = clock
+
+    def answer(self, search: str, do: Callable[[Board], rows.Answer]) -> bytes:
+        """What the board answers to a search, "": to whatever search has it."""
+        board, now = self.board, self._clock()
+        if board is None or self.leaving:
+            return rows.pack(rows.NotNow(why="it is leaving the farm", seconds=_BROKEN_SECONDS))
+        if search not in ("", self._search) and self._search and now - self.asked < _TURN_SECONDS:
+            return rows.pack(rows.NotNow(why="another search has it", seconds=_AWAY_SECONDS, reload=True))
+        self._search = search or self._search
+        self.asked = now
+        try:
+            return rows.pack(do(board))
+        except InvalidArgument as error:
+            return rows.pack(rows.NotNow(why=str(error), seconds=_BROKEN_SECONDS))
+        except HonedError as error:
+            return rows.pack(rows.NotNow(why=str(error), seconds=_AWAY_SECONDS))
+        finally:
+            self.asked = self._clock()
+
+
+PLACE = Place()
+
+
+def greet() -> bytes:
+    """A `Greeting`, empty where the process is no board."""
+    return b"" if PLACE.board is None else rows.pack(PLACE.board.greet())
+
+
+def load(memory: bytes) -> bytes:
+    """Takes a `Memory`, gives an answer."""
+    row = rows.unpack(rows.Memory, memory)
+    return PLACE.answer(row.search, lambda board: board.load(row))
+
+
+def judge(trial: bytes) -> bytes:
+    """Takes a `Trial`, gives an answer."""
+    row = rows.unpack(rows.Trial, trial)
+    return PLACE.answer(row.search, lambda board: board.judge(row))
+
+
+def settle() -> bytes:
+    """Gives an answer."""
+    return PLACE.answer("", lambda board: board.settle())

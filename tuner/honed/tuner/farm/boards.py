@@ -1,0 +1,156 @@
+"""The boards of a farm as the machine that searches sees them: bytes to a board, and what comes back."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import dask
+from distributed import Client, Future
+
+from honed.protocol.errors import Unavailable
+
+from . import board
+from .scheduler import SETTINGS, quiet
+from .security import checked, security
+
+_CONNECT_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What a board answered to the call of `number`; None where it, or the way to it, failed: `why`."""
+
+    number: int
+    data: bytes | None
+    why: str = ""
+
+
+class Boards(Protocol):
+    """Calls to boards by their addresses. Not for several threads."""
+
+    def present(self) -> frozenset[str]:
+        """The addresses of all there are; raises Unavailable where that cannot be found out."""
+
+    def greet(self, address: str) -> int:
+        """Call `board.greet`; the number that its answer comes with."""
+
+    def load(self, address: str, memory: bytes) -> int:
+        """Call `board.load`."""
+
+    def judge(self, address: str, trial: bytes) -> int:
+        """Call `board.judge`."""
+
+    def settle(self, address: str) -> int:
+        """Call `board.settle`."""
+
+    def came(self, seconds: float) -> Came | None:
+        """The next answer, of any board; None where none comes within the time."""
+
+    def give_up(self, number: int) -> None:
+        """The answer of that number is not waited for any more."""
+
+    def close(self) -> None:
+        """Leave the farm; the boards stay."""
+
+
+class DaskBoards:
+    """The workers of a Dask scheduler. Each call goes to one of them, and to no other if that one is gone."""
+
+    def __init__(self, url: str, certificates: Path | None) -> None:
+        """Raises InvalidArgument, NotFound (see `security`), and Unavailable where no scheduler answers."""
+        quiet()
+        url = checked(url)
+        self._settings = dask.config.set(SETTINGS)
+        try:
+            self._client: Any = Client(
+                url, security=security(url, certificates), timeout=_CONNECT_SECONDS, set_as_default=False
+            )
+        except (OSError, TimeoutError) as error:
+            raise Unavailable(
+                f"no farm answers at {url} ({error}); start `hone farm scheduler`, and see that the "
+                "certificates are of the same authority"
+            ) from error
+        self._url = url
+        self._calls: dict[int, list[Future]] = {}
+        self._arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._count = 0
+
+    def present(self) -> frozenset[str]:
+        """As in `Boards`."""
+        try:
+            return frozenset(self._client.nthreads())
+        except (OSError, TimeoutError, RuntimeError, ValueError, CancelledError) as error:
+            raise Unavailable(
+                f"the farm's scheduler at {self._url} is gone ({error}); start it again"
+            ) from error
+
+    def greet(self, address: str) -> int:
+        """As in `Boards`."""
+        return self._call(address, board.greet)
+
+    def load(self, address: str, memory: bytes) -> int:
+        """As in `Boards`. The data goes to the board alone, and not with the call."""
+        try:
+            data = self._client.scatter([memory], workers=[address], hash=False)[0]
+        except (OSError, TimeoutError, KeyError, RuntimeError, ValueError, CancelledError):
+            return self._call(address, board.load, b"")  # it is leaving, which shows in the answer
+        number = self._call(address, board.load, data)
+        self._calls[number].append(data)
+        return number
+
+    def judge(self, address: str, trial: bytes) -> int:
+        """As in `Boards`."""
+        return self._call(address, board.judge, trial)
+
+    def settle(self, address: str) -> int:
+        """As in `Boards`."""
+        return self._call(address, board.settle)
+
+    def came(self, seconds: float) -> Came | None:
+        """As in `Boards`."""
+        while True:
+            try:
+                number = self._arrived.get(timeout=seconds)
+            except queue.Empty:
+                return None
+            kept = self._calls.pop(number, None)
+            if kept is not None:
+                return self._answer(number, kept[0])
+
+    def give_up(self, number: int) -> None:
+        """As in `Boards`."""
+        for future in self._calls.pop(number, ()):
+            future.cancel()
+
+    def close(self) -> None:
+        """As in `Boards`."""
+        self._calls.clear()
+        self._client.close()
+
+    def _call(self, address: str, function: Callable[..., bytes], *arguments: Any) -> int:
+        self._count += 1
+        number = self._count
+        future = self._client.submit(
+            function, *arguments, workers=[address], allow_other_workers=False, pure=False, retries=0
+        )
+        self._calls[number] = [future]
+        future.add_done_callback(lambda _: self._arrived.put(number))
+        return number
+
+    @staticmethod
+    def _answer(number: int, future: Future) -> Came:
+        if future.status != "finished":
+            why = str(future.exception()) if future.status == "error" else str(future.status)
+            return Came(number, None, why)
+        try:
+            data = future.result()
+        except (OSError, TimeoutError, CancelledError) as error:
+            return Came(number, None, str(error))
+        if not isinstance(data, bytes):
+            return Came(number, None, "it answered something that is no row")
+        return Came(number, data)

@@ -1,0 +1,70 @@
+"""The jobs of a farm: its meeting place, a board's part in it, certificates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from honed.jobs import commands, events
+from honed.protocol.errors import HonedError, NotFound
+from honed.runtime.kernellog import Reader, open_reader
+from honed.tuner.valhall.compiler import ROOT, OfflineCompiler
+
+Emit = Callable[[events.News], None]
+_MISSING = "{} is not installed; install honed-farm (apt install honed-farm, or pip install 'honed[farm]')"
+
+
+def scheduler(job: commands.FarmScheduler, emit: Emit) -> events.Done:
+    """Be the meeting place until told to stop."""
+    _need()
+    from .scheduler import run
+
+    run(job.url, job.certificates, lambda text: emit(events.Note(text=text)))
+    return events.Done()
+
+
+def worker(job: commands.FarmWorker, emit: Emit) -> events.Done:
+    """Be a board, or the bench of one, until told to stop."""
+    _need()
+    from .board import BenchBoard, Board, LeasedGate, MeasuringBoard
+    from .security import checked, security
+    from .worker import serve
+
+    security(checked(job.url), job.certificates)  # before the device is looked at
+
+    def kernel_log() -> Reader | None:
+        try:
+            return open_reader()
+        except HonedError as error:
+            emit(events.Note(text=f"candidates are not watched for GPU faults: {error}"))
+            return None
+
+    board: Board
+    if job.bench is not None:
+        threads = len(os.sched_getaffinity(0))
+        board = BenchBoard(job.bench, OfflineCompiler(job.bench_root or ROOT, threads), threads)
+    else:
+        gate = None if job.alone else LeasedGate(job.socket)
+        board = MeasuringBoard(job.device, job.cache_dir, gate, kernel_log)
+    serve(job.url, job.certificates, board, lambda text: emit(events.Note(text=text)))
+    return events.Done()
+
+
+def certificates(job: commands.FarmCertificates, emit: Emit) -> events.Done:
+    """Make a certificate for each name."""
+    _need()
+    try:
+        from .certificates import issue
+    except ModuleNotFoundError as error:
+        raise NotFound(_MISSING.format("cryptography")) from error
+
+    for folder in issue(job.folder, job.names.split(",")):
+        emit(events.Note(text=f"{folder} is made; copy it to that machine, as /etc/honed/farm"))
+    return events.Done()
+
+
+def _need() -> None:
+    try:
+        import distributed  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise NotFound(_MISSING.format("Dask's distributed")) from error

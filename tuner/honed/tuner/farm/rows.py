@@ -1,0 +1,203 @@
+"""What travels between the machine that searches and the boards: rows of plain data, as MessagePack.
+
+The functions that boards run are named in `board`; what they take and give is bytes of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import msgpack
+
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.strict import Map, from_plain, to_plain
+from honed.runtime.kernellog import DatedFault, FaultStory, group, parse
+from honed.tuner.measure import codec
+from honed.tuner.measure.candidate import Candidate, Workload
+from honed.tuner.verdict import Verdict
+
+VERSION = 1  # of these rows; a board of another is not given work
+MAX_BYTES = 1 << 30
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """What a board says of itself.
+
+    `bench` is the device that it judges for without one, "" where it measures on its own. It takes `depth`
+    candidates at a time, one after the other or all at once. `profile` is the device's, with its peaks.
+    """
+
+    version: int
+    honed: str  # its version
+    host: str
+    bench: str
+    depth: int
+    profile: Map
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """A task of a `search`: its workload, and the files of inputs and answers in its folder by their names."""
+
+    search: str
+    workload: Map
+    files: dict[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A board has a task's memory; it moves `rate` bytes a second at its size, 0 where that is not known."""
+
+    rate: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A candidate of a task to be judged; `best` is the best known time of the task, in seconds."""
+
+    search: str
+    task: str
+    candidate: Map
+    best: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """A record of the kernel log that belongs to a candidate: its text, and when it was written."""
+
+    candidate: str
+    device: str | None
+    monotonic_s: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """A board's verdict; `phases` are the wall seconds of its parts, `faults` are new since the last."""
+
+    verdict: Map
+    phases: dict[str, float]
+    faults: tuple[LogLine, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotNow:
+    """A board did nothing; it may be asked again after so many seconds. `why` is a sentence.
+
+    With `reload` the task must be loaded again first.
+    """
+
+    why: str
+    seconds: float
+    reload: bool = False
+
+
+Answer = Ready | Ruling | NotNow
+
+
+def pack(row: object) -> bytes:
+    """A row as it travels; one of several kinds is named."""
+    named = {type(row).__name__.lower(): to_plain(row)} if isinstance(row, Answer) else to_plain(row)
+    packed: bytes = msgpack.packb(named, use_bin_type=True)
+    return packed
+
+
+def unpack(kind: type[R], data: bytes) -> R:
+    """The row; raises InvalidArgument for data that is none."""
+    return _checked(kind, _plain(data))
+
+
+def answer(data: bytes) -> Answer:
+    """What a board answered; raises InvalidArgument for data that is no answer."""
+    plain = _plain(data)
+    kinds: dict[str, type[Answer]] = {"ready": Ready, "ruling": Ruling, "notnow": NotNow}
+    if not isinstance(plain, dict) or len(plain) != 1 or next(iter(plain)) not in kinds:
+        raise InvalidArgument("a board answered something that is no answer; compare versions")
+    name, body = next(iter(plain.items()))
+    return _checked(kinds[name], body)
+
+
+def _plain(data: bytes) -> object:
+    if len(data) > MAX_BYTES:
+        raise InvalidArgument(f"a row of {len(data)} bytes is too long; compare versions")
+    try:
+        return msgpack.unpackb(data, raw=False, max_bin_len=MAX_BYTES)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise InvalidArgument(f"a row is no MessagePack ({error}); compare versions") from error
+
+
+def _checked(kind: type[R], plain: object) -> R:
+    try:
+        return from_plain(kind, plain, where=kind.__name__.lower())
+    except ValueError as error:
+        raise InvalidArgument(f"{error}; compare versions") from error
+
+
+def memory_of(workload: Workload, search: str) -> Memory:
+    """A task with all that is in its folder."""
+    names = [f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))]
+    return Memory(
+        search=search,
+        workload=codec.workload_to_plain(workload),
+        files={name: (workload.folder / name).read_bytes() for name in names},
+    )
+
+
+def workload_in(folder: Path, memory: Memory) -> Workload:
+    """The workload of a task whose files are written to `folder`; raises InvalidArgument for odd names."""
+    try:
+        workload = codec.workload_from_plain(memory.workload)
+        wanted = {f"{n}.{p}.npy" for n in range(workload.sets) for p in range(len(workload.parameters))}
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"a task cannot be read ({error}); compare versions") from error
+    if set(memory.files) != wanted:
+        raise InvalidArgument("a task came without its files, or with others; compare versions")
+    for name, data in memory.files.items():
+        (folder / name).write_bytes(data)
+    return replace(workload, folder=folder)
+
+
+def candidate_of(trial: Trial) -> Candidate:
+    """The candidate; raises InvalidArgument where it cannot be read."""
+    try:
+        return codec.candidate_from_plain(trial.candidate)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"a candidate cannot be read ({error}); compare versions") from error
+
+
+def verdict_of(ruling: Ruling) -> Verdict:
+    """The verdict; raises InvalidArgument where it cannot be read."""
+    try:
+        return codec.verdict_from_plain(ruling.verdict)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidArgument(f"a verdict cannot be read ({error}); compare versions") from error
+
+
+def log_lines(faults: Sequence[tuple[str, FaultStory]]) -> tuple[LogLine, ...]:
+    """The records of stories, each with its candidate's id."""
+    return tuple(
+        LogLine(
+            candidate=candidate,
+            device=one.fault.device,
+            monotonic_s=one.monotonic_s,
+            text=one.fault.text,
+        )
+        for candidate, story in faults
+        for one in story.seen
+    )
+
+
+def stories(lines: Sequence[LogLine]) -> list[tuple[str, FaultStory]]:
+    """The stories of records, with their candidates' ids."""
+    by_candidate: dict[str, list[DatedFault]] = {}
+    for line in lines:
+        fault = parse(line.text, device=line.device)
+        if fault is not None:
+            dated = DatedFault(fault=fault, monotonic_s=line.monotonic_s)
+            by_candidate.setdefault(line.candidate, []).append(dated)
+    return [(candidate, story) for candidate, seen in by_candidate.items() for story in group(seen)]

@@ -1,0 +1,342 @@
+"""Which board of a farm judges which candidate, and what becomes of those that come back.
+
+Events in, actions out; pure: it does no I/O, and is told the time. A candidate waits, or is out with one
+board under a ticket of its own, or is settled. A ticket counts while its board has it: what a board sends
+after it was given up is dropped, so that a candidate that was handed out twice is settled once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from .clocks import TOLD, Clocks
+
+_DEATHS = 2  # boards that may die of a candidate before it is not given to another
+_ASIDE_SECONDS = 60.0  # before a board that is off its peers' speed is tried again
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Candidates of `task` are judged from now on; those of the task before are not wanted any more."""
+
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A candidate of the present task is to be judged; asking again changes nothing."""
+
+    candidate: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """What is not out is not to be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The candidate of a ticket must not be judged, and was not given to the board."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A board may take up to `depth` candidates at a time."""
+
+    board: str
+    depth: int
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A board is gone, or was given up."""
+
+    board: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A board has a task's memory ready."""
+
+    board: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class NotLoaded:
+    """It has not, and is left alone for so many seconds."""
+
+    board: str
+    task: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A board's verdict on the candidate of a ticket has come, with its yardstick (seconds), if any."""
+
+    ticket: int
+    yardstick: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBack:
+    """A board did not judge the candidate of a ticket, and is left alone for so many seconds.
+
+    With `reload` it has not loaded the task any more.
+    """
+
+    ticket: int
+    seconds: float
+    reload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+Event = (
+    Took | Wanted | Unwanted | Refused | Joined | Left | Loaded | NotLoaded | Judged | GivenBack | Tick
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Have a board make a task's memory ready."""
+
+    board: str
+    task: str
+
+
+@dataclass(frozen=True, slots=True)
+class HandOut:
+    """Have a board judge a candidate."""
+
+    ticket: int
+    board: str
+    candidate: str
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """The verdict that came with a ticket counts; the board's times are to be divided by `ratio`."""
+
+    ticket: int
+    candidate: str
+    board: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A candidate is not given to another board, as so many died of it."""
+
+    candidate: str
+    deaths: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Something of a board that people should know; `text` goes on behind its name."""
+
+    board: str
+    text: str
+
+
+Action = Load | HandOut | Settle | Blame | Tell
+
+
+@dataclass(slots=True)
+class _Board:
+    depth: int
+    ready: str | None = None  # the task that it has loaded
+    loading: bool = False
+    tickets: list[int] = field(default_factory=list)  # the oldest first
+    away_until: float = 0.0
+    scaled: bool = False  # and told
+
+
+@dataclass(slots=True)
+class _Ticket:
+    board: str
+    candidate: str | None  # None: it is of a task that nobody wants any more
+
+
+class WorkList:
+    """All that is known of candidates and boards."""
+
+    def __init__(self) -> None:
+        self.clocks = Clocks()
+        self.task: str | None = None
+        self.boards: dict[str, _Board] = {}
+        self.waiting: deque[str] = deque()
+        self.tickets: dict[int, _Ticket] = {}
+        self.settled: set[str] = set()  # of the present task
+        self._deaths: dict[str, int] = {}
+        self._count = 0
+
+    @property
+    def out(self) -> list[str]:
+        """Candidates of the present task that boards have."""
+        return [ticket.candidate for ticket in self.tickets.values() if ticket.candidate is not None]
+
+    def handle(self, event: Event, now: float) -> list[Action]:
+        """What is to be done, in order; `now` is in seconds, of a clock that never goes back."""
+        self._of_candidates(event)
+        actions = [*self._of_boards(event, now)]
+        actions += self._loads(now)
+        actions += self._hand_outs(now)
+        return actions
+
+    def _of_candidates(self, event: Event) -> None:
+        match event:
+            case Took(task=task):
+                self._take(task)
+            case Wanted(candidate=candidate):
+                if candidate not in self.settled and candidate not in [*self.waiting, *self.out]:
+                    self.waiting.append(candidate)
+            case Unwanted():
+                self.waiting.clear()
+            case Refused(ticket=ticket):
+                given = self._returned(ticket)
+                if given is not None and given.candidate is not None:
+                    self.settled.add(given.candidate)
+            case _:
+                pass  # it is of boards
+
+    def _of_boards(self, event: Event, now: float) -> Iterator[Action]:
+        match event:
+            case Joined(board=board, depth=depth):
+                self.boards.setdefault(board, _Board(depth))
+            case Left(board=board):
+                yield from self._left(board)
+            case Loaded(board=board, task=task):
+                self._loaded(board, task, 0.0)
+            case NotLoaded(board=board, seconds=seconds):
+                self._loaded(board, None, now + seconds)
+            case Judged(ticket=ticket, yardstick=yardstick):
+                yield from self._judged(ticket, yardstick, now)
+            case GivenBack(ticket=ticket, seconds=seconds, reload=reload):
+                given = self._returned(ticket)
+                if given is not None:
+                    self._back(given, now + seconds)
+                    if reload:
+                        self.boards[given.board].ready = None
+            case _:
+                pass  # it is of candidates
+
+    def _take(self, task: str) -> None:
+        if task == self.task:
+            return
+        self.task = task
+        self.waiting.clear()
+        self.settled.clear()
+        self._deaths.clear()
+        for ticket in self.tickets.values():
+            ticket.candidate = None
+
+    def _loaded(self, name: str, task: str | None, away_until: float) -> None:
+        board = self.boards.get(name)
+        if board is not None:
+            board.loading, board.ready = False, task
+            board.away_until = max(board.away_until, away_until)
+
+    def _returned(self, number: int) -> _Ticket | None:
+        """A ticket that still counts, which does not any more."""
+        ticket = self.tickets.pop(number, None)
+        if ticket is not None:
+            self.boards[ticket.board].tickets.remove(number)
+        return ticket
+
+    def _back(self, ticket: _Ticket, away_until: float) -> None:
+        board = self.boards[ticket.board]
+        board.away_until = max(board.away_until, away_until)
+        if ticket.candidate is not None:
+            self.waiting.appendleft(ticket.candidate)
+
+    def _left(self, name: str) -> Iterator[Action]:
+        """What a board had out waits again. The oldest is what it was judging, and may be why it is gone."""
+        self.clocks.forget(name)
+        board = self.boards.pop(name, None)
+        if board is None:
+            return
+        for first, number in reversed(list(enumerate(board.tickets))):
+            candidate = self.tickets.pop(number).candidate
+            if candidate is None:
+                continue
+            if first == 0:
+                deaths = self._deaths[candidate] = self._deaths.get(candidate, 0) + 1
+                if deaths >= _DEATHS:
+                    self.settled.add(candidate)
+                    yield Blame(candidate, deaths)
+                    continue
+            self.waiting.appendleft(candidate)
+
+    def _judged(self, number: int, yardstick: float | None, now: float) -> Iterator[Action]:
+        ticket = self._returned(number)
+        if ticket is None:
+            return
+        board, ratio = self.boards[ticket.board], 1.0
+        if yardstick is not None:
+            standing = self.clocks.note(ticket.board, yardstick)
+            ratio = standing.ratio
+            if standing.aside:
+                yield from self._set_aside(ticket, ratio, now)
+                return
+            scaled = not 1 / TOLD <= ratio <= TOLD
+            if scaled and not board.scaled:
+                yield Tell(
+                    ticket.board, f"takes {ratio:.2f} times the farm's usual time; its times are scaled"
+                )
+            board.scaled = scaled
+        if ticket.candidate is not None:
+            self.settled.add(ticket.candidate)
+            yield Settle(number, ticket.candidate, ticket.board, ratio)
+
+    def _set_aside(self, ticket: _Ticket, ratio: float, now: float) -> Iterator[Action]:
+        if self.boards[ticket.board].away_until <= now:
+            yield Tell(
+                ticket.board,
+                f"takes {ratio:.2f} times as long as its peers for the same work; it is set aside for "
+                f"{_ASIDE_SECONDS:.0f} s, and what it had is measured by others",
+            )
+        self._back(ticket, now + _ASIDE_SECONDS)
+
+    def _loads(self, now: float) -> Iterator[Action]:
+        if self.task is None:
+            return
+        for name, board in self.boards.items():
+            if board.ready != self.task and not board.loading and board.away_until <= now:
+                board.loading = True
+                yield Load(name, self.task)
+
+    def _hand_outs(self, now: float) -> Iterator[Action]:
+        """As many as boards take, each to one that has least."""
+        passed: list[str] = []
+        while self.waiting:
+            candidate = self.waiting.popleft()
+            free = [b for b, board in self.boards.items() if self._may_take(board, candidate, now)]
+            if not free:
+                passed.append(candidate)
+                if candidate not in self._deaths:
+                    break
+                continue
+            name = min(free, key=lambda b: len(self.boards[b].tickets))
+            self._count += 1
+            self.tickets[self._count] = _Ticket(name, candidate)
+            self.boards[name].tickets.append(self._count)
+            yield HandOut(self._count, name, candidate)
+        self.waiting.extendleft(reversed(passed))
+
+    def _may_take(self, board: _Board, candidate: str, now: float) -> bool:
+        """One of which a board died is judged alone, so that the next death is its own doing."""
+        if board.ready != self.task or board.away_until > now or len(board.tickets) >= board.depth:
+            return False
+        if candidate in self._deaths:
+            return not board.tickets
+        return not any(self.tickets[number].candidate in self._deaths for number in board.tickets)
