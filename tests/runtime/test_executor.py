@@ -320,6 +320,16 @@ def test_types_the_device_lacks(device: Device, tmp_path: Path, kind: str) -> No
         loaded(b, replace(device, profile=replace(device.profile, limits=limits)), tmp_path)
 
 
+def test_dot_products_the_device_lacks(device: Device, tmp_path: Path) -> None:
+    b = Builder()
+    call = "int d(uint a) { return dot_acc_sat_4x8packed_ss_int(a, a, 0); }"
+    same = b.kernel(f"{call}\n__kernel void same(__global uint* a) {{}}", "same", "w", 32, groups=1, block=1)
+    b.launch(same, b.output("y", "float32", (8,)))
+    limits = replace(device.profile.limits, int8_dots=False)
+    with pytest.raises(DeviceError, match="has no cl_khr_integer_dot_product"):
+        loaded(b, replace(device, profile=replace(device.profile, limits=limits)), tmp_path)
+
+
 def test_a_refused_launch_is_told_with_its_kernel_and_ends_the_executor(
     either: Device, tmp_path: Path
 ) -> None:

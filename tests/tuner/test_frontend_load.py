@@ -117,6 +117,16 @@ def test_all_unknown_operators_are_named(tmp_path: Path) -> None:
     assert "node1" in error.value.reasons[1]
 
 
+def test_what_onnx_runtime_alone_has_in_onnx_domain_is_taken(tmp_path: Path) -> None:
+    text = '<ir_version: 8, opset_import: ["": 13]> g (float[2,8] x, float[8] s) => (float[2,8] y) { %s }'
+    body = "a = LayerNormalization (x, s) y = SimplifiedLayerNormalization (a, s)"
+    file = tmp_path / "m.onnx"
+    onnx.save(onnx.parser.parse_model(text % body), file)
+    model = load(file)
+    assert [(o.domain, o.version) for o in model.opset_import] == [("", 13)]
+    assert {node.domain for node in model.graph.node} == {""}
+
+
 def test_a_newer_opset_is_refused(tmp_path: Path) -> None:
     model = small_model()
     model.opset_import[0].version = 99

@@ -14,9 +14,10 @@ import onnx
 from honed.tuner.frontend.builder import schema
 from honed.tuner.frontend.call import RULES
 from honed.tuner.frontend.flow import MAX_TRIPS
-from honed.tuner.frontend.load import MAX_OPSET, RUNTIMES_OWN
+from honed.tuner.frontend.load import MAX_OPSET
 from honed.tuner.frontend.reasons import UNSUPPORTED
 from honed.tuner.frontend.rules import __all__ as families
+from honed.tuner.standins import RUNTIMES_OWN
 
 from . import cases
 from .run import RIGHT_LIST

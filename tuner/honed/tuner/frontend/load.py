@@ -11,13 +11,12 @@ from onnx import checker
 from honed.onnxfile.reading import PROTOBUF_LIMIT, read
 from honed.onnxfile.text import shown
 from honed.protocol.errors import ModelRefused
+from honed.tuner.standins import RUNTIMES_OWN
 
 from .builder import schema
 
 MAX_OPSET = onnx.defs.onnx_opset_version()
 _MAX_VERSION = 2**31 - 1  # of operators
-# ONNX Runtime has these in ONNX's domain at any opset, and its optimiser writes them so.
-RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")
 _UNCHECKED = "honed.unchecked"
 
 

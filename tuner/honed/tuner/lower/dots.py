@@ -19,12 +19,16 @@ from .intrinsics import DOT
 from .strided import extents, is_fixed
 from .views import INJECTIVE, PRODUCT
 
+_PRODUCT, _CONVOLUTION = "relax.matmul", "relax.nn.conv2d"
 _BYTES, _WORD = 4, "uint32"
 
 
 def multiply_bytes(module: IRModule, profile: DeviceProfile) -> IRModule:
     """A Relax module without products and convolutions of bytes that Relax would multiply one by one."""
     main = module.get_global_var("main")
+    bindings = (binding for block in module[main].body.blocks for binding in block.bindings)
+    if not any(_is_of_bytes(binding.value) for binding in bindings):
+        return module
     mutated = _Bytes(module, dots=profile.dots)
     mutated.builder_.update_func(main, mutated.visit_expr(module[main]))
     return relax.transform.DeadCodeElimination()(mutated.builder_.get())
@@ -35,17 +39,18 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
     def __init__(self, module: IRModule, *, dots: bool) -> None:
         super().__init__(module)
         self.dots = dots
-        self.laid: dict[tuple[relax.Var, int], relax.Expr] = {}  # words, by variable and the axis of the sum
+        # Words, by the bytes, the axis of the sum, and the padding.
+        self.laid: dict[tuple[relax.Var, int, tuple[int, ...]], relax.Expr] = {}
 
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         """What takes the place of a call."""
         new = self.visit_expr_post_order(call)
-        name = str(getattr(call.op, "name", ""))
-        if name not in ("relax.matmul", "relax.nn.conv2d") or not _are_bytes(new.args):
+        if not _is_of_bytes(new):
             return new
-        if self.dots and name == "relax.matmul" and min(len(extents(one)) for one in new.args) > 1:
+        product = new.op.name == _PRODUCT
+        if self.dots and product and min(len(extents(one)) for one in new.args) > 1:
             return self.product(new)
-        if self.dots and name == "relax.nn.conv2d" and call.attrs.groups == 1:
+        if self.dots and not product and new.attrs.groups == 1:
             return self.convolution(new)
         return relax.Call(new.op, [self.widened(one) for one in new.args], new.attrs)
 
@@ -62,7 +67,7 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         """
         if isinstance(bytes_, ir.GenericConst):
             return relax.const(_packed(bytes_.value.numpy(), axis))
-        key = (bytes_, hash((axis, tuple(pads))))
+        key = (bytes_, axis, tuple(pads))
         if key not in self.laid:
             made = self.builder_.call_te(
                 lambda x: _words(x, axis, pads),
@@ -102,8 +107,11 @@ class _Bytes(PyExprMutator):  # type: ignore[misc]  # TVM's base has no types
         )
 
 
-def _are_bytes(args: Sequence[relax.Expr]) -> bool:
-    return all(is_fixed(one) and str(one.ty.dtype) == "int8" for one in args)
+def _is_of_bytes(expr: relax.Expr) -> bool:
+    """Whether it is a product or a convolution of signed bytes of known shapes."""
+    if not isinstance(expr, relax.Call) or getattr(expr.op, "name", "") not in (_PRODUCT, _CONVOLUTION):
+        return False
+    return all(is_fixed(one) and str(one.ty.dtype) == "int8" for one in expr.args)
 
 
 def _packed(bytes_: np.ndarray, axis: int) -> np.ndarray:

@@ -15,10 +15,10 @@ from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from honed.protocol.errors import ModelRefused
+from honed.tuner.standins import with_stand_ins
 
 from . import graphs
 from .graphs import TypedValue
-from .standins import with_stand_ins
 
 _ROUNDS = 16
 _MOST_FLOATS = 64  # that shapes are computed with: scales of a Resize, not weights

@@ -12,10 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from . import graphs
-
 # ONNX Runtime has these in ONNX's domain at any opset; ONNX defines the former from 17 on, the latter never.
-OWN_NAMES = ("LayerNormalization", "SimplifiedLayerNormalization")
+RUNTIMES_OWN = ("LayerNormalization", "SimplifiedLayerNormalization")
 
 
 @dataclass(slots=True)
@@ -52,6 +50,10 @@ class _Writer:
         return self.add("Gather", [x, places], output, axis=-1)
 
 
+def _attribute(node: onnx.NodeProto, name: str, default: int) -> int:
+    return next((int(a.i) for a in node.attribute if a.name == name), default)
+
+
 StandIn = Callable[[_Writer], object]
 
 
@@ -78,7 +80,7 @@ def _in_onnx(w: _Writer) -> None:
 
 def _channels_first(write: StandIn) -> StandIn:
     def unless_last(w: _Writer) -> None:
-        if not graphs.attribute(w.node, "channels_last", 0):
+        if not _attribute(w.node, "channels_last", 0):
             write(w)
 
     return unless_last
@@ -92,7 +94,7 @@ def _average(w: _Writer) -> None:
 
 
 def _concatenated(w: _Writer) -> None:
-    w.add("Concat", w.node.input[2::3], axis=graphs.attribute(w.node, "axis", 0))
+    w.add("Concat", w.node.input[2::3], axis=_attribute(w.node, "axis", 0))
 
 
 def _normalised(w: _Writer) -> None:
@@ -128,10 +130,10 @@ def _heads(w: _Writer) -> None:
 
 
 def _transposed_product(w: _Writer) -> None:
-    if graphs.attribute(w.node, "transBatchA", 0) or graphs.attribute(w.node, "transBatchB", 0):
+    if _attribute(w.node, "transBatchA", 0) or _attribute(w.node, "transBatchB", 0):
         return
-    left = "ji" if graphs.attribute(w.node, "transA", 0) else "ij"
-    right = "kj" if graphs.attribute(w.node, "transB", 0) else "jk"
+    left = "ji" if _attribute(w.node, "transA", 0) else "ij"
+    right = "kj" if _attribute(w.node, "transB", 0) else "jk"
     w.add("Einsum", w.given(0, 1), equation=f"...{left},...{right}->...ik")
 
 
@@ -150,7 +152,7 @@ def _gemm_of_integers(w: _Writer) -> None:
 
 
 def _few_bits(w: _Writer) -> None:
-    w.wide(w.node.input[0], graphs.attribute(w.node, "N", 1))
+    w.wide(w.node.input[0], _attribute(w.node, "N", 1))
 
 
 def _lstm(w: _Writer) -> None:
@@ -202,7 +204,7 @@ def with_stand_ins(model: onnx.ModelProto) -> onnx.ModelProto:
         writer = _Writer(node=node, shapes=shapes)
         if node.domain == "com.microsoft" and node.op_type in _STAND_INS and node.output:
             _STAND_INS[node.op_type](writer)
-        elif node.domain in ("", "ai.onnx") and node.op_type in OWN_NAMES:
+        elif node.domain in ("", "ai.onnx") and node.op_type in RUNTIMES_OWN:
             _same(writer)
         nodes += writer.made or [node]
         stood = stood or bool(writer.made)
