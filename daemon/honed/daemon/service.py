@@ -27,6 +27,9 @@ from .apps.bringer import Bringer
 from .apps.receiving import Receiver
 from .apps.sharesfile import SharesFile
 from .blocking import in_thread
+from .chains.between import BetweenMemory
+from .chains.served import Chains
+from .chains.stored import ChainStore
 from .commits import Commits
 from .compiled import Compiled
 from .config import Config, load
@@ -224,8 +227,17 @@ async def _run(
         leasing=leasing,
         settings=lambda: reloader.config.variants,
     )
+    chains = Chains(
+        registry=registry,
+        jobs=jobs,
+        limits=limits,
+        store=ChainStore(places.state_dir),
+        memory=BetweenMemory(pool.release),
+    )
+    damaged += await chains.restore()
     remover = Remover(
         registry=registry,
+        chains=chains,
         jobs=jobs,
         variants=variants,
         ledger=ledger,
@@ -256,6 +268,7 @@ async def _run(
         fleet=pool,
         jobs=jobs,
         bringer=bringer,
+        chains=chains,
         remover=remover,
         publisher=publisher,
         ledger=ledger,
