@@ -136,8 +136,9 @@ def _ordered(steps: Sequence[ChainStep], known: set[str]) -> tuple[ChainStep, ..
     while left:
         ready = [step for step in left if all(source(text).step in done for text in step.inputs.values())]
         if not ready:
-            around = " and ".join(repr(step.name) for step in _cycle(left))
-            raise InvalidArgument(f"steps {around} wait for each other; a chain cannot run in a circle")
+            cycle = _cycle(left)
+            around = " for ".join(f"step {step.name!r}" for step in (*cycle[1:], cycle[0]))
+            raise InvalidArgument(f"step {cycle[0].name!r} waits for {around}; a chain cannot be a circle")
         ordered += ready
         done |= {step.name for step in ready}
         left = [step for step in left if step.name not in done]

@@ -158,7 +158,7 @@ class Chains:
         if needing and not allowed:
             named = ("chain " if len(needing) == 1 else "chains ") + ", ".join(map(repr, needing))
             raise ModelRefused(
-                f"model {model!r} is needed by {named}; remove what needs it first, or both at once with --chains"
+                f"model {model!r} is needed by {named}; remove that first, or both with --chains"
             )
         for name in needing:
             await self.remove(name)
