@@ -35,12 +35,13 @@ from honed.runtime.errors import (
 )
 
 from .conftest import SIZE
-from .running import DEADLINE, NO_TUNER, Service, serving, wait_for
+from .running import DEADLINE, NO_TUNER, Service, descriptors, serving, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 BOTH = '[serve]\nengine = "fastest"\n' + NO_TUNER
+AT_ONCE = 20  # requests
 LARGE = 50_000  # elements: more than clients send in line
 X = np.linspace(-3, 4, SIZE, dtype=np.float32)
 KINDS = {"f": TensorProto.FLOAT, "i": TensorProto.INT64, "s": TensorProto.STRING}
@@ -360,9 +361,7 @@ def test_a_model_that_is_replaced_by_another_of_its_name(client: Client, tmp_pat
     assert row["state"] == "UNAVAILABLE"
     assert "do not fit each other any more: " in row["reason"]
     assert not client.ready("one")
-    with pytest.raises(
-        Unavailable, match=r"chain 'one' cannot be used: .* has no output 'low'"
-    ):
+    with pytest.raises(Unavailable, match=r"chain 'one' cannot be used: .* has no output 'low'"):
         client.infer("one", {"in": X})
     path.write_bytes(FILES["parts"])
     client.add(path, engine="cpu", replace=True)
@@ -459,6 +458,48 @@ def test_a_deadline_holds_for_all_steps_and_spoils_nothing(served: Service, clie
             np.testing.assert_array_equal(asking.answered(), diamond_of(X))
     finally:
         held.resume()
+
+
+def test_requests_that_are_given_up_leave_nothing(served: Service, client: Client) -> None:
+    diamond(client)
+    client.infer("diamond", {"in": X})
+    held = worker(client, "gpu")
+
+    async def give_up() -> None:
+        async with AsyncClient(served.socket) as connected:
+            asking = [asyncio.ensure_future(connected.infer("diamond", {"in": X})) for _ in range(AT_ONCE)]
+            while running(client, "gpu") == 0:
+                await asyncio.sleep(0.01)
+            for each in asking[::2]:
+                each.cancel()
+            await asyncio.wait(asking[::2])
+        await asyncio.gather(*asking, return_exceptions=True)  # those that ended with the connection
+
+    before = descriptors(served.process.pid)
+    for _ in range(10):
+        held.suspend()
+        try:
+            asyncio.run(give_up())
+        finally:
+            held.resume()
+        np.testing.assert_array_equal(client.infer("diamond", {"in": X})["y"], diamond_of(X))
+    assert client.status()["queue"] == {"waiting": 0, "running": 0}
+    # What was needed at once, for three steps of each, may be kept to be used again.
+    assert descriptors(served.process.pid) <= before + 3 * AT_ONCE + 5
+
+
+def test_figures_of_a_chain(client: Client) -> None:
+    diamond(client)
+    client.infer("diamond", {"in": X})
+    with pytest.raises(InvalidArgument):
+        client.infer("diamond", {"in": X[1:]})
+    [figures] = client.metrics()["chains"]
+    assert (figures["name"], figures["ready"], figures["requests"]) == ("diamond", True, 2)
+    assert (figures["served"], figures["failures"]) == (1, {"INVALID_ARGUMENT": 1})
+    text = client.openmetrics()
+    assert 'honed_chain_requests_total{chain="diamond"} 2' in text
+    assert 'honed_chain_failures_total{chain="diamond",code="INVALID_ARGUMENT"} 1' in text
+    assert 'honed_chain_latency_seconds_count{chain="diamond"} 1' in text
 
 
 def test_many_at_once(served: Service, client: Client) -> None:

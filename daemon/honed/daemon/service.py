@@ -201,10 +201,19 @@ async def _run(
     tuner = TunerChild(config.tuner, places.socket)
     reloader = Reloader(config, read, systemd, changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
+    chains = Chains(
+        registry=registry,
+        jobs=jobs,
+        limits=limits,
+        store=ChainStore(places.state_dir),
+        memory=BetweenMemory(pool.release),
+    )
+    damaged += await chains.restore()
     metrics = MetricsCollector(
         version=own_version(),
         started=started,
         registry=registry,
+        chains=chains,
         pool=pool,
         ledger=ledger,
         tuner=tuner,
@@ -227,14 +236,6 @@ async def _run(
         leasing=leasing,
         settings=lambda: reloader.config.variants,
     )
-    chains = Chains(
-        registry=registry,
-        jobs=jobs,
-        limits=limits,
-        store=ChainStore(places.state_dir),
-        memory=BetweenMemory(pool.release),
-    )
-    damaged += await chains.restore()
     remover = Remover(
         registry=registry,
         chains=chains,

@@ -21,7 +21,7 @@ from honed.protocol.errors import ResourceExhausted
 _ALL_BYTES = CHAINS_MIB << 20
 _USER_BYTES = _ALL_BYTES // 2
 _LEAST_BYTES = 1 << 16  # of a region
-_KEPT_BYTES = 64 << 20  # of regions that nobody needs
+_KEPT, _KEPT_BYTES = 64, 64 << 20  # regions that nobody needs
 _KEPT_SECONDS = 60.0
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -92,14 +92,14 @@ class BetweenMemory:
             self.release(region)
             return
         self._free.append(region)
-        self._drop(_KEPT_BYTES)
+        self._drop(_KEPT, _KEPT_BYTES)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._drop, 0)
+        self._timer = asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._drop, 0, 0)
 
-    def _drop(self, keep: int) -> None:
-        """Let go of regions, those that were not used for the longest time first, until so much is kept."""
-        while sum(region.byte_size for region in self._free) > keep:
+    def _drop(self, keep: int, keep_bytes: int) -> None:
+        """Let go of regions, those that were not used for the longest time first, until so many are kept."""
+        while len(self._free) > keep or sum(region.byte_size for region in self._free) > keep_bytes:
             self.release(self._free.pop(0))
 
     def _admit(self) -> None:

@@ -128,12 +128,7 @@ class Chains:
         async with self._changing:
             self._check_name(name, bool(params.replace))
             fits = self._fits(chain)
-            await to_its_end(in_thread(self.store.write, chain))
-            before = self._served.get(name)
-            self._served[name] = ServedChain(chain=chain)
-            if before is not None:
-                self._served[name].statistics = before.statistics
-        _log.info("serving chain %s of %s", name, ", ".join(chain.models))
+            await to_its_end(self._keep(chain))
         return ChainAdded(
             model_name=name,
             steps=chain.steps,
@@ -144,24 +139,35 @@ class Chains:
     async def remove(self, name: str) -> None:
         """Serve a chain no more; raises NotFound."""
         async with self._changing:
-            if name not in self._served:
-                raise NotFound(f"there is no chain {name[:80]!r}; 'hone list' shows which there are")
-            await to_its_end(in_thread(self.store.remove, name))
-            del self._served[name]
-        _log.info("removed chain %s", name)
+            await to_its_end(self._forget(name))
 
     async def remove_needing(self, model: str, *, allowed: bool) -> None:
         """Remove the chains with steps of a model that is to be removed; raises ModelRefused where not
         `allowed` and there are some.
         """
-        needing = self.needing(model)
-        if needing and not allowed:
-            named = ("chain " if len(needing) == 1 else "chains ") + ", ".join(map(repr, needing))
-            raise ModelRefused(
-                f"model {model!r} is needed by {named}; remove that first, or both with --chains"
-            )
-        for name in needing:
-            await self.remove(name)
+        async with self._changing:
+            needing = self.needing(model)
+            if needing and not allowed:
+                raise _needed(model, needing)
+            for name in needing:
+                await to_its_end(self._forget(name))
+
+    async def _keep(self, chain: Chain) -> None:
+        """Store and serve one; whoever has it done has the lock."""
+        await in_thread(self.store.write, chain)
+        before = self._served.get(chain.name)
+        self._served[chain.name] = ServedChain(chain=chain)
+        if before is not None:
+            self._served[chain.name].statistics = before.statistics
+        _log.info("serving chain %s of %s", chain.name, ", ".join(chain.models))
+
+    async def _forget(self, name: str) -> None:
+        """The opposite."""
+        if name not in self._served:
+            raise NotFound(f"there is no chain {name[:80]!r}; 'hone list' shows which there are")
+        await in_thread(self.store.remove, name)
+        del self._served[name]
+        _log.info("removed chain %s", name)
 
     def check_free(self, name: str) -> None:
         """Raise AlreadyExists where a model cannot be called so, since a chain is."""
@@ -246,6 +252,11 @@ class Chains:
         )
         served.statistics.answered_by(times.engine)
         return result
+
+
+def _needed(model: str, chains: list[str]) -> ModelRefused:
+    named = ("chain " if len(chains) == 1 else "chains ") + ", ".join(map(repr, chains))
+    return ModelRefused(f"model {model!r} is needed by {named}; remove that first, or both with --chains")
 
 
 def _model(registry: Registry, step: str, name: str) -> ServedModel:
