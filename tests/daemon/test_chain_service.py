@@ -35,6 +35,7 @@ from honed.runtime.errors import (
 )
 
 from .conftest import SIZE
+from .raw import Raw
 from .running import DEADLINE, NO_TUNER, Service, descriptors, serving, wait_for
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl]
@@ -267,6 +268,36 @@ def test_tensors_larger_than_expected_go_through(client: Client) -> None:
     for size in (3_000_000, 10, 3_000_000):
         x = np.arange(size, dtype=np.float32)
         same(client.infer("large", {"in": x}), {"y": x * np.float32(0.5) - x, "high": -x})
+
+
+def test_what_is_between_steps_does_not_pass_through_the_service(
+    start_service: Callable[..., Service], tmp_path: Path
+) -> None:
+    service = start_service(config=f"{BOTH}\n[limits]\nmax_message_bytes = 8192\n")
+    many = 1 << 20
+    copies = node("Tile", ["x", "times"], ["y"])
+    with service.client() as client:
+        for name, takes, gives, what, constants in (
+            ("spread", 1, many, copies, {"times": np.int64([many])}),
+            ("gather", many, 1, node("ReduceSum", ["x"], ["y"], keepdims=1), {}),
+        ):
+            model = onnx.load_from_string(onnx_model("x:f", "y:f", what, **constants))
+            for tensor, size in ((model.graph.input[0], takes), (model.graph.output[0], gives)):
+                tensor.type.tensor_type.shape.dim[0].dim_value = size
+            onnx.save(model, tmp_path / f"{name}.onnx")
+            client.add(tmp_path / f"{name}.onnx", engine="cpu")
+        client.add_chain("both", [step("spread", x="in"), step("gather", x="spread:y")], {"y": "gather:y"})
+        assert client.infer("both", {"in": np.float32([2])})["y"] == 2 * many
+    two = {"datatype": "FP32", "shape": [1]}
+    with Raw(service.socket) as raw:
+        for name, given, told in (("both", "in", None), ("spread", "x", "RESOURCE_EXHAUSTED")):
+            params = {
+                "model_name": name,
+                "inputs": [{"name": given, **two}],
+                "raw_input_contents": [bytes(4)],
+            }
+            _, _, error, _ = raw.call("ModelInfer", params)
+            assert (error and error["code"]) == told
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from honed.daemon.chains.stored import ChainStore
 from honed.daemon.interface import Interface, OpenTensor
 from honed.daemon.regions import HeldRegion
 from honed.protocol.chains import ChainStep
-from honed.protocol.errors import InvalidArgument
+from honed.protocol.errors import InvalidArgument, ResourceExhausted
 
 
 def step(name: str, **inputs: str) -> ChainStep:
@@ -69,12 +69,12 @@ def test_each_step_runs_once_and_what_is_freed_is_not_read(data: st.DataObject, 
         for name in progress.begun():
             assert {of.step for of in takes[name]} - {""} <= done
             assert not {of.step for of in takes[name]} & freed
-            given = progress.outputs(name, ["y", "z", "unused"])
+            given = progress.needed(name)
             later = {"y", "z"} & {of.tensor for each in takes.values() for of in each if of.step == name}
             assert {of.tensor for of in answered if of.step == name} <= set(given)
             assert set(given) >= {t for t in later if progress.read_later(name, t)}
             assert given
-            assert "unused" not in given
+            assert set(given) <= {"y", "z"}
             running.append(name)
             begun.append(name)
         finished = running.pop(data.draw(st.integers(0, len(running) - 1)))
@@ -236,7 +236,7 @@ def test_memory_is_used_again_but_not_while_a_run_may_write_to_it() -> None:
     asyncio.run(use())
 
 
-def test_one_user_waits_for_itself_and_nobody_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_set_aside_in_order_and_one_user_waits_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(between, "_USER_BYTES", 100)
     monkeypatch.setattr(between, "_ALL_BYTES", 150)
     order: list[str] = []
@@ -247,23 +247,25 @@ def test_one_user_waits_for_itself_and_nobody_in_the_middle(monkeypatch: pytest.
             await end.wait()
 
     async def all_of_them() -> None:
-        memory, ends = BetweenMemory(lambda _: None), [asyncio.Event() for _ in range(5)]
-        wishes = [("a", 1, 80), ("b", 1, 30), ("c", 1, 10), ("d", 2, 90), ("e", 2, 5)]
-        tasks = [
-            asyncio.ensure_future(use(memory, *wish, end)) for wish, end in zip(wishes, ends, strict=True)
-        ]
+        memory = BetweenMemory(lambda _: None)
+        wishes = {"a": (1, 80), "b": (1, 30), "c": (1, 10), "d": (2, 60), "e": (3, 70), "f": (4, 5)}
+        ends = {name: asyncio.Event() for name in wishes}
+        tasks = {
+            name: asyncio.ensure_future(use(memory, name, *wish, ends[name])) for name, wish in wishes.items()
+        }
         await asyncio.sleep(0)
-        assert order == ["a", "d"], "c does not overtake b, and e is beyond what all may have"
-        tasks[1].cancel()
+        assert order == ["a", "d"], "c does not overtake b, nor f, whom there is room for, e"
+        tasks["b"].cancel()
+        ends["a"].set()
+        await asyncio.wait([tasks["a"], tasks["b"]])
         await asyncio.sleep(0)
-        ends[3].set()
-        await asyncio.wait([tasks[3]])
-        await asyncio.sleep(0)
-        assert order == ["a", "d", "c", "e"]
-        for end in ends:
+        assert order == ["a", "d", "c", "e", "f"]
+        for end in ends.values():
             end.set()
-        await asyncio.wait(tasks)
+        await asyncio.wait(tasks.values())
         assert not memory._reserved
         assert not memory._wishes
+        with pytest.raises(ResourceExhausted, match="has 151 bytes and may have 150"):
+            await use(memory, "g", 1, 151, ends["a"])
 
     asyncio.run(all_of_them())

@@ -18,10 +18,10 @@ from honed.daemon.limits import CHAINS_MIB
 from honed.daemon.regions import HeldRegion
 from honed.protocol.errors import ResourceExhausted
 
-_ALL_BYTES = CHAINS_MIB << 20
-_USER_BYTES = _ALL_BYTES // 2
 _LEAST_BYTES = 1 << 16  # of a region
 _KEPT, _KEPT_BYTES = 64, 64 << 20  # regions that nobody needs
+_ALL_BYTES = (CHAINS_MIB << 20) - _KEPT_BYTES
+_USER_BYTES = _ALL_BYTES // 2
 _KEPT_SECONDS = 60.0
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -50,7 +50,15 @@ class BetweenMemory:
 
     @asynccontextmanager
     async def reserved(self, user: int, nbytes: int) -> AsyncIterator[None]:
-        """Set memory aside, in the order of asking; who has none yet need not wait for other users."""
+        """Set memory aside, in the order of asking; raises ResourceExhausted for more than there may be.
+
+        A user who has as much as one may have does not keep others waiting.
+        """
+        if nbytes > _ALL_BYTES:
+            raise ResourceExhausted(
+                f"what goes between the chain's steps has {nbytes} bytes and may have {_ALL_BYTES}; "
+                "send smaller inputs, or ask for the models one after the other"
+            )
         wish = _Wish(user, nbytes, asyncio.get_running_loop().create_future())
         self._wishes.append(wish)
         self._admit()
@@ -66,7 +74,7 @@ class BetweenMemory:
 
     def take(self, nbytes: int) -> HeldRegion:
         """A region of at least so many bytes, which hold anything; raises ResourceExhausted."""
-        wanted = max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+        wanted = region_bytes(nbytes)
         for index, region in enumerate(self._free):
             if region.byte_size == wanted:
                 return self._free.pop(index)
@@ -106,15 +114,19 @@ class BetweenMemory:
         """Let those go on for whom there is room, of each user in order."""
         waiting: set[int] = set()
         for wish in list(self._wishes):
-            if wish.user in waiting or not self._has_room(wish):
+            mine = self._reserved[wish.user]
+            if wish.user in waiting or (mine and mine + wish.nbytes > _USER_BYTES):
                 waiting.add(wish.user)
                 continue
+            if self._reserved.total() + wish.nbytes > _ALL_BYTES:
+                break
             self._wishes.remove(wish)
             self._reserved[wish.user] += wish.nbytes
             if not wish.admitted.done():
                 wish.admitted.set_result(None)
         self._reserved = +self._reserved  # without users who have nothing
 
-    def _has_room(self, wish: _Wish) -> bool:
-        mine, all_bytes = self._reserved[wish.user], self._reserved.total()
-        return not mine or (mine + wish.nbytes <= _USER_BYTES and all_bytes + wish.nbytes <= _ALL_BYTES)
+
+def region_bytes(nbytes: int) -> int:
+    """The size of the region that is taken for so many bytes: one of few sizes, so that it fits others."""
+    return max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())

@@ -15,7 +15,7 @@ class ChainProgress:
     def __init__(self, chain: Chain, wanted: Collection[str]) -> None:
         """`wanted` are outputs of the chain."""
         self._answered = {source(chain.outputs[name]) for name in wanted}
-        self._steps = self._needed(chain)
+        self._steps = self._kept(chain)
         self._waiting = dict.fromkeys(step.name for step in self._steps)
         self._done: set[str] = set()
         takes = {step.name: {source(text) for text in step.inputs.values()} for step in self._steps}
@@ -53,16 +53,15 @@ class ChainProgress:
                 freed.append(name)
         return freed
 
-    def outputs(self, step: str, given: Collection[str]) -> list[str]:
-        """Which of the outputs `given` by a step somebody needs."""
-        needed = {of.tensor for of in self._read | self._answered if of.step == step}
-        return [name for name in given if name in needed]
+    def needed(self, step: str) -> list[str]:
+        """The outputs of a step that somebody needs, by name."""
+        return sorted({of.tensor for of in self._read | self._answered if of.step == step})
 
     def read_later(self, step: str, output: str) -> bool:
         """Whether a step takes this output."""
         return any((of.step, of.tensor) == (step, output) for of in self._read)
 
-    def _needed(self, chain: Chain) -> tuple[ChainStep, ...]:
+    def _kept(self, chain: Chain) -> tuple[ChainStep, ...]:
         """The steps that the answer depends on, in order."""
         needed = {of.step for of in self._answered}
         kept: list[ChainStep] = []

@@ -28,7 +28,7 @@ from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, 
 from honed.protocol.results import Inferred, InferredOutput, InferTimes
 from honed.runtime.dtypes import STRING
 
-from .between import BetweenMemory
+from .between import BetweenMemory, region_bytes
 from .definition import Chain, Source, source
 from .progress import ChainProgress
 from .room import Room, aligned
@@ -206,7 +206,13 @@ class ChainRun:
     def _outputs(self, step: ChainStep, interface: Interface) -> list[OpenTensor]:
         """Those that somebody needs."""
         tensors = {tensor.name: tensor for tensor in interface.outputs}
-        return [tensors[name] for name in self._progress.outputs(step.name, tensors)]
+        for name in (needed := self._progress.needed(step.name)):
+            if name not in tensors:
+                raise Unavailable(
+                    f"model {step.model!r} has no output {name!r} any more, since it was replaced; "
+                    "add the chain again"
+                )
+        return [tensors[name] for name in needed]
 
     def _place_of(self, of: Source, tensor: OpenTensor) -> RegionPlace | None:
         """Where the client has a tensor, or its room for it, where it is known how large it is."""
@@ -234,7 +240,7 @@ class ChainRun:
         tensors = self._outputs(step, interface_for(entry, None))
         if not any(self._progress.read_later(step.name, tensor.name) for tensor in tensors):
             return 0
-        return sum(self._bytes(step, tensor) for tensor in tensors)
+        return region_bytes(sum(self._bytes(step, tensor) for tensor in tensors))
 
     def _bytes(self, step: ChainStep, tensor: OpenTensor) -> int:
         if not tensor.is_open:
