@@ -369,7 +369,7 @@ def test_removing_a_model_that_a_chain_needs(client: Client, tmp_path: Path) -> 
     client.add(path, engine="cpu")
     client.add_chain("one", [step("extra", x="in")], {"y": "extra:low"})
     client.add_chain("two", [step("extra", x="in"), step("small", x="extra:low")], {"y": "small:y"})
-    with pytest.raises(ModelRefused, match="model 'extra' is needed by chains 'one', 'two'"):
+    with pytest.raises(ModelRefused, match="model 'extra' is needed by chain 'one' and chain 'two'; "):
         client.remove("extra")
     np.testing.assert_array_equal(client.infer("one", {"in": X})["y"], X * np.float32(0.5))
     client.remove("one")

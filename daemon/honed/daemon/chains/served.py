@@ -255,8 +255,8 @@ class Chains:
 
 
 def _needed(model: str, chains: list[str]) -> ModelRefused:
-    named = ("chain " if len(chains) == 1 else "chains ") + ", ".join(map(repr, chains))
-    return ModelRefused(f"model {model!r} is needed by {named}; remove that first, or both with --chains")
+    named = " and chain ".join(map(repr, chains))
+    return ModelRefused(f"model {model!r} is needed by chain {named}; remove that first, or use --chains")
 
 
 def _model(registry: Registry, step: str, name: str) -> ServedModel:
