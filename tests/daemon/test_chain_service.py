@@ -604,3 +604,32 @@ def test_it_is_there_after_a_restart(
         np.testing.assert_array_equal(client.infer("diamond", {"in": X})["y"], diamond_of(X))
         with pytest.raises(ModelRefused, match="needed by chain 'diamond'"):
             client.remove("small")
+
+
+def test_a_model_that_is_gone_after_a_restart(
+    start_service: Callable[..., Service], small_model: Path, tmp_path: Path
+) -> None:
+    service = start_service(config=BOTH)
+    with service.client() as client:
+        add_all(client, tmp_path)
+        client.add(small_model, name="small")
+        diamond(client)
+    service.kill()
+    (service.state / "models" / "fixed.json").unlink()
+    service.restart()
+    service.wait_listening()
+    service.wait_ready()
+    with service.client() as client:
+        row = next(model for model in client.models() if model["name"] == "diamond")
+        assert row["state"] == "UNAVAILABLE"
+        assert row["reason"].startswith("step 'fixed': there is no model 'fixed'")
+        assert [each["name"] for each in client.show("diamond")["steps"]] == [
+            "parts",
+            "small",
+            "fixed",
+            "sum",
+        ]
+        with pytest.raises(Unavailable, match="chain 'diamond' cannot be used: step 'fixed': there is no"):
+            client.infer("diamond", {"in": X})
+        client.add(tmp_path / "fixed.onnx", engine="cpu")
+        np.testing.assert_array_equal(client.infer("diamond", {"in": X})["y"], diamond_of(X))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from honed.daemon import inference
+from honed.daemon.interface import Interface
 from honed.daemon.serving.registry import Registry
 from honed.protocol import strict
 from honed.protocol.device import DeviceIdentity
@@ -48,9 +49,16 @@ def metadata(served: ServedChain, registry: Registry) -> ModelMetadata:
 
 
 def shown(served: ServedChain, registry: Registry) -> ModelShown:
-    """The result of ModelShow, whose figures of files and devices are nothing; as for `metadata`."""
-    chain, told = served.chain, metadata(served, registry)
+    """The result of ModelShow, whose figures of files and devices are nothing.
+
+    While its models are not what they were it has steps and no tensors.
+    """
+    chain = served.chain
     state, reason = served.state(registry)
+    try:
+        found = served.interface(registry)
+    except Unavailable:  # which `reason` tells
+        found = Interface(inputs=(), outputs=(), opset=0, producer="")
     engine = served.engine(registry)
     sha256 = checksum(chain)
     return ModelShown(
@@ -68,8 +76,8 @@ def shown(served: ServedChain, registry: Registry) -> ModelShown:
         notes=(),
         compiler={},
         device=_NO_DEVICE,
-        inputs=told.inputs,
-        outputs=told.outputs,
+        inputs=tuple(map(inference.describe, found.inputs)),
+        outputs=tuple(map(inference.describe, found.outputs)),
         proof=None,
         placement=ModelPlacement(device="", served_by="", engine=engine, why="", away=""),
         checked=None,
