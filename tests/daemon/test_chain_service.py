@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from honed.daemon.tool import main
 from honed.protocol.chains import ChainStep
@@ -527,10 +528,17 @@ def test_figures_of_a_chain(client: Client) -> None:
     [figures] = client.metrics()["chains"]
     assert (figures["name"], figures["ready"], figures["requests"]) == ("diamond", True, 2)
     assert (figures["served"], figures["failures"]) == (1, {"INVALID_ARGUMENT": 1})
-    text = client.openmetrics()
-    assert 'honed_chain_requests_total{chain="diamond"} 2' in text
-    assert 'honed_chain_failures_total{chain="diamond",code="INVALID_ARGUMENT"} 1' in text
-    assert 'honed_chain_latency_seconds_count{chain="diamond"} 1' in text
+    samples = {
+        (sample.name, sample.labels.get("code", sample.labels.get("quantile", ""))): sample.value
+        for family in text_string_to_metric_families(client.openmetrics())
+        for sample in family.samples
+        if sample.labels.get("chain") == "diamond"
+    }
+    assert samples["honed_chain_ready", ""] == 1
+    assert samples["honed_chain_requests_total", ""] == 2
+    assert samples["honed_chain_failures_total", "INVALID_ARGUMENT"] == 1
+    assert samples["honed_chain_latency_seconds_count", ""] == 1
+    assert samples["honed_chain_latency_seconds", "0.5"] > 0
 
 
 def test_many_at_once(served: Service, client: Client) -> None:

@@ -280,7 +280,7 @@ FAMILIES: tuple[Family, ...] = (
     _gauge(
         "honed_chain_ready",
         "1 while every step of the chain can be run, else 0",
-        _each_chain(lambda c: c.ready),
+        _each_chain(lambda c: float(c.ready)),
     ),
     _counter(
         "honed_chain_requests",
