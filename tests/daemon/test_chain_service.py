@@ -520,6 +520,42 @@ def test_requests_that_are_given_up_leave_nothing(served: Service, client: Clien
     assert descriptors(served.process.pid) <= before + 3 * AT_ONCE + 5
 
 
+def test_requests_that_wait_when_a_model_is_removed(
+    served: Service, client: Client, small_model: Path
+) -> None:
+    client.add(small_model, name="going")
+    client.add_chain("diamond", [step("going", "only", x="in")], {"y": "only:y"})
+    client.infer("diamond", {"in": X})
+    held = worker(client, "gpu")
+    held.suspend()
+    told: list[str] = []
+
+    def ask(connected: Client, model: str, name: str) -> None:
+        with pytest.raises(NotFound) as refused:
+            connected.infer(model, {name: X})
+        told.append(str(refused.value))
+
+    with served.client() as other:
+        threads = [threading.Thread(target=ask, args=(other, *each)) for each in 2 * [("diamond", "in")]]
+        threads += [threading.Thread(target=ask, args=(other, "going", "x")) for _ in range(2)]
+        running_first = Asking(client)
+        try:
+            wait_for(lambda: running(other, "gpu") == 1, "one to run", served)
+            for thread in threads:
+                thread.start()
+            wait_for(lambda: other.status()["queue"]["waiting"] == len(threads), "the rest to wait", served)
+            other.remove("going", chains=True)
+            for thread in threads:
+                thread.join(DEADLINE)
+        finally:
+            held.resume()
+        np.testing.assert_array_equal(running_first.answered(), by_hand("small", {"x": X})["y"])
+    first = [text.partition(": ")[0] for text in sorted(told)]
+    assert first.count("step 'only' of chain 'diamond'") == 2
+    assert sum("step 'only'" in text for text in told) == 2
+    assert all(text.count("step 'only'") < 2 for text in told)
+
+
 def test_figures_of_a_chain(client: Client) -> None:
     diamond(client)
     client.infer("diamond", {"in": X})

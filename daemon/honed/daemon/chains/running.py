@@ -7,6 +7,7 @@ travels through the service.
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -165,8 +166,9 @@ class ChainRun:
                 params, lent = self._asked(step, entry)
                 result = await infer(entry, params, self._regions)
         except HonedError as error:
-            error.args = (f"step {step.name!r} of chain {self._chain.name!r}: {error}",)
-            raise
+            told = copy.copy(error)  # others that it refuses are told the same one
+            told.args = (f"step {step.name!r} of chain {self._chain.name!r}: {error}",)
+            raise told from error
         self._note(step, result, lent)
 
     # What a step is given, and asked for
