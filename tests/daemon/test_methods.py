@@ -48,6 +48,11 @@ def test_both_clients_do_the_same() -> None:
 
 INPUT = {"name": "x", "datatype": "FP32", "shape": [SIZE]}
 INFER = {"model_name": "rows", "inputs": [INPUT], "raw_input_contents": [X.tobytes()]}
+CHAIN = {
+    "model_name": "chain",
+    "steps": [{"model": "rows", "inputs": {"x": "x"}}],
+    "outputs": {"y": "rows:y"},
+}
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("ServerLive", {}),
     ("ServerReady", {}),
@@ -73,7 +78,10 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
     ("SystemSharedMemoryUnregister", {}),
     ("RepositoryIndex", {}),
     ("TunerRun", {"command": "faults"}),
-    ("RepositoryModelUnload", {"model_name": "rows"}),
+    ("RepositoryChainLoad", CHAIN),
+    ("ModelShow", {"name": "chain"}),
+    ("Metrics", {}),
+    ("RepositoryModelUnload", {"model_name": "rows", "chains": True}),
 ]
 
 

@@ -11,7 +11,10 @@ from pathlib import Path
 import pytest
 
 from honed.daemon import tool
+from honed.daemon.chains.definition import chained
+from honed.daemon.cli.chains import ChainFile
 from honed.daemon.config import TABLES, settings
+from honed.protocol import strict
 from honed.runtime import errors
 
 from .commands import all_commands
@@ -89,7 +92,12 @@ def test_the_examples_of_the_guide_are_those_that_are_run(file: Path, language: 
 def test_every_setting_shown_exists() -> None:
     for file in GUIDES:
         for block in blocks(file, "toml"):
-            for table, keys in tomllib.loads(block).items():
+            plain = tomllib.loads(block)
+            if "step" in plain:  # the file of a chain
+                written = strict.from_plain(ChainFile, plain, where=file.name)
+                chained("shown", 0.0, written.step, written.outputs)
+                continue
+            for table, keys in plain.items():
                 assert {f"{table}.{key}" for key in keys} <= set(settings())
         keys = {name.split(".")[1] for name in settings()}
         for row in re.findall(r"`([^`]+)` in `\[(\w+)\]`", file.read_text()):

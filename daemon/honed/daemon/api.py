@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from honed.protocol import methods, results, service, strict, versions
@@ -15,6 +16,7 @@ from honed.protocol.errors import HonedError, InvalidArgument, NotFound, Unavail
 from honed.protocol.methods import EXTENSIONS, METHODS, VERSION, Method, Right, check_version, parse
 from honed.protocol.params import (
     BringParams,
+    ChainParams,
     ExportParams,
     HistoryParams,
     InferParams,
@@ -46,6 +48,8 @@ from .apps.bringer import Bringer
 from .apps.names import NOBODYS, is_own
 from .apps.viewer import Viewer, model_named, renamed
 from .batcher import Batcher, joinable
+from .chains import showing
+from .chains.served import Chains
 from .connection import Connection
 from .interface import Interface
 from .jobs import Jobs
@@ -58,6 +62,7 @@ from .outcomes import WithDescriptors
 from .peers import Policy, user_name
 from .pool import Pool
 from .publishing import Publisher
+from .regions import Regions
 from .reload import Reloader
 from .removing import Remover
 from .sequences import SequenceKey
@@ -71,6 +76,20 @@ from .variants.keeper import VariantKeeper
 from .variants.names import model_of
 
 MAX_PROFILE_RUNS = 100
+# Methods that a chain has, and those that name no model.
+_OF_CHAINS: Final = frozenset(
+    method.name
+    for method in (
+        methods.MODEL_INFER,
+        methods.MODEL_READY,
+        methods.MODEL_METADATA,
+        methods.MODEL_STATISTICS,
+        methods.MODEL_SHOW,
+        methods.SHARED_MEMORY_REGISTER,
+        methods.SHARED_MEMORY_STATUS,
+        methods.SHARED_MEMORY_UNREGISTER,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +128,7 @@ class Api:
     fleet: Pool
     jobs: Jobs
     bringer: Bringer
+    chains: Chains
     remover: Remover
     publisher: Publisher
     ledger: Ledger
@@ -137,6 +157,9 @@ class Api:
         if self.stopping:
             raise Unavailable("the service is stopping; call again when it runs")
         parsed = parse(known.params, params)
+        if method not in _OF_CHAINS:
+            for field in ("name", "model"):
+                self.chains.check_method(getattr(parsed, field, ""), method)
         own = model_named(parsed)
         entry = self.registry.find(model_of(own[1])) if own is not None else None
         owner = entry.manifest.owner if entry is not None else None
@@ -238,11 +261,15 @@ class Api:
 
     @_answers(methods.MODEL_READY)
     async def _model_ready(self, call: ApiCall, params: ModelParams) -> results.Ready:
-        return results.Ready(ready=self.registry.model(_named(params)).state is State.READY)
+        if (chain := self.chains.find(name := _named(params))) is not None:
+            return results.Ready(ready=chain.state(self.registry)[0] is State.READY)
+        return results.Ready(ready=self.registry.model(name).state is State.READY)
 
     @_answers(methods.MODEL_METADATA)
     async def _model_metadata(self, call: ApiCall, params: ModelParams) -> results.ModelMetadata:
-        entry = self.registry.model(_named(params))
+        if (chain := self.chains.find(name := _named(params))) is not None:
+            return showing.metadata(chain, self.registry)
+        entry = self.registry.model(name)
         compiled, given = _interfaces(entry)
         shown = given or compiled
         if shown is None:
@@ -259,17 +286,23 @@ class Api:
     @_answers(methods.MODEL_STATISTICS)
     async def _model_statistics(self, call: ApiCall, params: ModelParams) -> results.ModelStatistics:
         check_version(params.version)
+        if params.name and (chain := self.chains.find(params.name)) is not None:
+            return results.ModelStatistics(model_stats=(chain.statistics.triton(params.name),))
         if params.name:
-            entries = [self.registry.model(params.name)]
+            entries, chains = [self.registry.model(params.name)], []
         else:
-            entries = self.registry.models(self._viewer(call))
-        return results.ModelStatistics(
-            model_stats=tuple(entry.statistics.triton(entry.name) for entry in entries)
-        )
+            entries, chains = self.registry.models(self._viewer(call)), self.chains.all()
+        counted = [
+            *((e.name, e.statistics) for e in entries),
+            *((c.chain.name, c.statistics) for c in chains),
+        ]
+        return results.ModelStatistics(model_stats=tuple(each.triton(name) for name, each in counted))
 
     @_answers(methods.MODEL_SHOW)
     async def _model_show(self, call: ApiCall, params: ModelParams) -> results.ModelShown:
-        entry = self.registry.entry(_named(params))
+        if (chain := self.chains.find(name := _named(params))) is not None:
+            return showing.shown(chain, self.registry)
+        entry = self.registry.entry(name)
         variants = self.variants.shown(entry.name)
         return models.show(entry, self.fleet.of(entry).identity, self.fleet.placed(entry), variants)
 
@@ -304,6 +337,11 @@ class Api:
 
     @_answers(methods.MODEL_INFER)
     async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
+        if (chain := self.chains.find(params.model_name)) is not None:
+            check_version(params.model_version)
+            regions, user = call.connection.regions, call.connection.peer.uid
+            run = partial(self._infer, call, alone=False)
+            return await self.chains.infer(chain, params, user, regions, run)
         if is_own(params.model_name) and self.registry.find(params.model_name) is not None:
             self.bringer.used(params.model_name)
         with self.registry.statistics(params.model_name).request():
@@ -311,7 +349,7 @@ class Api:
             key = key_of(call.connection.peer.uid, params)
             if key is None:
                 entry = self.registry.model(params.model_name)
-                return await self._infer(call, entry, params, alone=False)
+                return await self._infer(call, entry, params, call.connection.regions, alone=False)
             async with self.sequencer.turn(key, params) as timed:
                 if self.stopping:
                     raise Unavailable("the service is stopping; call again when it runs")
@@ -331,14 +369,21 @@ class Api:
             _, _ = self.registry.compiled(entry.name)  # which says why
             raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
         woven = self.sequencer.woven(key, entry, interface, params)
+        regions = call.connection.regions
         try:
-            return self.sequencer.taken(woven, await self._infer(call, entry, woven.params))
+            return self.sequencer.taken(woven, await self._infer(call, entry, woven.params, regions))
         except BaseException:
             self.sequencer.failed(woven)
             raise
 
     async def _infer(
-        self, call: ApiCall, entry: ServedModel, params: InferParams, *, alone: bool = True
+        self,
+        call: ApiCall,
+        entry: ServedModel,
+        params: InferParams,
+        regions: Regions,
+        *,
+        alone: bool = True,
     ) -> results.Inferred:
         """Unless it is to run `alone`, it may be run as one with others of the model."""
         runner = self.variants.runner(entry, params)
@@ -350,7 +395,7 @@ class Api:
                 params,
                 compiled,
                 given,
-                call.connection.regions,
+                regions,
                 max_bytes=self.limits.max_answer_bytes,
                 keep=self.ledger.settings.keep_inputs,
             )
@@ -425,6 +470,7 @@ class Api:
 
     @_answers(methods.REPOSITORY_INDEX)
     async def _repository_index(self, call: ApiCall, params: Nothing) -> results.ModelIndex:
+        chains = (showing.indexed(chain, self.registry) for chain in self.chains.all())
         return results.ModelIndex(
             models=tuple(
                 results.IndexedModel(
@@ -440,6 +486,7 @@ class Api:
                 )
                 for entry in self.registry.models(self._viewer(call))
             )
+            + tuple(chains)
         )
 
     @_answers(methods.REPOSITORY_MODEL_LOAD)
@@ -447,6 +494,7 @@ class Api:
         def notify(progress: Map) -> None:
             call.connection.notify("Progress", {"msgid": call.msgid, **progress})
 
+        self.chains.check_free(params.model_name)
         meanwhile = self.leasing.adding(call.connection.peer.pid)
         added = await self.jobs.add(params, call.descriptors, notify, meanwhile)
         options = params.parameters
@@ -467,8 +515,12 @@ class Api:
 
     @_answers(methods.REPOSITORY_MODEL_UNLOAD)
     async def _repository_unload(self, call: ApiCall, params: UnloadParams) -> Empty:
-        await self.remover.remove(params.model_name)
+        await self.remover.remove(params.model_name, chains=bool(params.chains))
         return Empty()
+
+    @_answers(methods.REPOSITORY_CHAIN_LOAD)
+    async def _chain_load(self, call: ApiCall, params: ChainParams) -> results.ChainAdded:
+        return await self.chains.add(params)
 
     def _viewer(self, call: ApiCall) -> Viewer:
         return self.policy.viewer(call.connection.peer)

@@ -16,7 +16,7 @@ from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.model import PartTensor, Tensor
 
 from .interface import Interface, OpenTensor
-from .regions import HeldRegion, RegionTable
+from .regions import HeldRegion, Regions
 from .requests import PRIORITIES
 from .workercalls import GivenInput, ModelRan, RegionSlice, RunModel, WantedOutput
 
@@ -132,7 +132,7 @@ def check(
     params: InferParams,
     compiled: Interface | None,
     given: Interface | None,
-    regions: RegionTable,
+    regions: Regions,
     *,
     max_bytes: int,
     keep: bool,
@@ -190,7 +190,7 @@ def _fits(params: InferParams, compiled: Interface) -> bool:
 
 
 def _inputs(
-    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionTable
+    params: InferParams, tensors: Sequence[OpenTensor], regions: Regions
 ) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
     known = {tensor.name: tensor for tensor in tensors}
     given = [_named(known, entry.name, "input") for entry in params.inputs]
@@ -218,7 +218,7 @@ def _inputs(
 
 
 def _outputs(
-    params: InferParams, tensors: Sequence[OpenTensor], regions: RegionTable
+    params: InferParams, tensors: Sequence[OpenTensor], regions: Regions
 ) -> tuple[tuple[OpenTensor, RegionRange | None], ...]:
     if not params.outputs:
         return tuple((tensor, None) for tensor in tensors)
@@ -291,7 +291,7 @@ def nbytes_of(tensor: OpenTensor, shape: Sequence[int]) -> int:
     return dtype(tensor.dtype).itemsize * math.prod(shape)
 
 
-def _room(options: InferOptions | None, regions: RegionTable) -> RegionRange | None:
+def _room(options: InferOptions | None, regions: Regions) -> RegionRange | None:
     if options is None or options.shared_memory_region is None:
         return None
     region = regions.get(options.shared_memory_region)
@@ -305,7 +305,7 @@ def _room(options: InferOptions | None, regions: RegionTable) -> RegionRange | N
     return RegionRange(region, offset, size)
 
 
-def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: RegionTable) -> RegionRange | None:
+def _place(parameters: RegionPlace | None, tensor: OpenTensor, regions: Regions) -> RegionRange | None:
     if parameters is None or parameters.shared_memory_region is None:
         return None
     if _is_text(tensor):

@@ -296,6 +296,10 @@ class Jobs:
         entry, _ = self._registry.compiled(name)
         return entry.manifest, self._store.open_files(entry.manifest)
 
+    def adds(self, name: str) -> bool:
+        """Whether a model of that name is being added."""
+        return name in self._adding or name in self.active
+
     async def remove(self, name: str) -> None:
         """Stop serving a model and delete its files; raises NotFound."""
         self._registry.get(name)

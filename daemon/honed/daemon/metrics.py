@@ -12,6 +12,7 @@ from pathlib import Path
 from honed.protocol import service, strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.service import (
+    ChainFigures,
     DeviceFigures,
     FaultFigures,
     LeaseFigures,
@@ -27,6 +28,7 @@ from . import openmetrics
 from .apps.names import is_own
 from .apps.viewer import Viewer
 from .blocking import in_thread
+from .chains.served import Chains, ServedChain
 from .deviceserver import DeviceServer
 from .idle.thermal import temperatures
 from .ledger import Ledger
@@ -48,6 +50,7 @@ class MetricsCollector:
     version: str
     started: float  # of time.monotonic
     registry: Registry
+    chains: Chains
     pool: Pool
     ledger: Ledger
     tuner: TunerChild
@@ -110,10 +113,21 @@ class MetricsCollector:
                 for entry in self.registry.variants()
                 if viewer.sees(entry.manifest.owner)
             ),
+            chains=tuple(self._chain(each, now, uptime) for each in self.chains.all()),
             tuning=_seen_of(tuning, viewer, own),
             temperatures=sensors,
             lease=self.lease(),
             gpu_faults=self.gpu_faults(),
+        )
+
+    def _chain(self, served: ServedChain, now: float, uptime: float) -> ChainFigures:
+        state, _ = served.state(self.registry)
+        return strict.like(
+            ChainFigures,
+            served.statistics.figures(now, uptime),
+            name=served.chain.name,
+            state=state.value,
+            ready=state is State.READY,
         )
 
     def _model(

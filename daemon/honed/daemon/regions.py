@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import Protocol
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound, ResourceExhausted
 from honed.protocol.methods import check_name
@@ -29,6 +30,11 @@ class HeldRegion:
         """Keep the region open until `release`."""
         self._holders += 1
 
+    @property
+    def shared(self) -> bool:
+        """Whether more than one holds it: a run may still write to it."""
+        return self._holders > 1
+
     def release(self) -> bool:
         """Let go; True where this was the last holder and the descriptor is closed."""
         self._holders -= 1
@@ -44,6 +50,13 @@ class HeldRegion:
                 f"bytes {offset} to {offset + nbytes} are outside region {self.name!r}, which has "
                 f"{self.byte_size}; correct shared_memory_offset or register a larger region"
             )
+
+
+class Regions(Protocol):
+    """Where a request's regions are looked up."""
+
+    def get(self, name: str) -> HeldRegion:
+        """The region of that name; raises NotFound."""
 
 
 class RegionTable:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .apps.quota import Shares
 from .blocking import in_thread
+from .chains.served import Chains
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
@@ -22,6 +23,7 @@ class Remover:
     """The parts of a service that remember something of models."""
 
     registry: Registry
+    chains: Chains
     jobs: Jobs
     variants: VariantKeeper
     ledger: Ledger
@@ -30,11 +32,16 @@ class Remover:
     shares: Shares
     cache_dir: Path
 
-    async def remove(self, name: str) -> None:
-        """Stop serving a model and delete its files; raises NotFound.
+    async def remove(self, name: str, *, chains: bool = False) -> None:
+        """Stop serving a model and delete its files, or a chain; raises NotFound.
 
-        With the last of a user's own goes what is remembered of the user.
+        Raises ModelRefused where chains need the model, which are removed before it with `chains`. With the
+        last of a user's own goes what is remembered of the user.
         """
+        if self.chains.find(name) is not None:
+            await self.chains.remove(name)
+            return
+        await self.chains.remove_needing(self.registry.model(name).name, allowed=chains)
         owner = self.registry.model(name).manifest.owner
         variants = [each.name for each in self.registry.variants(name)]
         await self.jobs.remove(name)

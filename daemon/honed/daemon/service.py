@@ -28,6 +28,9 @@ from .apps.receiving import Receiver
 from .apps.sharesfile import SharesFile
 from .batcher import Batcher
 from .blocking import in_thread
+from .chains.between import BetweenMemory
+from .chains.served import Chains
+from .chains.stored import ChainStore
 from .commits import Commits
 from .compiled import Compiled
 from .config import Config, load
@@ -201,10 +204,19 @@ async def _run(
     tuner = TunerChild(config.tuner, places.socket)
     reloader = Reloader(config, read, systemd, changed)
     loop.add_signal_handler(signal.SIGHUP, reloader.signalled)
+    chains = Chains(
+        registry=registry,
+        jobs=jobs,
+        limits=limits,
+        store=ChainStore(places.state_dir),
+        memory=BetweenMemory(pool.release),
+    )
+    damaged += await chains.restore()
     metrics = MetricsCollector(
         version=own_version(),
         started=started,
         registry=registry,
+        chains=chains,
         pool=pool,
         ledger=ledger,
         tuner=tuner,
@@ -229,6 +241,7 @@ async def _run(
     )
     remover = Remover(
         registry=registry,
+        chains=chains,
         jobs=jobs,
         variants=variants,
         ledger=ledger,
@@ -270,6 +283,7 @@ async def _run(
         fleet=pool,
         jobs=jobs,
         bringer=bringer,
+        chains=chains,
         remover=remover,
         publisher=publisher,
         ledger=ledger,

@@ -17,6 +17,7 @@ from honed.protocol.errors import HonedError
 from .cli import (
     adding,
     bench,
+    chains,
     compiling,
     config,
     doctor,
@@ -92,6 +93,7 @@ def parser() -> Parser:
     for group in (
         models,
         adding,
+        chains,
         fit,
         infer,
         bench,

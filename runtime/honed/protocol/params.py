@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .chains import ChainStep
 from .tuning import TuningFigures
 
 Data = bytes | memoryview  # of a tensor, row-major
@@ -136,6 +137,16 @@ class LoadParams:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChainParams:
+    """Parameters of RepositoryChainLoad; `outputs` are the chain's, with the "STEP:OUTPUT" that each is."""
+
+    model_name: str
+    steps: tuple[ChainStep, ...]
+    outputs: dict[str, str]
+    replace: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BringOptions:
     """How a brought file is to be served; None: as LoadOptions has it by default."""
 
@@ -209,9 +220,10 @@ class PinParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnloadParams:
-    """Parameters of RepositoryModelUnload."""
+    """Parameters of RepositoryModelUnload. With `chains` go those that need the model."""
 
     model_name: str
+    chains: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
 from honed.protocol import strict
-from honed.protocol.params import LoadParams, RegionName, RegionParams
+from honed.protocol.params import ChainParams, LoadParams, RegionName, RegionParams
 from honed.protocol.strict import Map
 
 from .names import is_own
@@ -17,7 +17,12 @@ from .names import is_own
 P = TypeVar("P")
 R = TypeVar("R")
 _FIELDS: Final = ("model_name", "model", "name")  # of parameters, that name a model
-_NO_MODELS: Final = (RegionName, RegionParams, LoadParams)  # the last makes one, whose name none may have
+_NO_MODELS: Final = (
+    RegionName,
+    RegionParams,
+    LoadParams,
+    ChainParams,
+)  # the last two make one, whose name none may have
 _HIDDEN: Final = re.compile(r"own-[0-9a-f]{40}")
 
 

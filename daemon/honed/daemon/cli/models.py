@@ -21,6 +21,7 @@ from honed.protocol.methods import (
 from honed.protocol.results import ModelSettings
 from honed.runtime.bounds import BUSY
 
+from .chains import print_chain
 from .devices import device_text, devices_table, placement_text, served_by, worker_text
 from .idleness import lease_rows, signals
 from .output import Output, bytes_text, clean, fields, figure_text, line, seconds_text, shape_text, table
@@ -77,10 +78,11 @@ def register(commands: Any) -> None:
         commands,
         "remove",
         _remove,
-        about="remove a model and its files for good",
-        examples="hone remove lightglue",
+        about="remove a model and its files for good, or a chain of models",
+        examples="hone remove lightglue\nhone remove detector --chains",
     )
-    remove.add_argument("model", metavar="M", help="name of the model")
+    remove.add_argument("model", metavar="M", help="name of the model, or of a chain")
+    remove.add_argument("--chains", action="store_true", help="remove the chains that need it, too")
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
@@ -153,7 +155,7 @@ def peaks_text(peaks: DevicePeaks) -> str:
 class ListedModel:
     """`inferences` since the service started, and the mean time of one on the `device` that serves it.
 
-    `owner` is the user who brought it, "" for a model of administrators.
+    `owner` is the user who brought it, "" for a model of administrators; `steps` are the models of a chain.
     """
 
     name: str
@@ -165,6 +167,7 @@ class ListedModel:
     variants: int
     pinned_engine: str
     owner: str
+    steps: tuple[str, ...]
     device: str
     inferences: int
     mean_ms: float | None
@@ -216,7 +219,7 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
             *((model.device,) if devices else ()),
             str(model.inferences),
             f"{model.mean_ms:.2f}" if model.mean_ms is not None else "-",
-            model.reason or _why_cpu(model),
+            model.reason or _chain(model) or _why_cpu(model),
         )
         for model in models
     ]
@@ -224,6 +227,10 @@ def _print_list(console: Console, models: Sequence[ListedModel], devices: bool) 
     owner = ("owner",) if owners else ()
     headings = ("model", *owner, "state", "engine", *device, ">inferences", ">mean ms", "reason")
     console.print(table(headings, rows))
+
+
+def _chain(model: ListedModel) -> str:
+    return f"a chain of {', '.join(model.steps)}" if model.steps else ""
 
 
 def _why_cpu(model: ListedModel) -> str:
@@ -235,7 +242,7 @@ def _remove(arguments: argparse.Namespace, output: Output) -> int:
     from honed.runtime.client import Client
 
     with Client(arguments.socket) as client:
-        client.remove(arguments.model)
+        client.remove(arguments.model, chains=arguments.chains)
     output.emit({"removed": arguments.model}, lambda console: line(console, f"{arguments.model} is removed."))
     return 0
 
@@ -252,7 +259,8 @@ def _show(arguments: argparse.Namespace, output: Output) -> int:
         raise UsageError("-o names the file that --graph draws to; give both or none")
     with Client(arguments.socket) as client:
         model = client.ask(MODEL_SHOW, ModelParams(name=arguments.model))
-    output.emit(model, lambda console: _print_model(console, model))
+    show = print_chain if model.steps else _print_model
+    output.emit(model, lambda console: show(console, model))
     return 0
 
 

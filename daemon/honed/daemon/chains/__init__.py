@@ -1,0 +1,1 @@
+"""Chains of models, which apps use as one model (docs/serving.md, "Chains")."""
