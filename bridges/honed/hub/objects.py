@@ -1,0 +1,89 @@
+"""Files of records as they lie in a hub: lines of an export without what is a board's own, compressed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from honed.protocol.errors import InvalidArgument
+
+MAX_OBJECT_BYTES: Final = 16 << 20  # as it lies there
+MAX_RAW_BYTES: Final = 128 << 20
+MAX_RECORDS: Final = 50_000
+_CHUNK: Final = 1 << 16
+_DAY: Final = 86400.0
+# What travels of a line of `hone records export`. Names of tasks and hosts, reasons and the kernel log's
+# stories stay at home; days stand for times.
+_SHARED: Final = (
+    "honed_records", "device", "compiler", "workload", "flops", "bytes", "trace", "state", "outcome",
+    "timing", "source_sha256", "created_s", "finished_s",
+)  # fmt: skip
+
+
+def shared(line: bytes) -> dict[str, Any]:
+    """What others may know of one line of an export."""
+    plain = json.loads(line)
+    kept = {name: plain[name] for name in _SHARED}
+    kept |= {name: plain[name] // _DAY * _DAY for name in ("created_s", "finished_s")}
+    return kept | {"name": None, "reason": "", "story": None, "measured_by": ""}
+
+
+def packed(records: Iterable[dict[str, Any]]) -> bytes:
+    """The file; equal records give equal bytes."""
+    lines = [json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n" for record in records]
+    return gzip.compress(b"".join(lines), mtime=0)
+
+
+def sha256(data: bytes) -> str:
+    """What a file is known by."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def unpacked(data: bytes, expected: str) -> Iterator[bytes]:
+    """Its lines. Raises InvalidArgument where it is another file, damaged, or holds more than it may.
+
+    What it holds is never in memory as a whole.
+    """
+    if len(data) > MAX_OBJECT_BYTES:
+        raise InvalidArgument(f"it is larger than {MAX_OBJECT_BYTES >> 20} MiB")
+    if sha256(data) != expected:
+        raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
+    inflate = zlib.decompressobj(wbits=31)  # gzip
+    size = count = 0
+    rest, given = b"", data
+    while not inflate.eof:
+        try:
+            made = inflate.decompress(given, _CHUNK)
+        except zlib.error as error:
+            raise InvalidArgument(f"it is damaged ({error})") from error
+        given = inflate.unconsumed_tail
+        if not made and not given and not inflate.eof:
+            raise InvalidArgument("it is cut off")
+        size += len(made)
+        *lines, rest = (rest + made).split(b"\n")
+        count += len(lines)
+        if size > MAX_RAW_BYTES or count > MAX_RECORDS:
+            raise InvalidArgument(f"it holds more than {MAX_RAW_BYTES >> 20} MiB or {MAX_RECORDS} records")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def hint(line: bytes, source: str) -> bytes:
+    """A line as it is imported: from another compiler than any here, so that it is measured before use.
+
+    `source` is the name of the key that signed it. Raises InvalidArgument where it is no record.
+    """
+    try:
+        plain = json.loads(line)
+        plain = {name: plain[name] for name in _SHARED}
+        plain["compiler"] = f"{plain['compiler']}, by {source}"
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise InvalidArgument(f"it is no record ({type(error).__name__})") from error
+    why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""
+    more = {"name": None, "reason": why, "story": None, "measured_by": f"hub: {source}"}
+    return json.dumps(plain | more, allow_nan=False).encode() + b"\n"
