@@ -155,10 +155,10 @@ def newer(serial: int, seen: int | None) -> None:
         raise InvalidArgument(f"it is number {serial}, and number {seen} was seen before: an old one again")
 
 
-def matching(index: Index, device_key: str, driver: str, compiler: str) -> list[Entry]:
-    """The files of this device; those of this driver and compiler first, then as the index has them."""
+def matching(index: Index, device_key: str, driver: str) -> list[Entry]:
+    """The files of this device; those of this driver first, then as the index has them."""
     of_device = [entry for entry in index.entries if entry.device_key == device_key]
-    return sorted(of_device, key=lambda e: (e.driver != driver) + (e.compiler != compiler))
+    return sorted(of_device, key=lambda entry: entry.driver != driver)
 
 
 def withdrawn_by_several(indexes: Iterable[Index], several: int) -> frozenset[Withdrawn]:

@@ -6,14 +6,17 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from honed.protocol.errors import InvalidArgument
 
+from .index import Withdrawn
+
 MAX_OBJECT_BYTES: Final = 16 << 20  # as it lies there
 MAX_RAW_BYTES: Final = 128 << 20
 MAX_RECORDS: Final = 50_000
+MAX_LINE_BYTES: Final = 1 << 20
 _CHUNK: Final = 1 << 16
 _DAY: Final = 86400.0
 # What travels of a line of `hone records export`. Names of tasks and hosts, reasons and the kernel log's
@@ -24,11 +27,10 @@ _SHARED: Final = (
 )  # fmt: skip
 
 
-def shared(line: bytes) -> dict[str, Any]:
+def shared(record: Mapping[str, Any]) -> dict[str, Any]:
     """What others may know of one line of an export."""
-    plain = json.loads(line)
-    kept = {name: plain[name] for name in _SHARED}
-    kept |= {name: plain[name] // _DAY * _DAY for name in ("created_s", "finished_s")}
+    kept = {name: record[name] for name in _SHARED}
+    kept |= {name: record[name] // _DAY * _DAY for name in ("created_s", "finished_s")}
     return kept | {"name": None, "reason": "", "story": None, "measured_by": ""}
 
 
@@ -43,15 +45,17 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def unpacked(data: bytes, expected: str) -> Iterator[bytes]:
-    """Its lines. Raises InvalidArgument where it is another file, damaged, or holds more than it may.
+def check(data: bytes, expected: str) -> None:
+    """Raise InvalidArgument unless it is the file of this hash."""
+    if sha256(data) != expected:
+        raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
+
+
+def unpacked(data: bytes) -> Iterator[bytes]:
+    """Its lines. Raises InvalidArgument where it is damaged or holds more than it may.
 
     What it holds is never in memory as a whole.
     """
-    if len(data) > MAX_OBJECT_BYTES:
-        raise InvalidArgument(f"it is larger than {MAX_OBJECT_BYTES >> 20} MiB")
-    if sha256(data) != expected:
-        raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
     inflate = zlib.decompressobj(wbits=31)  # gzip
     size = count = 0
     rest, given = b"", data
@@ -68,13 +72,15 @@ def unpacked(data: bytes, expected: str) -> Iterator[bytes]:
         count += len(lines)
         if size > MAX_RAW_BYTES or count > MAX_RECORDS:
             raise InvalidArgument(f"it holds more than {MAX_RAW_BYTES >> 20} MiB or {MAX_RECORDS} records")
+        if len(rest) > MAX_LINE_BYTES:
+            raise InvalidArgument(f"it holds a record of more than {MAX_LINE_BYTES >> 20} MiB")
         yield from lines
     if rest:
         yield rest
 
 
-def hint(line: bytes, source: str) -> bytes:
-    """A line as it is imported: from another compiler than any here, so that it is measured before use.
+def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
+    """A line as it is imported, from a compiler that is not here, so that it is measured first; its schedule.
 
     `source` is the name of the key that signed it. Raises InvalidArgument where it is no record.
     """
@@ -82,8 +88,9 @@ def hint(line: bytes, source: str) -> bytes:
         plain = json.loads(line)
         plain = {name: plain[name] for name in _SHARED}
         plain["compiler"] = f"{plain['compiler']}, by {source}"
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise InvalidArgument(f"it is no record ({type(error).__name__})") from error
+        schedule = Withdrawn(str(plain["workload"]), hashlib.sha256(plain["trace"].encode()).hexdigest())
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"it holds what is no record ({type(error).__name__})") from error
     why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""
     more = {"name": None, "reason": why, "story": None, "measured_by": f"hub: {source}"}
-    return json.dumps(plain | more, allow_nan=False).encode() + b"\n"
+    return json.dumps(plain | more, allow_nan=False).encode() + b"\n", schedule
