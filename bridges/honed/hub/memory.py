@@ -30,7 +30,7 @@ class Memory:
 
     serial: int = 0  # of the last index pushed
     seen: dict[str, int] = field(default_factory=dict)  # serials, by signed file
-    taken: list[str] = field(default_factory=list)  # hashes of files
+    taken: tuple[str, ...] = ()  # hashes of files
     pulled_s: float | None = None
     pull_problem: str = ""
     pushed_s: float | None = None

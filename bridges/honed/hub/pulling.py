@@ -101,7 +101,7 @@ def signed(store: Store, name: str, keys: Collection[PublicKey]) -> bytes:
             errors.append(error)
         else:
             return data
-    raise errors[0] if len(errors) == 1 else InvalidArgument(f"{name} is signed by none of the keys trusted")
+    raise InvalidArgument("; ".join(dict.fromkeys(map(str, errors))))
 
 
 def _sources(store: Store, trusted: Mapping[str, PublicKey], memory: Memory, now: float) -> list[_Found]:
@@ -164,7 +164,7 @@ def _take(
     """How many records the file had. Raises InvalidArgument, NotFound, Unavailable."""
     data = store.read(indexes.object_file(source.key, entry.sha256), objects.MAX_OBJECT_BYTES)
     objects.check(data, entry.sha256)
-    memory.taken.append(entry.sha256)  # whatever is in it, it will not change
+    memory.taken += (entry.sha256,)  # whatever is in it, it will not change
     kept = []
     for line in objects.unpacked(data):
         if line.strip():
