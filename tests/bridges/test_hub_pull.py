@@ -36,6 +36,7 @@ class Machine:
 
     def __init__(self, place: str | Path, **trusted: SecretKey) -> None:
         self.store = remote.store(str(place))
+        self.owner = trusted.pop("owner").public if "owner" in trusted else None
         self.trusted = {name: key.public for name, key in trusted.items()}
         self.memory = Memory()
         self.lines: list[dict[str, Any]] = []
@@ -44,9 +45,13 @@ class Machine:
         return pushing.push(self.store, key, records, (), withdrawn, self.memory, now)
 
     def pull(self, *, now: float = NOW, **options: Any) -> Pulled:
-        return pulling.pull(self.store, self.trusted, [HERE], self._take_in, self.memory, now, **options)
+        here = {HERE: "0"}
+        return pulling.pull(
+            self.store, self.trusted, here, self._take_in, self.memory, now, owner=self.owner, **options
+        )
 
-    def _take_in(self, lines: Iterator[bytes]) -> Imported:
+    def _take_in(self, device: str, lines: Iterator[bytes]) -> Imported:
+        assert device == "0"
         new = [json.loads(line) for line in lines]
         self.lines += new
         return Imported(count=len(new), merged=0, refused=())
@@ -187,7 +192,7 @@ def test_a_million_records_are_left(hub: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
-    back = [Withdrawn("a", objects.sha256(b"[1]"))]
+    back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
     Machine(hub).push(CELLAR, withdrawn=back)
     board = Machine(hub, owner=OWNER)
     assert board.pull().added == 2  # one is none

@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
+from honed.protocol.methods import check_name
 
 from .minisign import PublicKey
 
@@ -51,7 +52,7 @@ class Withdrawn:
     """A schedule that was taken back from service on a board."""
 
     workload: str
-    trace_sha256: str
+    digest: str  # the first 12 digits of its trace's SHA-256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,18 +128,22 @@ def read_keyring(data: bytes, now: float) -> Keyring:
     if len(keyring.boards) > MAX_BOARDS or len(keyring.revoked) > MAX_BOARDS:
         raise InvalidArgument(f"it names more than {MAX_BOARDS} boards")
     for board in keyring.boards:
+        check_name(board.name, "board")
         PublicKey.parse(board.key)
     _check(keyring.honed_hub, keyring.serial, keyring.created_s, keyring.expires_s, now)
     return keyring
 
 
-def believed(trusted: Mapping[str, PublicKey], keyrings: Iterable[Keyring]) -> dict[str, PublicKey]:
+def believed(
+    trusted: Mapping[str, PublicKey], keyrings: Iterable[Keyring], before: Iterable[str] = ()
+) -> dict[str, PublicKey]:
     """Keys by name, those of the configuration first, with those that signed keyrings name; none revoked.
 
-    The keyrings' signers are trusted. A name that two keys have is told apart by the key's id.
+    The keyrings' signer is trusted; `before` are key ids that one revoked before. A name that two keys have
+    is told apart by the key's id.
     """
     rings = list(keyrings)
-    revoked = {key_id.upper() for ring in rings for key_id in ring.revoked}
+    revoked = {key_id.upper() for key_id in (*before, *(each for ring in rings for each in ring.revoked))}
     found: dict[str, PublicKey] = {}
     named = [*trusted.items()]
     named += sorted((board.name, PublicKey.parse(board.key)) for ring in rings for board in ring.boards)

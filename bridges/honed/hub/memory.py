@@ -31,11 +31,15 @@ class Memory:
     serial: int = 0  # of the last index pushed
     seen: dict[str, int] = field(default_factory=dict)  # serials, by signed file
     taken: tuple[str, ...] = ()  # hashes of files
+    revoked: tuple[str, ...] = ()  # key ids
     pulled_s: float | None = None
-    pull_problem: str = ""
     pushed_s: float | None = None
-    push_problem: str = ""
     sources: tuple[Source, ...] = ()
+    models: tuple[str, ...] = ()  # of the service at the last pull
+    trials: int = 0  # that tuning had made at the last push
+    failures: int = 0  # in a row
+    retry_s: float = 0.0  # nothing is done by itself before
+    problem: str = ""  # of the last pull or push
 
     @classmethod
     def load(cls, path: Path) -> Memory:
@@ -52,6 +56,6 @@ class Memory:
     def save(self, path: Path) -> None:
         """Keep it; raises ResourceExhausted or PermissionDenied."""
         self.taken = self.taken[-_MOST:]
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(json.dumps(strict.to_plain(self)).encode())

@@ -88,7 +88,7 @@ def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
         plain = json.loads(line)
         plain = {name: plain[name] for name in _SHARED}
         plain["compiler"] = f"{plain['compiler']}, by {source}"
-        schedule = Withdrawn(str(plain["workload"]), hashlib.sha256(plain["trace"].encode()).hexdigest())
+        schedule = Withdrawn(str(plain["workload"]), sha256(plain["trace"].encode())[:12])
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"it holds what is no record ({type(error).__name__})") from error
     why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""

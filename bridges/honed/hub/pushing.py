@@ -19,6 +19,7 @@ from .remote import Store
 
 LASTS: Final = 30 * 86400.0  # seconds that an index is believed; pushed again after half of it
 _QUARANTINED: Final = 2000  # a device, the latest ones
+_SETUPS: Final = 3  # drivers and compilers of a device, the latest used
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def push(
     withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
     if before is not None and fresh and (before.entries, before.withdrawn) == (entries, withdrawn):
         return Pushed(sum(e.records for e in entries), len(entries), changed=False)
-    memory.serial = max(memory.serial, before.serial if before else 0) + 1
+    memory.serial = _serial(max(memory.serial, before.serial if before else 0), now)
     for (data, _), entry in zip(files, entries, strict=True):
         if before is None or entry not in before.entries:
             store.write(indexes.object_file(key.public, entry.sha256), data)
@@ -78,7 +79,7 @@ def make(
     before = _keyring(store, key, now)
     made = Keyring(
         honed_hub=indexes.FORMAT,
-        serial=(before.serial if before else 0) + 1,
+        serial=_serial(before.serial if before else 0, now),
         created_s=now,
         expires_s=now + 12 * LASTS,
         boards=boards,
@@ -86,6 +87,11 @@ def make(
     )
     write_signed(store, indexes.HUB, indexes.written(made), key)
     return made
+
+
+def _serial(before: int, now: float) -> int:
+    """Seconds since 1970, or more: it grows even where it was forgotten what came before."""
+    return max(before + 1, int(now))
 
 
 def write_signed(store: Store, name: str, data: bytes, key: SecretKey) -> None:
@@ -99,7 +105,7 @@ def _before(store: Store, key: SecretKey, now: float) -> Index | None:
     from .pulling import signed
 
     try:
-        return indexes.read_index(signed(store, indexes.index_file(key.public), [key.public]), now)
+        return indexes.read_index(signed(store, indexes.index_file(key.public), key.public), now)
     except HonedError:
         return None
 
@@ -108,13 +114,13 @@ def _keyring(store: Store, key: SecretKey, now: float) -> Keyring | None:
     from .pulling import signed
 
     try:
-        return indexes.read_keyring(signed(store, indexes.HUB, [key.public]), now)
+        return indexes.read_keyring(signed(store, indexes.HUB, key.public), now)
     except HonedError:
         return None
 
 
 def _files(records: Iterable[Mapping[str, Any]]) -> list[tuple[bytes, list[dict[str, Any]]]]:
-    """A file for each device, driver and compiler, best tasks' first in the order given."""
+    """A file for each device, driver and compiler, in the order given; old drivers and compilers are left."""
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
         if str(record["measured_by"]).startswith("hub: "):
@@ -123,11 +129,19 @@ def _files(records: Iterable[Mapping[str, Any]]) -> list[tuple[bytes, list[dict[
         group = grouped.setdefault((repr(sorted(kept["device"].items())), kept["compiler"]), [])
         if len(group) < objects.MAX_RECORDS:
             group.append(kept)
-    return [(objects.packed(group), group) for _, group in sorted(grouped.items())]
+    by_device: dict[str, list[list[dict[str, Any]]]] = {}
+    for group in grouped.values():
+        by_device.setdefault(_device(group).key, []).append(group)
+    kept_groups = [group for groups in by_device.values() for group in groups[-_SETUPS:]]
+    return [(objects.packed(group), group) for group in kept_groups]
+
+
+def _device(records: list[dict[str, Any]]) -> DeviceIdentity:
+    return strict.from_plain(DeviceIdentity, records[0]["device"], where="device")
 
 
 def _entry(data: bytes, records: list[dict[str, Any]]) -> Entry:
-    device = strict.from_plain(DeviceIdentity, records[0]["device"], where="device")
+    device = _device(records)
     return Entry(
         sha256=objects.sha256(data),
         bytes=len(data),
