@@ -75,7 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def key_of(place: Place) -> SecretKey:
-    """This machine's key; made where it has none."""
+    """The key of this machine, made where it has none."""
     if not place.key.exists():
         place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         made = SecretKey.make()

@@ -67,9 +67,9 @@ def pull(
     """Take in what trusted keys have signed for the devices `here`, by identity their specs.
 
     The `owner` may have signed a keyring, whose keys are trusted, too; `own` is this machine's key, whose
-    records are here. With `hold` it looks only; `names` are the keys to take of, None: all. A source's trouble is its own, and told of it. Raises
-    Unavailable where the hub cannot be reached at all, and what `take_in` raises. `memory` is changed, and
-    the caller's to keep.
+    records are here. With `hold` it looks only; `names` are the keys to take of, None: all. A source's
+    trouble is its own, and told of it. Raises Unavailable where the hub cannot be reached at all, and what
+    `take_in` raises. `memory` is changed, and the caller's to keep.
     """
     done = Pulled()
     found = [each for each in _sources(store, trusted, owner, memory, now) if each.key != own]

@@ -272,7 +272,7 @@ def _status(arguments: argparse.Namespace, output: Output) -> int:
 class HubStatus:
     """`hone hub status`: `waiting` records are in the hub and were not taken; `problem` is why it is away.
 
-    `memory_problem` and `retry_seconds` are of honed-hub's last try.
+    `last_problem` and `retry_seconds` are of honed-hub's last try.
     """
 
     url: str

@@ -39,8 +39,8 @@ class OpenedSession:
         hints: int = HINTS_PER_TASK,
     ) -> None:
         """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
-        `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used. Of a task so many
-        `hints` of a hub may be tried in a day.
+        `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used.
+        Of a task so many `hints` of a hub may be tried in a day.
 
         Raises DeviceError where there is no device or bench, and what `Records.open` raises.
         """

@@ -117,7 +117,7 @@ class Proposals:
         return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
 
     def _hinted(self, task: TuningTask) -> list[Entry]:
-        """A hub's records, those that fit: one by one, so that one that breaks the search is noted, and left."""
+        """A hub's records, those that fit: one by one, so that what breaks the search is noted, and left."""
         entries = []
         for hint in self._records.hints(task.key, self._setup, self._hints):
             try:
