@@ -122,8 +122,11 @@ def read_index(data: bytes, now: float) -> Index:
     return index
 
 
-def read_keyring(data: bytes, now: float) -> Keyring:
-    """A keyring whose signature was checked; raises InvalidArgument where it is none, or has expired."""
+def read_keyring(data: bytes, now: float | None) -> Keyring:
+    """A keyring whose signature was checked; raises InvalidArgument where it is none, or has expired.
+
+    `now` None: to be signed anew, whenever it is from.
+    """
     keyring = _read(Keyring, data)
     if len(keyring.boards) > MAX_BOARDS or len(keyring.revoked) > MAX_BOARDS:
         raise InvalidArgument(f"it names more than {MAX_BOARDS} boards")
@@ -189,11 +192,13 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def _check(form: int, serial: int, created_s: float, expires_s: float, now: float) -> None:
+def _check(form: int, serial: int, created_s: float, expires_s: float, now: float | None) -> None:
     if form != FORMAT:
         raise InvalidArgument(f"it is of format {form} and this honed knows {FORMAT}; update one of them")
     if serial < 0 or not (math.isfinite(created_s) and math.isfinite(expires_s)):
         raise InvalidArgument("its number or its times cannot be")
+    if now is None:
+        return
     if created_s > now + _CLOCKS_DIFFER:
         raise InvalidArgument("it is from the future; set the clock")
     if expires_s < now:

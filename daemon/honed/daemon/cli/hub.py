@@ -8,13 +8,12 @@ import importlib.util
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
-from honed.protocol.methods import CONFIG_SHOW, SERVER_STATUS, check_name
+from honed.protocol.errors import InvalidArgument, NotFound, Unimplemented
+from honed.protocol.methods import CONFIG_SHOW, check_name
 
 from .models import set_aside
 from .output import Output, fields, line, seconds_text, table
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from honed.hub.minisign import SecretKey
     from honed.hub.pulling import Pulled
     from honed.hub.settings import HubSettings
+    from honed.hub.status import HubStatus
     from honed.protocol.tuning import HintFigures
     from honed.runtime.client import Client
 
@@ -187,7 +187,7 @@ def _keyring(arguments: argparse.Namespace) -> Keyring:
 
     store = remote.store(_url(arguments.url))
     data = pulling.signed(store, index.HUB, _own(arguments).public)
-    return index.read_keyring(data, 0.0)  # an old one is signed anew
+    return index.read_keyring(data, None)
 
 
 def _listed(
@@ -259,59 +259,16 @@ def _print_pulled(console: Console, url: str, pulled: Pulled) -> None:
 
 
 def _status(arguments: argparse.Namespace, output: Output) -> int:
+    from honed.hub import status
     from honed.runtime.client import Client
 
     place = _place(arguments)
     with Client(arguments.socket) as client:
-        told = _told(client, place, arguments.url)
+        settings = _settings(client)
+        given = arguments.url or settings.url
+        told = status.look(client, settings, place, _url(given) if given else "")
     output.emit(strict.to_plain(told), lambda console: _print_status(console, told))
     return 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubStatus:
-    """`hone hub status`: `waiting` records are in the hub and were not taken; `problem` is why it is away.
-
-    `last_problem` and `retry_seconds` are of honed-hub's last try.
-    """
-
-    url: str
-    key: str
-    pulled_s: float | None
-    pushed_s: float | None
-    last_problem: str
-    retry_seconds: float
-    problem: str
-    waiting: int
-    sources: tuple[Source, ...]
-    hints: dict[str, HintFigures]
-
-
-def _told(client: Client, place: Place, given: str | None) -> HubStatus:
-    from honed.hub import machine
-
-    settings, memory, own = _settings(client), place.remembered(), place.own()
-    url = _url(given or settings.url) if given or settings.url else ""
-    sources, waiting, problem = memory.sources, 0, "no hub is configured; set hub.url" if not url else ""
-    remembered = (memory.pulled_s, memory.pushed_s)
-    if url:
-        try:
-            looked = machine.pull(client, dataclasses.replace(settings, hold=True), memory, own, url)
-            sources, waiting = tuple(looked.sources), looked.held
-        except (Unavailable, InvalidArgument) as error:
-            problem = str(error)
-    return HubStatus(
-        url=url,
-        key=str(own) if own else "",
-        pulled_s=remembered[0],
-        pushed_s=remembered[1],
-        last_problem=memory.problem,
-        retry_seconds=max(0.0, memory.retry_s - time.time()),
-        problem=problem,
-        waiting=waiting,
-        sources=sources,
-        hints=client.ask(SERVER_STATUS).hints,
-    )
 
 
 def _print_status(console: Console, told: HubStatus) -> None:
