@@ -1,4 +1,4 @@
-"""What is to be said of this machine's hub: what waits there, whose records are taken, what became of them."""
+"""What is to be said of the hub: what waits there, whose records are taken, and what became of them."""
 
 from __future__ import annotations
 
