@@ -120,7 +120,7 @@ class Search(OnFile[R]):
     With `bench` candidates are judged by machine code for that device, which is not there; its compiler is in
     `bench_root`. Peaks and cost models are kept in `cache_dir`. With `farm`, the address of its scheduler,
     they are judged by its machines, of which `device` is a part of the device's name then; this one shows
-    them the certificate in `certificates`.
+    them the certificate in `certificates`. Of a task so many `hints` of a hub may be tried in a day.
     """
 
     current: Path | None = None
@@ -128,6 +128,7 @@ class Search(OnFile[R]):
     bench_root: Path | None = None
     farm: str | None = None
     certificates: Path | None = None
+    hints: int = 4
     records: Path
     cache_dir: Path
 
