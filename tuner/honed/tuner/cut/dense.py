@@ -15,9 +15,6 @@ from .partition import Unit, Worth, divide
 from .work import OPEN, flops
 
 _CARRIED = {d.name: d for d in DTYPES}
-# What the CPU engine has one kernel for, and the compiler makes gathers of: two fifths of the time of a form
-# of 50 boxes, where handing over its result takes a hundredth (docs/measurements.md).
-_LEFT = frozenset({"RoiAlign"})
 
 
 def sized_stages(
@@ -36,7 +33,7 @@ def sized_stages(
     known = survey(model, shapes, learnt, assumed=OPEN)
     if known is None:
         return whole
-    able = {one.index: not one.why and one.node.op_type not in _LEFT for one in known.nodes}
+    able = {one.index: not one.why for one in known.nodes}
     units = [
         Unit(
             reads=one.reads,
