@@ -26,6 +26,7 @@ from honed.jobs.commands import (
     parse,
 )  # fmt: skip
 from honed.jobs.events import Compiled, Done, Tuned
+from honed.protocol.sizes import MetSizes
 from honed.runtime.errors import InvalidArgument
 
 FILE, OUT, RECORDS = Path("-m.onnx"), Path("-o"), Path("records")
@@ -34,6 +35,7 @@ EXAMPLES: list[Job[Any]] = [
     Compile(
         file=FILE, output=OUT, name="shown", shapes={"a=b": (1, 2), "c": (3,)}, precision="fp16", like=OUT,
         calibration=Path("sets"), device="-d", profile=Path("p"), records=RECORDS, memory_mib=512,
+        sizes=(MetSizes(part=1, sizes=(100, 7)), MetSizes(part=2, sizes=(3,))), slower_too=True,
     ),
     Check(file=FILE, shapes={"x": (1,)}),
     Fit(file=FILE, shapes={"x": (1,)}, profile=FILE),
@@ -82,3 +84,6 @@ def test_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert "python -m honed.tuner" in capsys.readouterr().err
     with pytest.raises(InvalidArgument, match="INPUT=1,3,224,224"):
         parse(["check", "m", "--shape", "nonsense"], "")
+    for text in ("nonsense", "x:1", "1:x"):
+        with pytest.raises(InvalidArgument, match="PART:100,7"):
+            parse(["compile", "m", "-o", "x", "--sizes", text], "")

@@ -23,7 +23,18 @@ from honed.runtime.cpuparts import CpuParts
 from honed.runtime.devices import Device
 from honed.runtime.errors import DeviceError, InvalidArgument, ModelFileError, ModelRefused
 from honed.runtime.executor import Executor
-from honed.runtime.model import CPU_PART, CompiledModel, CpuPart, HostCall, PartTensor, Probe, Proof, Split
+from honed.runtime.model import (
+    CPU_PART,
+    CompiledModel,
+    CpuPart,
+    HostCall,
+    PartTensor,
+    Probe,
+    Proof,
+    SizesLeftOut,
+    Split,
+)
+from honed.runtime.partcalls import PartsRan, SizesToStopAt
 from honed.runtime.partlimits import PartLimits
 from honed.runtime.proof import check_behind, check_probe
 
@@ -275,6 +286,11 @@ WRONG: dict[str, Change] = {
     "a call with too few inputs": call(inputs=()),
     "a call of integers": of_part(0, inputs=tensors(s=("int32", 8))),
     "a call of another shape": of_part(0, inputs=tensors(s=("float64", 9))),
+    "a part that runs twice": split(behind=(1, 1)),
+    "a sized part between steps": of_part(0, sized=True),
+    "rows of a part that has no sizes": of_part(1, by_rows=True),
+    "sizes of a part that has none": split(left_out=(SizesLeftOut(part=1, sizes=(), why=""),)),
+    "sizes of no part": split(left_out=(SizesLeftOut(part=9, sizes=(), why=""),)),
     "a call without parts": lambda m: replace(m, split=None),
 }
 
@@ -315,15 +331,25 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
         return tuple(some(st.lists(st.sampled_from(changed), max_size=3), changed))
 
     parts = tuple(
-        replace(p, onnx=some(numbers, p.onnx), inputs=drawn(p.inputs), outputs=drawn(p.outputs))
+        replace(
+            p,
+            onnx=some(numbers, p.onnx),
+            inputs=drawn(p.inputs),
+            outputs=drawn(p.outputs),
+            sized=some(st.booleans(), p.sized),
+            by_rows=some(st.booleans(), p.by_rows),
+        )
         for p in built.split.parts
     )
+    sizes = st.lists(numbers, max_size=2).map(tuple)
+    out = st.builds(SizesLeftOut, part=numbers, sizes=sizes, why=st.just("it is slower"))
     changed = Split(
         parts=parts,
         behind=some(st.lists(numbers, max_size=2).map(tuple), built.split.behind),
         outputs=drawn(built.split.outputs),
         nodes=some(numbers, 2),
         flops=some(numbers, 2),
+        left_out=some(st.lists(out, max_size=2).map(tuple), ()),
     )
     attrs = {"part": some(numbers, 0), "wanted": some(st.lists(numbers, max_size=2).map(tuple), (0,))}
     with_both = call(attrs=attrs)(replace(built, split=changed))
@@ -334,6 +360,9 @@ def test_whatever_parts_say_is_kept_or_refused(data: st.DataObject) -> None:
     assert {t.name for t in with_both.gives}
     assert with_both.split is not None
     assert attrs["part"] not in with_both.split.behind
+    for each in with_both.split.left_out:
+        assert each.part in with_both.split.behind
+        assert with_both.split.parts[each.part].sized
 
 
 @pytest.mark.opencl
@@ -395,3 +424,71 @@ def test_tensors_of_any_size_are_handed_over_and_back() -> None:
             for found, x in earlier:
                 np.testing.assert_array_equal(found[0], x + x, strict=True)
                 np.testing.assert_array_equal(found[1], x[x > 0], strict=True)
+
+
+def one(given: str, made: str, op: str, *more: str) -> tuple[CpuPart, bytes]:
+    """A part of one node, on and to as many elements as there are."""
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in (given, made)]
+    none = numpy_helper.from_array(np.float32(0), "none")
+    nodes = [helper.make_node(op, [given, *more], [made])]
+    if op == "Compress":
+        nodes = [
+            helper.make_node("Greater", [given, "none"], ["above"]),
+            helper.make_node("Compress", [given, "above"], [made]),
+        ]
+    graph = helper.make_graph(nodes, "part", ends[:1], ends[1:], initializer=[none])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    described = CpuPart(
+        onnx=0,
+        inputs=tensors(**{given: ("float32", -1)}),
+        outputs=tensors(**{made: ("float32", -1)}),
+        nodes=1,
+        flops=1,
+        why=(),
+        sized=True,
+    )
+    return described, bytes(model.SerializeToString())
+
+
+def test_parts_run_on_until_one_meets_sizes_to_stop_at() -> None:
+    """What the rest needs, or is wanted, comes back; large values as small ones."""
+    made = [one("x", "kept", "Compress"), one("kept", "less", "Neg"), one("less", "root", "Neg")]
+    files = iter([data for _, data in made])
+    split_ = Split(parts=tuple(part for part, _ in made), behind=(0, 1, 2), outputs=(), nodes=0, flops=0)
+    file = cast(
+        modelfile.ModelFile,
+        SimpleNamespace(
+            model=SimpleNamespace(split=split_),
+            constant=lambda _: np.frombuffer(next(files), np.uint8),
+        ),
+    )
+    stops = [SizesToStopAt(part=1, sizes=(5,), least=0), SizesToStopAt(part=2, sizes=(90_000,), least=80_000)]
+    with CpuParts().open(file) as opened:
+        for above, done, back in (
+            (0, 3, {"root"}),
+            (5, 1, {"kept"}),
+            (6, 3, {"root"}),
+            (79_999, 3, {"root"}),
+            (85_000, 2, {"less"}),
+            (90_000, 2, {"less"}),
+            (90_001, 3, {"root"}),
+        ):
+            x = np.ones(100_000, np.float32)
+            x[above:] = -1
+            ran, values = opened.run_chain([0, 1, 2], {"x": x}, ["root"], stops)
+            assert (ran.done, set(values)) == (done, back)
+            assert ran.sizes == ((100_000,), (above,), (above,))[: done + 1]
+            [value] = values.values()
+            np.testing.assert_array_equal(value, x[:above] if "less" not in values else -x[:above])
+
+
+def test_an_answer_that_cannot_be_one_is_an_error_of_the_process() -> None:
+    part_, _ = one("x", "y", "Neg")
+    for ran in (
+        PartsRan(done=2, ns=1, sizes=((1,), (1,)), outputs=()),
+        PartsRan(done=-1, ns=1, sizes=(), outputs=()),
+        PartsRan(done=1, ns=1, sizes=(), outputs=()),
+        PartsRan(done=1, ns=1, sizes=((1, 2),), outputs=()),
+    ):
+        with pytest.raises(DeviceError, match="what it should not"):
+            cpuparts._check_answer([part_], ran)

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 from tvm import tirx
 from tvm.target import Target
 
@@ -18,6 +21,7 @@ from honed.tuner.lower import schedule
 from honed.tuner.lower.module import lower_module
 from honed.tuner.lower.opencl import Lowered, LoweringFailed
 from honed.tuner.lower.target import target_for
+from honed.tuner.running import run_model
 from honed.tuner.search import rules
 from tests import models
 
@@ -91,3 +95,36 @@ def test_drawn_schedules(name: str, family: str, device: Device, tmp_path: Path)
                 assert_same_answers(both, device)
                 compared += 1
     assert compared
+
+
+def test_a_vector_of_conditions_meets_one_that_is_the_same_for_all(device: Device) -> None:
+    """Of 16 boxes RoiAlign's vectors are of places in a row, for which a column's bounds are one."""
+    boxes, r = 16, np.random.default_rng(0)
+    node = helper.make_node(
+        "RoiAlign",
+        ["x", "boxes", "images"],
+        ["y"],
+        output_height=4,
+        output_width=4,
+        spatial_scale=0.25,
+        sampling_ratio=2,
+    )
+    kinds = {
+        "x": ("float32", [1, 32, 16, 16]),
+        "boxes": ("float32", [boxes, 4]),
+        "images": ("int64", [boxes]),
+    }
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.dtype(kind)), shape)
+        for name, (kind, shape) in kinds.items()
+    ]
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "g", inputs, [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 16)], ir_version=8)
+    given = {
+        "x": r.normal(size=(1, 32, 16, 16)).astype(np.float32),
+        "boxes": np.sort(r.uniform(0, 64, (boxes, 2, 2)), 1).reshape(boxes, 4).astype(np.float32),
+        "images": np.zeros(boxes, np.int64),
+    }
+    [expected] = onnxruntime.InferenceSession(model.SerializeToString()).run(None, given)
+    np.testing.assert_allclose(run_model(model, given, device)["y"], expected, rtol=1e-4, atol=1e-5)

@@ -195,6 +195,7 @@ def test_a_detector_of_two_stages_has_a_part_that_sizes_alone_keep_from_compilin
     assert dense.sized
     assert dense.by_rows
     assert dense.flops > 1000 * choosing.flops
+    assert "RoiAlign" in [node.op_type for node in dense.model.graph.node]
 
 
 def test_what_has_no_work_that_pays_stays_one_part(tmp_path: Path) -> None:
