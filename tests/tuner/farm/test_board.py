@@ -13,7 +13,7 @@ import pytest
 
 from honed.runtime.devices import Device
 from honed.tuner.farm import rows
-from honed.tuner.farm.board import BenchBoard, LeasedGate, MeasuringBoard, Place
+from honed.tuner.farm.board import BenchBoard, BoardPlace, LeasedGate, MeasuringBoard
 from honed.tuner.measure import codec
 from honed.tuner.measure.candidate import Workload
 from honed.tuner.valhall.compiler import Dump
@@ -138,7 +138,7 @@ def test_a_bench_judges_several_at_a_time_without_a_device(sums: Workload, sourc
 
 def test_searches_take_turns() -> None:
     now = 100.0
-    place, done = Place(lambda: now), rows.Ready(rate=1.0)
+    place, done = BoardPlace(lambda: now), rows.Ready(rate=1.0)
     assert isinstance(rows.answer(place.answer("one", lambda _: done)), rows.NotNow), "there is no board"
     place.board = BenchBoard("mali-g610", OneProgram({}), 1)
     assert rows.answer(place.answer("one", lambda _: done)) == done

@@ -24,6 +24,12 @@ def register(commands: Any) -> None:
     """Add this command to the parser."""
     farm = commands.add_parser("farm", help="search on many machines at once", allow_abbrev=False)
     actions = farm.add_subparsers(metavar="ACTION", required=True, parser_class=Parser, title="actions")
+    _add_worker(actions)
+    _add_scheduler(actions)
+    _add_certificates(actions)
+
+
+def _add_worker(actions: Any) -> None:
     worker = add_command(
         actions,
         "worker",
@@ -36,24 +42,7 @@ def register(commands: Any) -> None:
         ),
         examples="hone farm worker tls://pc:8786\nhone farm worker tls://pc:8786 --bench mali-g610",
     )
-    scheduler = add_command(
-        actions,
-        "scheduler",
-        _scheduler,
-        about="be the meeting place of a farm",
-        details="Workers and 'hone tune --farm' connect to it. Runs until it is stopped.",
-        examples="hone farm scheduler tls://pc:8786\nhone farm scheduler tcp://127.0.0.1:8786",
-    )
-    for parser in (worker, scheduler):
-        parser.add_argument(
-            "url",
-            metavar="URL",
-            nargs="?",
-            default=os.environ.get("HONED_FARM") or _LOCAL,
-            help=f"tls://HOST:PORT of the scheduler; without TLS only on this machine (default: $HONED_FARM, "
-            f"else {_LOCAL})",
-        )
-        add_certificates(parser)
+    _add_url(worker)
     worker.add_argument(
         "--device", metavar="SPEC", help="OpenCL device to measure on (default: the best there is)"
     )
@@ -69,6 +58,33 @@ def register(commands: Any) -> None:
         type=Path,
         help="where benchmarks/valhall/build has made the offline compiler",
     )
+
+
+def _add_scheduler(actions: Any) -> None:
+    scheduler = add_command(
+        actions,
+        "scheduler",
+        _scheduler,
+        about="be the meeting place of a farm",
+        details="Workers and 'hone tune --farm' connect to it. Runs until it is stopped.",
+        examples="hone farm scheduler tls://pc:8786\nhone farm scheduler tcp://127.0.0.1:8786",
+    )
+    _add_url(scheduler)
+
+
+def _add_url(parser: Parser) -> None:
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        default=os.environ.get("HONED_FARM") or _LOCAL,
+        help=f"tls://HOST:PORT of the scheduler; without TLS only on this machine (default: $HONED_FARM, "
+        f"else {_LOCAL})",
+    )
+    add_certificates(parser)
+
+
+def _add_certificates(actions: Any) -> None:
     certificates = add_command(
         actions,
         "certificates",

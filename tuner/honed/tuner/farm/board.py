@@ -264,7 +264,7 @@ def _ruling(
     return rows.Ruling(verdict=to_plain(verdict), phases=dict(phases), faults=faults)
 
 
-class Place:
+class BoardPlace:
     """The board of a process, and whose it is: searches take turns, as a board has one task loaded."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -293,7 +293,7 @@ class Place:
             self.asked = self._clock()
 
 
-PLACE = Place()
+PLACE = BoardPlace()
 
 
 def greet() -> bytes:

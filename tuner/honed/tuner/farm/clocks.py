@@ -14,7 +14,7 @@ _WINDOW = 5  # yardsticks that a board's speed rests on; one alone is off by a f
 _LEAST = 3  # of them before a board is compared with others
 SET_ASIDE = 1.5  # times as slow as its peers, or as fast: how a candidate's time follows is not known then
 _BACK = 1.2  # times as slow as its peers at most, or as fast, to be taken back
-TOLD = 1.1  # beyond which scaling is worth a word
+TOLD = 1.1  # by which a board's ratio must change to be worth a word
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
-    """A task of a `search`: its workload, and its files of inputs and answers by their names."""
+    """A task of a `search`: its workload, and the files of inputs and answers that are in its folder."""
 
     search: str
     workload: Map

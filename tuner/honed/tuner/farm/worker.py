@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dask
-from distributed import Status, Worker
+from distributed import Security, Status, Worker
 
 from .board import PLACE, Board
 from .scheduler import NOWHERE, SETTINGS, quiet, stopping
@@ -29,60 +29,77 @@ def serve(url: str, certificates: Path | None, board: Board, tell: Callable[[str
     Where the scheduler goes away, it is waited for. Raises what `checked` and `security` raise.
     """
     url = checked(url)
-    guard = security(url, certificates)
-    pool = _Lasting(board.threads, "board")
+    member = _Member(url, security(url, certificates), board, tell)
     PLACE.board = board
-
-    async def stay() -> None:
-        stop, told = stopping(), False
-        while not stop.is_set():
-            with tempfile.TemporaryDirectory(prefix="honed-farm-") as folder:
-                worker = Worker(
-                    url,
-                    nthreads=board.threads,
-                    executor=pool,
-                    name=f"{socket.gethostname()}-{os.getpid()}",
-                    security=guard,
-                    local_directory=folder,
-                    memory_limit=0,
-                    dashboard=False,
-                    dashboard_address=NOWHERE,
-                    death_timeout=_RETRY_SECONDS,
-                )
-                try:
-                    await worker
-                except (TimeoutError, OSError, RuntimeError, ValueError) as error:
-                    await worker.close(nanny=False)
-                    if not told:
-                        tell(f"no farm answers at {url} ({error}); it is waited for")
-                        told = True
-                else:
-                    tell(f"in the farm at {url} as {worker.name}")
-                    told = False
-                    await _until_left(worker, stop)
-                    await worker.close(nanny=False)
-            await _either(stop, _RETRY_SECONDS)
-
-    async def _until_left(worker: Worker, stop: asyncio.Event) -> None:
-        resting = False
-        while worker.status in (Status.running, Status.paused):
-            if await _either(stop, _LOOK_SECONDS):
-                PLACE.leaving = True  # what is being judged is finished, what waits goes back
-                await asyncio.get_running_loop().run_in_executor(pool, _nothing)
-                return
-            quiet_for = time.monotonic() - PLACE.asked
-            if quiet_for > _REST_SECONDS and not resting:
-                await asyncio.get_running_loop().run_in_executor(pool, board.rest)
-            resting = quiet_for > _REST_SECONDS
-
     quiet()
     try:
         with dask.config.set(SETTINGS):
-            asyncio.run(stay())
+            asyncio.run(member.stay())
     finally:
         PLACE.board = None
-        pool.submit(board.close).result()
-        pool.end()
+        member.close()
+
+
+class _Member:
+    """The worker that a board has in the farm; another, once that has lost its scheduler."""
+
+    def __init__(self, url: str, guard: Security, board: Board, tell: Callable[[str], None]) -> None:
+        self._url = url
+        self._guard = guard
+        self._board = board
+        self._tell = tell
+        self._pool = _Lasting(board.threads, "board")
+
+    async def stay(self) -> None:
+        """Be in the farm until told to stop."""
+        stop, waited = stopping(), False
+        while not stop.is_set():
+            with tempfile.TemporaryDirectory(prefix="honed-farm-") as folder:
+                worker = self._worker(folder)
+                try:
+                    await worker
+                except (TimeoutError, OSError, RuntimeError, ValueError) as error:
+                    if not waited:
+                        self._tell(f"no farm answers at {self._url} ({error}); it is waited for")
+                    waited = True
+                else:
+                    self._tell(f"in the farm at {self._url} as {worker.name}")
+                    waited = False
+                    await self._until_left(worker, stop)
+                await worker.close(nanny=False)
+            await _either(stop, _RETRY_SECONDS)
+
+    def close(self) -> None:
+        """End the board's processes, and its threads."""
+        self._pool.submit(self._board.close).result()
+        self._pool.end()
+
+    def _worker(self, folder: str) -> Worker:
+        return Worker(
+            self._url,
+            nthreads=self._board.threads,
+            executor=self._pool,
+            name=f"{socket.gethostname()}-{os.getpid()}",
+            security=self._guard,
+            local_directory=folder,
+            memory_limit=0,
+            dashboard=False,
+            dashboard_address=NOWHERE,
+            death_timeout=_RETRY_SECONDS,
+        )
+
+    async def _until_left(self, worker: Worker, stop: asyncio.Event) -> None:
+        """Until told to stop, or the scheduler is gone; the board rests while nothing is asked of it."""
+        loop, resting = asyncio.get_running_loop(), False
+        while worker.status in (Status.running, Status.paused):
+            if await _either(stop, _LOOK_SECONDS):
+                PLACE.leaving = True  # what is being judged is finished, what waits goes back
+                await loop.run_in_executor(self._pool, _nothing)
+                return
+            unasked = time.monotonic() - PLACE.asked > _REST_SECONDS
+            if unasked and not resting:
+                await loop.run_in_executor(self._pool, self._board.rest)
+            resting = unasked
 
 
 class _Lasting(ThreadPoolExecutor):

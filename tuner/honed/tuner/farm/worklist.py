@@ -158,7 +158,7 @@ class _Board:
     loading: bool = False
     tickets: list[int] = field(default_factory=list)  # the oldest first
     away_until: float = 0.0
-    scaled: bool = False  # and told
+    told: float = 1.0  # the ratio that was told last
 
 
 @dataclass(slots=True)
@@ -288,12 +288,11 @@ class WorkList:
             if standing.aside:
                 yield from self._set_aside(ticket, ratio, now)
                 return
-            scaled = not 1 / TOLD <= ratio <= TOLD
-            if scaled and not board.scaled:
+            if not 1 / TOLD <= ratio / board.told <= TOLD:
+                board.told = ratio
                 yield Tell(
                     ticket.board, f"takes {ratio:.2f} times the farm's usual time; its times are scaled"
                 )
-            board.scaled = scaled
         if ticket.candidate is not None:
             self.settled.add(ticket.candidate)
             yield Settle(number, ticket.candidate, ticket.board, ratio)
