@@ -231,3 +231,15 @@ def test_the_task_whose_turn_comes_next_is_foretold() -> None:
     assert one.rate == 0.5, "foretelling changes nothing"
     one.rate = 0.003
     assert likely_next([one], one) is None
+
+
+def test_what_others_found_is_tried_before_any_search() -> None:
+    little, much, most = (timed(key, seconds) for key, seconds in (("a", 0.01), ("b", 0.02), ("c", 1.0)))
+    for one in (little, much):
+        one.hinted, one.rate = True, 0.0  # whatever a search is expected to win
+    tasks = [little, much, most]
+    assert next_task(tasks) is much
+    assert likely_next(tasks, much) is little
+    much.end_round(0.02, 1.0)
+    little.skip("too small to matter")
+    assert next_task(tasks) is most
