@@ -16,6 +16,7 @@ from random import Random
 from .sizes import Http, Sizes
 
 HOUR = 3600.0
+_LISTED = 72.0  # bytes of a list, of each board's index: a hash and the board's number
 
 
 class Reading(Enum):
@@ -61,7 +62,6 @@ class Outcome:
 class _Board:
     seen: int = 0  # pushes that it has the records of
     next_s: float = 0.0
-    pulls: int = 0
 
 
 def simulate(fleet: Fleet, sizes: Sizes, http: Http) -> Outcome:
@@ -82,7 +82,7 @@ def simulate(fleet: Fleet, sizes: Sizes, http: Http) -> Outcome:
             break
         board = boards[n]
         pushed = _before(pushes, now)
-        pull = _pull(fleet, sizes, http, first=board.pulls == 0, changed=pushed - board.seen)
+        pull = _pull(fleet, sizes, http, changed=pushed - board.seen)
         free = max(now, free) + pull.down * 8 / (fleet.line_mbit * 1e6)
         done = max(free, now + pull.requests * http.round_trips * fleet.round_trip_s)
         longest = max(longest, done - now)
@@ -91,7 +91,7 @@ def simulate(fleet: Fleet, sizes: Sizes, http: Http) -> Outcome:
         if pushed == len(pushes) and board.seen < pushed:
             have.append(done)
             on.append(done if n >= off else 0.0)
-        board.seen, board.pulls = pushed, board.pulls + 1
+        board.seen = pushed
         wait = fleet.hours * HOUR * (1 + rng.uniform(-fleet.jitter, fleet.jitter))
         heapq.heappush(queue, (max(done, now + wait), n))
     days = max(now, end) / (24 * HOUR)
@@ -117,30 +117,27 @@ class _Pull:
     up: float
 
 
-def _pull(fleet: Fleet, sizes: Sizes, http: Http, *, first: bool, changed: int) -> _Pull:
-    """What one pull asks for, where `changed` boards have pushed since; an index and its signature each."""
-    sought: list[tuple[int, float]] = []  # how many answers with a body, and its size
-    unchanged = 0
-    keyring = [(1, sizes.keyring * fleet.boards), (1, sizes.keyring_signature)]
-    signed = [(1, sizes.index), (1, sizes.index_signature)]
-    present = fleet.pushers  # boards that have an index in the hub
-    read = present if fleet.reading is Reading.WHOLE or first else changed
-    if fleet.reading is Reading.WHOLE or first:
-        sought += keyring
-    else:
-        unchanged += 2
-    if fleet.reading is Reading.CONDITIONAL and not first:
-        unchanged += 2 * (present - changed)
-    if fleet.reading is Reading.LISTED:
-        sought += [(1, 72.0 * fleet.boards)] if first or changed else []
-        unchanged += 0 if first or changed else 1
-    sought += [(read * n, size) for n, size in signed]
-    sought += [(changed, sizes.records)]
-    missing = fleet.boards - present if fleet.reading is not Reading.LISTED else 0  # 404, named but empty
-    bodies = sum(n for n, _ in sought)
-    requests = bodies + unchanged + missing
-    down = sum(n * (size + http.answers) for n, size in sought)
-    down += unchanged * http.unchanged + missing * http.missing
+def _pull(fleet: Fleet, sizes: Sizes, http: Http, changed: int) -> _Pull:
+    """What one pull asks for, where `changed` boards have pushed since the last; each file has a signature.
+
+    All boards have an index in the hub, from nights before, and what those say is known already.
+    """
+    every, signatures = fleet.boards, 2
+    keyring = sizes.keyring * every + sizes.keyring_signature
+    index, records = sizes.index + sizes.index_signature, sizes.records
+    match fleet.reading:
+        case Reading.WHOLE:
+            bodies, content, unchanged = signatures * (1 + every), keyring + every * index, 0
+        case Reading.CONDITIONAL:
+            bodies, content = signatures * changed, changed * index
+            unchanged = signatures * (1 + every - changed)
+        case Reading.LISTED:
+            listed = int(changed > 0)
+            bodies, content = listed + signatures * changed, listed * _LISTED * every + changed * index
+            unchanged = 1 - listed
+    bodies, content = bodies + changed, content + changed * records
+    requests = bodies + unchanged
+    down = content + bodies * http.answers + unchanged * http.unchanged
     return _Pull(requests, down, requests * http.asks)
 
 

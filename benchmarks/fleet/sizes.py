@@ -18,7 +18,6 @@ class Http:
     asks: int = 189  # a request, with If-None-Match
     answers: int = 234  # headers of an answer with a body
     unchanged: int = 175  # 304, without one
-    missing: int = 303  # 404
     round_trips: float = 2.0  # connecting, and asking
 
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from benchmarks.fleet.search import Search
 from benchmarks.fleet.simulate import HOUR, Fleet, Reading, simulate
 from benchmarks.fleet.sizes import Http, Sizes
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 SIZES = Sizes(keyring=100, keyring_signature=300, index=500, index_signature=300, records=10_000, count=36)
 fleets = st.builds(

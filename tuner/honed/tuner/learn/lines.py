@@ -6,6 +6,7 @@ import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from honed.protocol.errors import InvalidArgument, NotFound
 from honed.protocol.strict import Mismatch
@@ -23,10 +24,14 @@ def files(place: Path) -> list[Path]:
     return found
 
 
+def _opened(path: Path) -> BinaryIO:
+    return cast("BinaryIO", gzip.open(path)) if path.name.endswith(".gz") else path.open("rb")
+
+
 def records(path: Path) -> Iterator[Line | str]:
     """What the lines of a file say, or why one is no record; raises InvalidArgument where it is damaged."""
     try:
-        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
+        with _opened(path) as file:
             for number, data in enumerate(lines(file), 1):
                 if data.strip():
                     try:

@@ -117,13 +117,13 @@ def _unusable(line: Line | str, functions: Mapping[str, tirx.PrimFunc], profile:
     name = line.device.name.casefold()
     if family_of(name, is_cpu=any(part in name for part in _PROCESSORS)) is not profile.family:
         return OTHER_FAMILY
-    if line.outcome == Stored.ABANDONED:
+    if Stored(line.outcome) is Stored.ABANDONED:
         return NO_TIME
     return "" if line.workload in functions else UNKNOWN_TASK
 
 
 def _right(line: Line) -> bool:
-    return line.outcome == Stored.RIGHT and line.state == "done"
+    return Stored(line.outcome) is Stored.RIGHT and line.state == "done"
 
 
 class _Replayed:
