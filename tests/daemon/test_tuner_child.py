@@ -13,7 +13,7 @@ from honed.daemon.connection import Connection
 from honed.daemon.tunerchild import TunerChild, TunerSettings
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import TunerReportParams
-from honed.protocol.tuning import Gain, TuningFigures
+from honed.protocol.tuning import Gain, HintFigures, TuningFigures
 
 
 class Peer:
@@ -85,6 +85,12 @@ def test_figures_alone_are_no_tuner(tmp_path: Path) -> None:
     [
         TuningFigures(trials={"right": -1}, faults=0, gains={}),
         TuningFigures(trials={}, faults=-1, gains={}),
+        TuningFigures(
+            trials={},
+            faults=0,
+            gains={},
+            hints={"attic": HintFigures(taken=-1, tried=0, failed=0, aside=False)},
+        ),
         TuningFigures(trials={}, faults=0, gains={"m": Gain(before_seconds=1.0, now_seconds=float("nan"))}),
     ],
 )

@@ -199,6 +199,7 @@ class Api:
             sequences=service.SequencesStatus(
                 count=len(self.sequencer.sequences), bytes=self.sequencer.sequences.nbytes
             ),
+            hints=self.tuner.figures.hints if self.tuner.figures is not None else {},
         )
 
     @_answers(methods.LEASE_ASK)

@@ -4,7 +4,7 @@
 which device is used, [serve] which engine, [cpu] bounds the one on the processor, [sequences] the state
 that is kept between requests, [limits] what is accepted, [variants] compiled forms for other shapes, [apps]
 models that apps bring, [usage] says how use is remembered, [idle] when the machine counts as idle, [tuner]
-whether the service starts a tuner. Files in `honed.toml.d/` beside it that
+whether the service starts a tuner, [hub] what honed-hub shares. Files in `honed.toml.d/` beside it that
 end in .toml are read after it in the order of their names; a later file wins setting by setting. Every
 setting keeps its origin.
 """
@@ -25,6 +25,7 @@ from typing import Any, Final
 from honed.protocol.errors import InvalidArgument
 
 from .apps.settings import AppsSettings
+from .hubsettings import HubSettings
 from .idle.settings import IdleSettings
 from .ledger import UsageSettings
 from .limits import Limits
@@ -109,6 +110,7 @@ TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(
         "usage": UsageSettings,
         "idle": IdleSettings,
         "tuner": TunerSettings,
+        "hub": HubSettings,
     }
 )
 
@@ -131,6 +133,7 @@ class Config:
     usage: UsageSettings
     idle: IdleSettings
     tuner: TunerSettings
+    hub: HubSettings
     files: tuple[Path, ...]  # read, in order
     origins: Mapping[str, str]
 
@@ -337,7 +340,7 @@ _KINDS: Final[Mapping[Any, str]] = MappingProxyType(
         str: "a text in quotes",
         bool: "true or false",
         tuple[str, ...]: 'texts in quotes, as ["mali", "cpu"]',
-        dict[str, str]: 'a device in quotes for each model, as {lightglue = "mali"}',
+        dict[str, str]: 'a text in quotes for each name, as {lightglue = "mali"}',
     }
 )
 

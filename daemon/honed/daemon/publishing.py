@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from honed.protocol import versions
 from honed.protocol.errors import AlreadyExists, InvalidArgument, ModelRefused, NotFound
 from honed.protocol.params import HistoryParams, PinParams, PublishParams, RollbackParams
 from honed.protocol.versions import ModelHistory, ModelPublished, ModelVersion, RolledBack
+from honed.runtime.origin import Origin
 
 from .blocking import cleared_in_thread, in_thread
 from .build import load
@@ -108,7 +109,13 @@ class Publisher:
         """Load the successor beside the present version, and let the better one serve."""
         history, server = entry.manifest.history, self.pool.device_of(entry)
         version = new_version(
-            file, history.next_number, schedules=schedules, why=why, now=time.time(), settled=False
+            file,
+            history.next_number,
+            schedules=schedules,
+            why=why,
+            now=time.time(),
+            settled=False,
+            brought=_brought(model, entry.compiled),
         )
         with ExitStack() as held:
             held.enter_context(self.pool.keeping(server, file.sha256))
@@ -281,3 +288,16 @@ def _kept(
     number = entry.manifest.history.current.number
     sentence = f"version {number} is served as before: {reason}"
     return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)
+
+
+def _brought(model: Compiled, before: Compiled | None) -> tuple[str, ...]:
+    """The measured schedules that a version has and the one before has not (`ModelVersion.brought`)."""
+    known = set(_measured(before)) if before is not None else set()
+    return tuple(dict.fromkeys(each for each in _measured(model) if each not in known))
+
+
+def _measured(model: Compiled) -> Iterator[str]:
+    for kernel in model.kernels:
+        origin = Origin.parse(kernel.schedule)
+        if origin.tried:
+            yield f"{kernel.task} {origin.name}"

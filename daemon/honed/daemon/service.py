@@ -275,6 +275,7 @@ async def _run(
             records=records,
             cache_dir=places.cache_dir,
             tuner_mib=config.tuner.memory_mib,
+            hints=lambda: reloader.config.hub.trials,
         ),
         reloader=reloader,
         connections=lambda: clients.connections,

@@ -375,8 +375,7 @@ def new_version(
     why: str,
     now: float,
     settled: bool,
-    old_us: float | None = None,
-    new_us: float | None = None,
+    brought: tuple[str, ...] = (),
 ) -> ModelVersion:
     """A version whose file is about to be stored."""
     return ModelVersion(
@@ -386,9 +385,10 @@ def new_version(
         schedules=schedules,
         made=now,
         why=why,
-        old_us=old_us,
-        new_us=new_us,
+        old_us=None,
+        new_us=None,
         settled=settled,
         kept=True,
         quarantine="",
+        brought=brought,
     )

@@ -23,6 +23,7 @@ from .cli import (
     faults,
     fit,
     history,
+    hub,
     infer,
     metrics,
     models,
@@ -85,7 +86,7 @@ def parser() -> Parser:
     add_global_options(made)
     made.add_argument("--version", action=VersionAction, help="print the version and exit")
     commands = made.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, title="commands")
-    tuned = (tuning, tasks, history, versions, records, faults)
+    tuned = (tuning, tasks, history, versions, records, hub, faults)
     for group in (
         models,
         adding,

@@ -81,7 +81,8 @@ class TunerChild:
         seconds = [
             each for gain in figures.gains.values() for each in (gain.before_seconds, gain.now_seconds)
         ]
-        for figure in (*figures.trials.values(), figures.faults, *seconds):
+        counts = [n for each in figures.hints.values() for n in (each.taken, each.tried, each.failed)]
+        for figure in (*figures.trials.values(), figures.faults, *seconds, *counts):
             if not (math.isfinite(figure) and figure >= 0):
                 raise InvalidArgument(f"figures of tuning cannot be {figure}; give what the records have")
         self.figures = figures

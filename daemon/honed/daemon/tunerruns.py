@@ -80,7 +80,8 @@ class _Measuring:
 class TunerRuns:
     """Runs `python -m honed.tuner` for clients: one that measures at a time, and a few on the records.
 
-    `tuner_mib` is the memory of each process of a search, 0 for no limit.
+    `tuner_mib` is the memory of each process of a search, 0 for no limit; `hints` tells how many trials of a
+    task the records of a hub may cost in a day.
     """
 
     limits: Limits
@@ -93,6 +94,7 @@ class TunerRuns:
     records: Path
     cache_dir: Path
     tuner_mib: int
+    hints: Callable[[], int]
     _measuring: dict[str, _Measuring] = field(init=False, default_factory=dict)  # by model; at most one
     _others: int = field(init=False, default=0)
 
@@ -141,6 +143,7 @@ class TunerRuns:
                     current=self.store.form(entry.manifest, entry.key),
                     records=self.records,
                     cache_dir=self.cache_dir,
+                    hints=self.hints(),
                 )
                 if params.command == "tasks":
                     await self._child(tasks, notify, self.limits.compile_seconds, run=run)

@@ -112,12 +112,14 @@ class Search(OnFile[R]):
     """A session of tuning. `current` is the version served now, which chose the precision.
 
     With `bench` candidates are judged by machine code for that device, which is not there; its compiler is in
-    `bench_root`. Peaks and cost models are kept in `cache_dir`.
+    `bench_root`. Peaks and cost models are kept in `cache_dir`. Of a task so many `hints` of a hub may be
+    tried in a day.
     """
 
     current: Path | None = None
     bench: str | None = None
     bench_root: Path | None = None
+    hints: int = 4
     records: Path
     cache_dir: Path
 

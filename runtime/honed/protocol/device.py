@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 
@@ -15,6 +17,14 @@ class DeviceIdentity:
     name: str
     driver_version: str
     kernel_driver: str  # "kbase", "panthor", "panfrost", "nvidia", or "" where there is none
+
+    @property
+    def key(self) -> str:
+        """SHA-256 of the identity as canonical JSON, without the driver's version."""
+        identity = asdict(self)
+        del identity["driver_version"]
+        canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 Figure = Literal["fp32_gflops", "fp16_gflops", "bandwidth_gbs"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .device import DeviceIdentity, DevicePeaks
 from .faults import KernelLog
 from .strict import ABSENT, Map
-from .tuning import TuningFigures
+from .tuning import HintFigures, TuningFigures
 from .versions import ModelPublished
 
 
@@ -154,7 +154,7 @@ NO_SEQUENCES = SequencesStatus(count=0, bytes=0)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Status:
-    """The result of ServerStatus; `models` counts them by state."""
+    """The result of ServerStatus; `models` counts them by state, `hints` are a hub's records by their key."""
 
     name: str
     version: str
@@ -175,6 +175,7 @@ class Status:
     lease: LeaseStatus
     tuner: TunerStatus
     sequences: SequencesStatus = NO_SEQUENCES
+    hints: dict[str, HintFigures] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

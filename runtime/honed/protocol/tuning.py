@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +14,22 @@ class Gain:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HintFigures:
+    """Records of a hub by one key: how many were `taken`, and of the last weeks `tried` here and `failed`.
+
+    One fails that is not right here, or far slower than it claims. `aside`: no more of them are tried.
+    """
+
+    taken: int
+    tried: int
+    failed: int
+    aside: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TuningFigures:
-    """Of the records of tuning: `trials` by outcome, `faults` (candidates in quarantine), `gains` by model.
+    """Of the records of tuning: `trials` by outcome, `faults` (candidates in quarantine), `gains` by model,
+    `hints` of a hub by the name of the key that signed them.
 
     `reason` is why they cannot be read; there are no figures then.
     """
@@ -23,4 +37,5 @@ class TuningFigures:
     trials: dict[str, int]
     faults: int
     gains: dict[str, Gain]
+    hints: dict[str, HintFigures] = field(default_factory=dict)
     reason: str = ""

@@ -23,6 +23,8 @@ class ModelVersion:
     `schedules` tells its kernels apart from those of other versions. `old_us` and `new_us` are lower
     quartiles in microseconds of the version before and of this one, side by side in the serving worker when
     this one came; None where they were not compared. `quarantine` says why it is not served again, or "".
+    `brought` are the measured schedules that the version before did not have, each as its task and the first
+    12 digits of its trace's SHA-256, with a space between.
     """
 
     number: int
@@ -36,6 +38,7 @@ class ModelVersion:
     settled: bool  # it served cleanly, or was put there by hand
     kept: bool  # its file is still there
     quarantine: str
+    brought: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from honed.protocol.device import DevicePeaks
     from honed.protocol.results import ComparedOutput, ModelShown, ServedRequests, ShownKernel
     from honed.protocol.service import Status
+    from honed.protocol.tuning import HintFigures
 
 
 def register(commands: Any) -> None:
@@ -119,6 +120,7 @@ def _print_status(console: Console, status: Status, faults: Sequence[BlamedFault
         ("adding", f"{job.model_name}: {job.fraction:.0%} {job.text or job.stage}") for job in status.jobs
     ]
     rows += [("damaged", name) for name in status.damaged]
+    rows += [("set aside", text) for text in set_aside(status.hints)]
     rows += _faults(faults)
     console.print(fields(rows))
     if len(status.devices) > 1:
@@ -135,6 +137,15 @@ def _faults(found: Sequence[BlamedFault]) -> list[tuple[str, str]]:
     ours = sum(fault.whose == SERVICE for fault in found)
     said = f"{len(found)} in the kernel log since the machine started, {ours} of a worker of this service"
     return [("GPU faults", f"{said}; 'hone faults' says whose")]
+
+
+def set_aside(hints: Mapping[str, HintFigures]) -> list[str]:
+    """What is said of sources of a hub whose records failed."""
+    return [
+        f"the hub's records by {name}: {each.failed} of {each.tried} failed here, so no more are tried"
+        for name, each in hints.items()
+        if each.aside
+    ]
 
 
 def peaks_text(peaks: DevicePeaks) -> str:

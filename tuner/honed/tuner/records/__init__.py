@@ -11,6 +11,7 @@ with Records.open(path) as records:
 from __future__ import annotations
 
 from .exchange import ImportCounts, export_jsonl, import_jsonl
+from .hints import PER_TASK as HINTS_PER_TASK
 from .rows import (
     Default,
     NewCandidate,
@@ -25,6 +26,7 @@ from .rows import (
 from .store import InQuarantine, Records
 
 __all__ = [
+    "HINTS_PER_TASK",
     "Default",
     "ImportCounts",
     "InQuarantine",

@@ -35,10 +35,8 @@ class Setup:
 
     @property
     def device_key(self) -> str:
-        """SHA-256 of the identity as canonical JSON, without the driver's version."""
-        identity = asdict(self.device)
-        del identity["driver_version"]
-        return sha256(json.dumps(identity, sort_keys=True, separators=(",", ":")))
+        """The device, whatever its driver."""
+        return self.device.key
 
     @property
     def driver(self) -> str:

@@ -101,6 +101,7 @@ MIGRATIONS: Final[tuple[tuple[str, ...], ...]] = (
     ),
     ("ALTER TABLE defaults ADD COLUMN rate REAL CHECK (rate >= 0)",),
     ("ALTER TABLE candidates ADD COLUMN way TEXT",),
+    ("CREATE INDEX candidates_again ON candidates (workload, device) WHERE way = 'again'",),
 )
 
 _COLUMNS: Final = """c.id, c.workload, d.key, c.driver, c.compiler, c.trace, c.trace_sha256, c.state,
@@ -168,6 +169,8 @@ TRACES: Final = """SELECT c.trace_sha256 FROM candidates c JOIN devices d ON d.i
     WHERE c.workload = :workload AND d.key = :device AND
         ((c.driver = :driver AND c.compiler = :compiler) OR c.state <> 'done')"""
 QUARANTINED: Final = f"{_FROM} WHERE d.key = :device AND c.state = 'quarantined' ORDER BY c.finished_s, c.id"
+# Of a hub: such rows never change, and what came of trying one is a row of its own (hints.py).
+_HINT: Final = "measured_by GLOB 'hub: *'"
 _STALE: Final = """d.key = :device AND c.outcome = 'right' AND c.state = 'done'
         AND (c.driver <> :driver OR c.compiler <> :compiler)
         AND NOT EXISTS (SELECT 1 FROM candidates o
@@ -175,8 +178,32 @@ _STALE: Final = """d.key = :device AND c.outcome = 'right' AND c.state = 'done'
                 AND (o.state <> 'done' OR (o.driver = :driver AND o.compiler = :compiler)))"""
 STALE: Final = f"""WITH ranked AS (
         SELECT c.id, ROW_NUMBER() OVER (PARTITION BY c.trace_sha256 ORDER BY {_FAIR}, c.id) AS place
-        FROM candidates c JOIN devices d ON d.id = c.device WHERE c.workload = :workload AND {_STALE})
+        FROM candidates c JOIN devices d ON d.id = c.device
+        WHERE c.workload = :workload AND NOT c.{_HINT} AND {_STALE})
     {_FROM} JOIN ranked ON ranked.id = c.id WHERE place = 1 ORDER BY {_FAIR}, c.id LIMIT :limit"""
+_TRIED: Final = f"""candidates o CROSS JOIN candidates c ON o.workload = c.workload AND o.device = c.device
+        AND o.trace_sha256 = c.trace_sha256 AND c.{_HINT} AND c.outcome = 'right' AND c.state = 'done'
+    WHERE o.way = 'again' AND o.state <> 'in-flight' AND o.finished_s > :since AND NOT o.{_HINT}"""
+HINTS: Final = f"""WITH ranked AS (
+        SELECT c.id, ROW_NUMBER() OVER (
+            PARTITION BY c.measured_by ORDER BY c.driver <> :driver, {_FAIR}, c.id) AS place
+        FROM candidates c JOIN devices d ON d.id = c.device
+        WHERE c.workload = :workload AND c.{_HINT} AND {_STALE})
+    {_FROM} JOIN ranked ON ranked.id = c.id WHERE place <= :limit
+    ORDER BY place, c.driver <> :driver, {_FAIR}"""
+HINTS_LATEST: Final = f"""SELECT COALESCE(MAX(c.id), 0) FROM weights w JOIN candidates c USING (workload)
+    WHERE w.model = :model AND c.{_HINT}"""
+HINTS_TRIED: Final = f"""SELECT COUNT(DISTINCT o.id) FROM {_TRIED}
+        AND o.workload = :workload AND o.device = (SELECT id FROM devices WHERE key = :device)"""
+HINTS_TAKEN: Final = (
+    f"SELECT c.measured_by, COUNT(*) FROM candidates c WHERE c.{_HINT} GROUP BY c.measured_by"
+)
+HINTS_WORTH: Final = f"""SELECT c.measured_by, COUNT(DISTINCT o.id),
+        COUNT(DISTINCT CASE WHEN o.outcome <> 'right' OR (o.driver = c.driver AND
+            o.median_s / COALESCE(o.yardstick_ratio, 1.0) > :slower * {_FAIR}) THEN o.id END)
+    FROM {_TRIED} GROUP BY c.measured_by"""
+HINTS_PRUNE: Final = """DELETE FROM candidates WHERE measured_by = :source AND id <= (
+    SELECT id FROM candidates WHERE measured_by = :source ORDER BY id DESC LIMIT 1 OFFSET :most)"""
 FINISHED: Final = f"""{_FROM} WHERE c.state <> 'in-flight' AND {_HERE} ORDER BY c.id"""
 IMPORT: Final = """INSERT INTO candidates
         (workload, device, driver, compiler, trace, trace_sha256, state, outcome, reason, story, median_s,

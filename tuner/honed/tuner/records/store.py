@@ -15,11 +15,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from honed.protocol.errors import AlreadyExists, InvalidArgument, NotFound
-from honed.protocol.tuning import Gain, TuningFigures
+from honed.protocol.tuning import Gain, HintFigures, TuningFigures
 from honed.runtime.profile import DeviceIdentity
-from honed.tuner.verdict import Verdict
+from honed.tuner.verdict import Outcome, Verdict
 
-from . import sql
+from . import hints, sql
 from .database import Opened, explained, open_database, transaction
 from .owner import Owner
 from .rows import (
@@ -209,9 +209,46 @@ class Records:
     def stale(self, workload: str, setup: Setup, limit: int = 16) -> list[TuningRecord]:
         """Right candidates of this device with another driver or compiler, not measured with this one yet.
 
-        The fastest first: the first to measure again. Their figures say nothing about this setup.
+        The fastest first: the first to measure again. Their figures say nothing about this setup. Those of
+        a hub are not among them.
         """
         return self._candidates(sql.STALE, self._here(setup, workload=workload, limit=limit))
+
+    def hints(self, workload: str, setup: Setup, per_task: int = hints.PER_TASK) -> list[TuningRecord]:
+        """What a hub's records have for a workload and was not tried here yet, the first to try first.
+
+        The best of each source in turn, those of this driver before others; none of sources set aside. Of one
+        workload no more than `per_task` are tried in a day.
+        """
+        found = self._candidates(sql.HINTS, self._here(setup, workload=workload, limit=per_task))
+        if not found:
+            return []
+        since = self._clock() - hints.DAY
+        tried: int = self._rows(sql.HINTS_TRIED, self._here(setup, workload=workload, since=since))[0][0]
+        aside = frozenset(name for name, worth in self.hint_sources().items() if worth.aside)
+        return hints.chosen(found, aside, max(0, per_task - tried))
+
+    def hint_sources(self) -> dict[str, HintFigures]:
+        """What the hints of each source are worth, by the name of its key."""
+        values = {"since": self._clock() - hints.REMEMBERED, "slower": hints.SLOWER}
+        worth = {name: (tried, failed) for name, tried, failed in self._rows(sql.HINTS_WORTH, values)}
+        taken = dict(self._rows(sql.HINTS_TAKEN, {}))
+        return {
+            name.removeprefix(hints.PREFIX): hints.figures(taken.get(name, 0), *worth.get(name, (0, 0)))
+            for name in sorted(taken | worth)
+        }
+
+    def latest_hint(self, model: str) -> int:
+        """A number that grows when a hub brings something for a model's tasks; 0 where it has not."""
+        latest: int = self._rows(sql.HINTS_LATEST, {"model": model})[0][0]
+        return latest
+
+    def refuse(self, new: NewCandidate, reason: str) -> None:
+        """Note that a candidate was refused before anything was given to the device.
+
+        Raises as `begin` does.
+        """
+        self.finish(self.begin(new), Verdict(outcome=Outcome.BUILD, reason=reason))
 
     def quarantined(self, setup: Setup) -> list[TuningRecord]:
         """All candidates that must not run on this device, with any driver or compiler, oldest first."""
@@ -283,6 +320,7 @@ class Records:
             trials=dict(self._rows(sql.TRIALS, {})),
             faults=self._rows(sql.FAULTS, {})[0][0],
             gains={model: Gain(before_seconds=before, now_seconds=now) for model, before, now in gains},
+            hints=self.hint_sources(),
         )
 
     def models(self) -> list[str]:
@@ -330,10 +368,13 @@ class Records:
 
         It gives False where the candidate was here already (see exchange.import_jsonl).
         """
+        sources = set[str]()  # of a hub
 
         def put(setup: Setup, task: TaskRecord | None, values: Mapping[str, Any]) -> bool:
             here = self._here(setup, **values)
             self._add_device(setup)
+            if values["measured_by"].startswith(hints.PREFIX):
+                sources.add(values["measured_by"])
             if task is not None:
                 self._connection.execute(sql.ADD_TASK, asdict(task))
             if self._connection.execute(sql.IMPORT, here).rowcount == 1:
@@ -344,6 +385,8 @@ class Records:
 
         with self._writing():
             yield put
+            for source in sources:
+                self._connection.execute(sql.HINTS_PRUNE, {"source": source, "most": hints.MOST})
 
     # -- the database
 

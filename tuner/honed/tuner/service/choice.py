@@ -30,6 +30,7 @@ class Known:
     failures: int  # in a row
     retry: float  # not before, in seconds since 1970
     reason: str  # of the last failure
+    hints: int = 0  # Records.latest_hint when its tuning was begun last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +89,14 @@ def failed(known: Known, reason: str, now: float) -> Known:
 
 
 def passed(
-    known: Known, *, finished: bool, headroom: float, tasks: Mapping[str, float] | None = None
+    known: Known,
+    *,
+    finished: bool,
+    headroom: float,
+    tasks: Mapping[str, float] | None = None,
+    hints: int = 0,
 ) -> Known:
-    """A pass ended; `finished` where nothing that is left is worth it."""
+    """A pass ended; `finished` where nothing that is left is worth it. `hints` were there when it began."""
     return Known(
         key=known.key,
         passes=known.passes + 1,
@@ -100,7 +106,13 @@ def passed(
         failures=0,
         retry=0.0,
         reason="",
+        hints=hints,
     )
+
+
+def hinted(known: Known, hints: int) -> Known:
+    """A model of which a hub may have brought something since: it is not finished then."""
+    return replace(known, finished=False) if hints > known.hints else known
 
 
 def _share(value: float) -> float:

@@ -6,8 +6,8 @@ import logging
 import signal
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from honed.protocol import methods
@@ -23,7 +23,7 @@ from honed.tuner.records import Records, Setup
 from honed.tuner.setup import setup_for
 
 from . import profiles
-from .choice import PassPlan, Wanted, choose, failed, passed
+from .choice import PassPlan, Wanted, choose, failed, hinted, passed
 from .memory import TuningState
 from .onepass import Place, TuningPass
 
@@ -189,10 +189,13 @@ def _look(client: Client) -> _View:
     records, memory = state_dir / "records.sqlite", TuningState(state_dir / "tuner.json")
     devices, metrics = _Devices(status), client.ask(methods.METRICS)
     variants = {each.name for each in metrics.variants}
+    hints = next(each.value for each in client.ask(methods.CONFIG_SHOW).settings if each.name == "hub.trials")
+    latest = _latest_hints(records, [model.name for model in (*metrics.models, *metrics.variants)])
     wanted, unprofiled = [], []
     for model in (*metrics.models, *metrics.variants):
         history = client.ask(methods.MODEL_HISTORY, HistoryParams(name=model.name))
         one = _wanted(client, model, history, devices, memory, is_variant=model.name in variants)
+        one = replace(one, known=hinted(one.known, latest.get(model.name, 0)))
         wanted.append(one)
         if one.obstacle or one.known.finished or model.engine != "gpu" or not model.ready:
             continue
@@ -203,7 +206,7 @@ def _look(client: Client) -> _View:
         wanted=tuple(wanted),
         unprofiled=tuple(unprofiled),
         places={
-            name: Place(device=spec, records=records, cache_dir=cache_dir)
+            name: Place(device=spec, records=records, cache_dir=cache_dir, hints=hints)
             for name, spec in devices.homes.items()
         },
         memory=memory,
@@ -239,6 +242,18 @@ def _wanted(
         obstacle = "its new version is on trial"
     known = memory.get(name, f"{source} {setup.device_key} {setup.driver} {setup.compiler}")
     return Wanted(name=name, seconds=spent.seconds, tasks=spent.tasks, obstacle=obstacle, known=known)
+
+
+def _latest_hints(path: Path, models: Sequence[str]) -> dict[str, int]:
+    """What a hub has brought for models, as `Records.latest_hint` counts it."""
+    if not path.exists():
+        return {}
+    try:
+        with Records.open(path) as records:
+            return {model: records.latest_hint(model) for model in models}
+    except HonedError as error:
+        _log.warning("what a hub brought is not known: %s", error)
+        return {}
 
 
 def figures_in(path: Path) -> TuningFigures | None:

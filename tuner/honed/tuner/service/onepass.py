@@ -37,11 +37,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the service and its tuner keep things, and the device, as a spec."""
+    """Where the service and its tuner keep things, and the device, as a spec.
+
+    Of a task so many `hints` of a hub may be tried in a day.
+    """
 
     device: str
     records: Path
     cache_dir: Path
+    hints: int
 
 
 class TuningPass:
@@ -93,9 +97,11 @@ class TuningPass:
                 gate=self._gate,
                 limits=LIMITS,
                 trust_defaults=True,
+                hints=self._place.hints,
             ) as opened,
         ):
             self._opened = opened
+            hints = opened.records.latest_hint(self._plan.name)
             session = opened.session
             if self._stopping:
                 session.stop()
@@ -113,6 +119,7 @@ class TuningPass:
                 finished=not session.stopped,
                 headroom=headroom(session.tasks),
                 tasks=headrooms(session.tasks),
+                hints=hints,
             )
 
     def _heard(self, event: events.News) -> None:

@@ -77,6 +77,7 @@ def _opened(job: commands.Search[Any], emit: Emit, seed: int = 0) -> OpenedSessi
         cache_dir=job.cache_dir,
         seed=seed,
         emit=emit,
+        hints=job.hints,
         bench=BenchChoice(job.bench, job.bench_root or ROOT) if job.bench else None,
     )
 

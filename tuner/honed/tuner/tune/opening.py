@@ -9,7 +9,7 @@ from honed.protocol.errors import HonedError
 from honed.runtime.kernellog import Reader, open_reader
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import DEFAULT_LIMITS
-from honed.tuner.records import Records, Setup
+from honed.tuner.records import HINTS_PER_TASK, Records, Setup
 from honed.tuner.setup import setup_for
 
 from .gate import Gate
@@ -36,9 +36,11 @@ class OpenedSession:
         limits: Limits = DEFAULT_LIMITS,
         trust_defaults: bool = False,
         bench: BenchChoice | None = None,
+        hints: int = HINTS_PER_TASK,
     ) -> None:
         """`name` is what is tuned, in the records; `device` a spec, None for the best there is; `gate` and
         `trust_defaults` are the session's. `limits` bound each measurement. With `bench` no device is used.
+        Of a task so many `hints` of a hub may be tried in a day.
 
         Raises DeviceError where there is no device or bench, and what `Records.open` raises.
         """
@@ -57,7 +59,7 @@ class OpenedSession:
             name,
             profile,
             trials,
-            Proposals(self.search, self.records, setup, ahead=instrument.sharing.ahead),
+            Proposals(self.search, self.records, setup, ahead=instrument.sharing.ahead, hints=hints),
             emit,
             peaks_again=instrument.peaks_again,
             gate=gate,

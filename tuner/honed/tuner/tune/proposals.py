@@ -8,11 +8,12 @@ from contextlib import suppress
 from typing import TypeVar
 
 from honed.jobs.events import Ranking
+from honed.protocol.errors import AlreadyExists
 from honed.runtime.origin import Way
 from honed.tuner import records as kept
 from honed.tuner.verdict import Stored
 
-from .search_child import DefaultSchedule, LoadedTask, Proposed, SearchBroke, SearchChild
+from .search_child import DefaultSchedule, Entry, LoadedTask, Proposed, SearchBroke, SearchChild
 from .task import TaskProgress, TuningTask
 
 T = TypeVar("T")
@@ -28,14 +29,19 @@ class Proposals:
         setup: kept.Setup,
         *,
         ahead: bool,
+        hints: int = kept.HINTS_PER_TASK,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With `ahead`, batches are made while others are measured."""
+        """With `ahead`, batches are made while others are measured.
+
+        Of a task so many `hints` of a hub may be tried in a day.
+        """
         self.search = search
         self.seconds = 0.0  # waited for it so far
         self._records = records
         self._setup = setup
         self._ahead = ahead
+        self._hints = hints
         self._clock = clock
         self._outputs: dict[str, int] = {}
         self._told: set[str] = set()  # tasks whose records the present child knows
@@ -58,8 +64,12 @@ class Proposals:
         """
         return self._waited(lambda: self._default(task, following))
 
+    def hinted(self, task: TuningTask) -> bool:
+        """Whether a hub's records have something to try for a task."""
+        return bool(self._records.hints(task.key, self._setup, self._hints))
+
     def next(self, progress: TaskProgress) -> Proposed:
-        """The next batch of a task: first of all what was best with another driver or compiler."""
+        """The next batch of a task: first of all what was best on others' boards, drivers or compilers."""
         key = progress.task.key
         made = self._made.pop(key, None)
         return made or self._waited(lambda: self._stale(progress) or self._proposed(progress))
@@ -68,7 +78,8 @@ class Proposals:
         """Have the next batch of a task made beside what follows, until `settle`."""
         if not self._ahead or progress is None or progress.task.key in self._made:
             return
-        if progress.rounds == 0 and self._records.stale(progress.task.key, self._setup):
+        stale = self._records.stale(progress.task.key, self._setup) or self.hinted(progress.task)
+        if progress.rounds == 0 and stale:
             return
         with suppress(SearchBroke):  # shows when it is asked for
             self._begin(progress)
@@ -94,13 +105,33 @@ class Proposals:
         return made
 
     def _stale(self, progress: TaskProgress) -> Proposed | None:
+        if progress.rounds:
+            return None
         key = progress.task.key
-        stale = self._records.stale(key, self._setup) if progress.rounds == 0 else []
-        if not stale:
+        stale = self._records.stale(key, self._setup)
+        entries = self._hinted(progress.task)
+        if not stale and not entries:
             return None
         loaded = self.load(progress.task)
-        entries = self.search.replay(key, [c.trace for c in stale])
+        entries += self.search.replay(key, [c.trace for c in stale]) if stale else []
         return Proposed(loaded=loaded, entries=entries, way=Way.AGAIN, last=False) if entries else None
+
+    def _hinted(self, task: TuningTask) -> list[Entry]:
+        """A hub's records, those that fit: one by one, so that what breaks the search is noted, and left."""
+        entries = []
+        for hint in self._records.hints(task.key, self._setup, self._hints):
+            try:
+                self.load(task)
+                found, why = self.search.replay(task.key, [hint.trace]), "it does not fit the task"
+            except SearchBroke as broke:
+                found, why = [], str(broke)
+            if found and found[0].candidate is not None:
+                entries += found
+                continue
+            new = kept.NewCandidate(workload=task.key, setup=self._setup, trace=hint.trace, way=Way.AGAIN)
+            with suppress(kept.InQuarantine, AlreadyExists):
+                self._records.refuse(new, found[0].refused if found else why)
+        return entries
 
     def _proposed(self, progress: TaskProgress) -> Proposed:
         self._begin(progress)

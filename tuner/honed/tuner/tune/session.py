@@ -246,6 +246,7 @@ class TuningSession:
         best = self.records.best(progress.task.key, self.setup)
         if best is not None and best.timing is not None:
             progress.found(best.timing.fair_s, best.trace)
+        progress.hinted = self._proposals.hinted(progress.task)
 
     def _take_up(self, progress: TaskProgress, loaded: LoadedTask) -> None:
         """Have the measuring child load a task, where it has not."""

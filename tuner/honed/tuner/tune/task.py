@@ -86,6 +86,7 @@ class TaskProgress:
     round_seconds: float = 10.0
     moved: int = 0  # runs that it has more (or fewer) in the forms that its model's work takes now
     rival: int = 0  # runs that it would have more in forms that are not taken
+    hinted: bool = False  # other boards' records are there to be tried, which its first round does
 
     @property
     def weight(self) -> int:
@@ -219,7 +220,13 @@ _NOT_WORTH = f"a round of it would win less than {100 * WORTH:g} % of the model'
 
 
 def next_task(tasks: list[TaskProgress]) -> TaskProgress | None:
-    """The task whose next round is expected to win most per second; None where none is worth it."""
+    """The task whose next round is expected to win most per second; None where none is worth it.
+
+    Those that have hints come before any search.
+    """
+    hinted = [p for p in tasks if p.hinted and not p.rounds and p.stage is TaskState.TUNING and p.cost]
+    if hinted:
+        return max(hinted, key=lambda p: p.cost)
     least = WORTH * sum(p.cost for p in tasks)
     worthy = [p for p in tasks if p.expected_gain > 0 and p.expected_gain * p.round_cost >= least]
     return max(worthy, key=lambda p: p.expected_gain, default=None)
@@ -227,7 +234,7 @@ def next_task(tasks: list[TaskProgress]) -> TaskProgress | None:
 
 def likely_next(tasks: list[TaskProgress], present: TaskProgress) -> TaskProgress | None:
     """The task whose turn comes if the present round, of `present`, wins nothing."""
-    after = replace(present, rate=0.5 * present.rate)
+    after = replace(present, rate=0.5 * present.rate, rounds=present.rounds + 1)
     found = next_task([after if p is present else p for p in tasks])
     return present if found is after else found
 

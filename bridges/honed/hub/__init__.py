@@ -1,0 +1,1 @@
+"""Records of tuning that many boards share, as signed files in a folder that any URL serves."""

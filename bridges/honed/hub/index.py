@@ -1,0 +1,205 @@
+"""What signed files of a hub say: its keyring, and what each board has put there. Pure.
+
+hub.json                          the keyring, signed by whoever made the hub
+boards/<key id>/index.json        what one board put there, signed by its key
+boards/<key id>/<sha256>.jsonl.gz records, known by their hash, which the index names
+
+Each board writes in its own folder only, so that pushes need no server and never conflict; whoever reads
+puts together what the keys that it trusts have signed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeVar
+
+from honed.protocol import strict
+from honed.protocol.errors import InvalidArgument
+from honed.protocol.methods import check_name
+
+from .minisign import PublicKey
+
+FORMAT: Final = 1
+HUB: Final = "hub.json"
+SIGNATURE: Final = ".minisig"  # behind the name of what is signed
+MAX_INDEX_BYTES: Final = 4 << 20
+MAX_ENTRIES: Final = 10_000
+MAX_BOARDS: Final = 10_000
+MAX_WITHDRAWN: Final = 10_000
+_HEX: Final = frozenset("0123456789abcdef")
+_CLOCKS_DIFFER: Final = 24 * 3600.0  # seconds that a board's clock may be ahead of ours
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One file of records: of one device, driver and compiler."""
+
+    sha256: str  # of the file as it lies there
+    bytes: int
+    records: int
+    device_key: str  # hash of the device's identity without its driver
+    device: str  # its name, for people
+    driver: str
+    compiler: str
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """A schedule that was taken back from service on a board."""
+
+    workload: str
+    digest: str  # the first 12 digits of its trace's SHA-256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """What one board has put there. `serial` grows with each; times are seconds since 1970."""
+
+    honed_hub: int
+    serial: int
+    created_s: float
+    expires_s: float
+    entries: tuple[Entry, ...]
+    withdrawn: tuple[Withdrawn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """A key that the keyring names."""
+
+    name: str
+    key: str  # as minisign prints it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keyring:
+    """Whose records the hub's maker believes; `revoked` are key ids that nobody is to believe any more."""
+
+    honed_hub: int
+    serial: int
+    created_s: float
+    expires_s: float
+    boards: tuple[Board, ...] = ()
+    revoked: tuple[str, ...] = ()
+
+
+def folder(key: PublicKey) -> str:
+    """Where a board writes, below the hub's address."""
+    return f"boards/{key.name}"
+
+
+def index_file(key: PublicKey) -> str:
+    """The index of a board, below the hub's address."""
+    return f"{folder(key)}/index.json"
+
+
+def object_file(key: PublicKey, sha256: str) -> str:
+    """A file of records of a board, below the hub's address."""
+    return f"{folder(key)}/{sha256}.jsonl.gz"
+
+
+def written(signed: Index | Keyring) -> bytes:
+    """The file, of which the signature is made."""
+    plain = strict.to_plain(signed, omit_defaults=True)
+    return json.dumps(plain, sort_keys=True, allow_nan=False, indent=1).encode() + b"\n"
+
+
+def read_index(data: bytes, now: float) -> Index:
+    """An index whose signature was checked; raises InvalidArgument where it is none, or has expired."""
+    index = _read(Index, data)
+    if len(index.entries) > MAX_ENTRIES or len(index.withdrawn) > MAX_WITHDRAWN:
+        raise InvalidArgument(f"it names more than {MAX_ENTRIES} files, or withdraws more")
+    for entry in index.entries:
+        if not all(len(h) == 64 and set(h) <= _HEX for h in (entry.sha256, entry.device_key)):
+            raise InvalidArgument("it names a file by what is no hash")
+        if entry.bytes < 0 or entry.records < 0:
+            raise InvalidArgument("it names a file of less than nothing")
+    _check(index.honed_hub, index.serial, index.created_s, index.expires_s, now)
+    return index
+
+
+def read_keyring(data: bytes, now: float | None) -> Keyring:
+    """A keyring whose signature was checked; raises InvalidArgument where it is none, or has expired.
+
+    `now` None: to be signed anew, whenever it is from.
+    """
+    keyring = _read(Keyring, data)
+    if len(keyring.boards) > MAX_BOARDS or len(keyring.revoked) > MAX_BOARDS:
+        raise InvalidArgument(f"it names more than {MAX_BOARDS} boards")
+    for board in keyring.boards:
+        check_name(board.name, "board")
+        PublicKey.parse(board.key)
+    _check(keyring.honed_hub, keyring.serial, keyring.created_s, keyring.expires_s, now)
+    return keyring
+
+
+def believed(
+    trusted: Mapping[str, PublicKey], keyrings: Iterable[Keyring], before: Iterable[str] = ()
+) -> dict[str, PublicKey]:
+    """Keys by name, those of the configuration first, with those that signed keyrings name; none revoked.
+
+    The keyrings' signer is trusted; `before` are key ids that one revoked before. A name that two keys have
+    is told apart by the key's id.
+    """
+    rings = list(keyrings)
+    revoked = {key_id.upper() for key_id in (*before, *(each for ring in rings for each in ring.revoked))}
+    found: dict[str, PublicKey] = {}
+    named = [*trusted.items()]
+    named += sorted((board.name, PublicKey.parse(board.key)) for ring in rings for board in ring.boards)
+    for name, key in named:
+        if key.name in revoked or key in found.values():
+            continue
+        found[name if name not in found else f"{name} {key.name}"] = key
+    return found
+
+
+def newer(serial: int, seen: int | None) -> None:
+    """Raise InvalidArgument where a file is older than one that was seen before: somebody replays it."""
+    if seen is not None and serial < seen:
+        raise InvalidArgument(f"it is number {serial}, and number {seen} was seen before: an old one again")
+
+
+def matching(index: Index, device_key: str, driver: str) -> list[Entry]:
+    """The files of this device; those of this driver first, then as the index has them."""
+    of_device = [entry for entry in index.entries if entry.device_key == device_key]
+    return sorted(of_device, key=lambda entry: entry.driver != driver)
+
+
+def withdrawn_by_several(indexes: Iterable[Index], several: int) -> frozenset[Withdrawn]:
+    """The schedules that so many boards took back."""
+    count: dict[Withdrawn, int] = {}
+    for index in indexes:
+        for one in set(index.withdrawn):
+            count[one] = count.get(one, 0) + 1
+    return frozenset(one for one, boards in count.items() if boards >= several)
+
+
+def _read(kind: type[T], data: bytes) -> T:
+    if len(data) > MAX_INDEX_BYTES:
+        raise InvalidArgument(f"it is larger than {MAX_INDEX_BYTES >> 20} MiB")
+    try:
+        plain: Any = json.loads(data, parse_constant=_no_constant)
+        return strict.from_plain(kind, plain, where="it")
+    except (ValueError, RecursionError) as error:  # Mismatch is a ValueError
+        raise InvalidArgument(f"it is not what a hub holds: {error}") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _check(form: int, serial: int, created_s: float, expires_s: float, now: float | None) -> None:
+    if form != FORMAT:
+        raise InvalidArgument(f"it is of format {form} and this honed knows {FORMAT}; update one of them")
+    if serial < 0 or not (math.isfinite(created_s) and math.isfinite(expires_s)):
+        raise InvalidArgument("its number or its times cannot be")
+    if now is None:
+        return
+    if created_s > now + _CLOCKS_DIFFER:
+        raise InvalidArgument("it is from the future; set the clock")
+    if expires_s < now:
+        raise InvalidArgument(f"it expired {(now - expires_s) / 86400:.1f} days ago; push again")

@@ -1,0 +1,161 @@
+"""What this machine does with its hub: pull, push, and what it remembers of both, in a folder of its own."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from honed.protocol import methods
+from honed.protocol.errors import InvalidArgument, NotFound, PermissionDenied, Unavailable
+from honed.protocol.params import HistoryParams
+from honed.runtime.client import Client
+
+from . import pulling, pushing, records, remote
+from .index import Withdrawn
+from .memory import Memory
+from .minisign import PublicKey, SecretKey
+from .pulling import Pulled
+from .pushing import Pushed
+from .settings import HubSettings
+
+SYSTEM: Final = Path("/var/lib/honed-hub")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The folder of this machine's key, and of what it remembers."""
+
+    folder: Path
+
+    @property
+    def key(self) -> Path:
+        """The secret key, as `minisign -G -W` makes one."""
+        return self.folder / "key"
+
+    @property
+    def memory(self) -> Path:
+        """What was seen and done."""
+        return self.folder / "memory.json"
+
+    def own(self) -> PublicKey | None:
+        """The key of this machine, where it has one."""
+        try:
+            return SecretKey.load(self.key).public
+        except NotFound:
+            return None
+
+    @contextmanager
+    def changing(self) -> Iterator[Memory]:
+        """What is remembered, to be changed by nobody else meanwhile; kept also where the work fails.
+
+        Raises Unavailable where somebody else does, PermissionDenied where it is another user's.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except PermissionError:
+            raise PermissionDenied(self._whose()) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise Unavailable("another command is at work with the hub; wait for it to end") from None
+        try:
+            memory = self.remembered()
+            try:
+                yield memory
+            finally:
+                memory.save(self.memory)
+        finally:
+            os.close(lock)
+
+    def remembered(self) -> Memory:
+        """What is remembered, to look at."""
+        try:
+            return Memory.load(self.memory)
+        except PermissionError:
+            raise PermissionDenied(self._whose()) from None
+
+    def _whose(self) -> str:
+        return f"{self.folder} is of another user; run it as that one: 'sudo -u honed-hub hone hub ...'"
+
+
+def place(environ: Mapping[str, str], uid: int) -> Place:
+    """The usual one: of systemd's unit, of the system, or of an ordinary user."""
+    if given := environ.get("STATE_DIRECTORY"):
+        return Place(Path(given))
+    home = Path(environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/")) / ".local/state")
+    if uid == 0 or os.access(SYSTEM, os.W_OK):
+        return Place(SYSTEM)
+    return Place(home / "honed" / "hub")
+
+
+def pull(
+    client: Client,
+    settings: HubSettings,
+    memory: Memory,
+    own: PublicKey | None,
+    url: str,
+    names: frozenset[str] | None = None,
+) -> Pulled:
+    """Take in what the hub has for this machine's devices; with `settings.hold` only look.
+
+    `names` are the keys to take of, None: all that are trusted.
+    """
+    pulled = pulling.pull(
+        remote.store(url),
+        settings.keys,
+        records.devices(client),
+        lambda device, given: records.take_in(client, device, given),
+        memory,
+        time.time(),
+        owner=settings.owner,
+        own=own,
+        hold=settings.hold,
+        names=names,
+    )
+    memory.models = tuple(sorted(models(client)))
+    return pulled
+
+
+def push(client: Client, key: SecretKey, memory: Memory, url: str) -> Pushed:
+    """Put what this machine has learned there."""
+    quarantined = (line for line in records.lines(client, best=False) if line["state"] == "quarantined")
+    best = records.lines(client, best=True)
+    pushed = pushing.push(remote.store(url), key, best, quarantined, withdrawn(client), memory, time.time())
+    memory.trials = trials(client)
+    return pushed
+
+
+def models(client: Client) -> frozenset[str]:
+    """The service's models."""
+    return frozenset(model.name for model in client.ask(methods.REPOSITORY_INDEX).models)
+
+
+def trials(client: Client) -> int:
+    """All that tuning has made, as far as the service knows."""
+    tuning = client.ask(methods.METRICS).tuning
+    return sum(tuning.trials.values()) if tuning is not None else 0
+
+
+def withdrawn(client: Client) -> list[Withdrawn]:
+    """The schedules of versions that were taken back from service here."""
+    found = []
+    for model in models(client):
+        for version in client.ask(methods.MODEL_HISTORY, HistoryParams(name=model)).versions:
+            if version.quarantine:
+                found += [_withdrawn(each) for each in version.brought]
+    return sorted(set(found), key=lambda each: (each.workload, each.digest))
+
+
+def _withdrawn(brought: str) -> Withdrawn:
+    workload, _, digest = brought.rpartition(" ")
+    if not workload:
+        raise InvalidArgument(f"the service tells of a schedule {brought[:80]!r}; compare versions")
+    return Withdrawn(workload, digest)

@@ -1,0 +1,96 @@
+"""Files of records as they lie in a hub: lines of an export without what is a board's own, compressed."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from honed.protocol.errors import InvalidArgument
+
+from .index import Withdrawn
+
+MAX_OBJECT_BYTES: Final = 16 << 20  # as it lies there
+MAX_RAW_BYTES: Final = 128 << 20
+MAX_RECORDS: Final = 50_000
+MAX_LINE_BYTES: Final = 1 << 20
+_CHUNK: Final = 1 << 16
+_DAY: Final = 86400.0
+# What travels of a line of `hone records export`. Names of tasks and hosts, reasons and the kernel log's
+# stories stay at home; days stand for times.
+_SHARED: Final = (
+    "honed_records", "device", "compiler", "workload", "flops", "bytes", "trace", "state", "outcome",
+    "timing", "source_sha256", "created_s", "finished_s",
+)  # fmt: skip
+
+
+def shared(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What others may know of one line of an export."""
+    kept = {name: record[name] for name in _SHARED}
+    kept |= {name: record[name] // _DAY * _DAY for name in ("created_s", "finished_s")}
+    return kept | {"name": None, "reason": "", "story": None, "measured_by": ""}
+
+
+def packed(records: Iterable[dict[str, Any]]) -> bytes:
+    """The file; equal records give equal bytes."""
+    lines = [json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n" for record in records]
+    return gzip.compress(b"".join(lines), mtime=0)
+
+
+def sha256(data: bytes) -> str:
+    """What a file is known by."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def check(data: bytes, expected: str) -> None:
+    """Raise InvalidArgument unless it is the file of this hash."""
+    if sha256(data) != expected:
+        raise InvalidArgument("it is not the file that the index names: it was changed or cut off")
+
+
+def unpacked(data: bytes) -> Iterator[bytes]:
+    """Its lines. Raises InvalidArgument where it is damaged or holds more than it may.
+
+    What it holds is never in memory as a whole.
+    """
+    inflate = zlib.decompressobj(wbits=31)  # gzip
+    size = count = 0
+    rest, given = b"", data
+    while not inflate.eof:
+        try:
+            made = inflate.decompress(given, _CHUNK)
+        except zlib.error as error:
+            raise InvalidArgument(f"it is damaged ({error})") from error
+        given = inflate.unconsumed_tail
+        if not made and not given and not inflate.eof:
+            raise InvalidArgument("it is cut off")
+        size += len(made)
+        *lines, rest = (rest + made).split(b"\n")
+        count += len(lines)
+        if size > MAX_RAW_BYTES or count > MAX_RECORDS:
+            raise InvalidArgument(f"it holds more than {MAX_RAW_BYTES >> 20} MiB or {MAX_RECORDS} records")
+        if len(rest) > MAX_LINE_BYTES:
+            raise InvalidArgument(f"it holds a record of more than {MAX_LINE_BYTES >> 20} MiB")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
+    """A line as it is imported, from a compiler that is not here, so that it is measured first; its schedule.
+
+    `source` is the name of the key that signed it. Raises InvalidArgument where it is no record.
+    """
+    try:
+        plain = json.loads(line)
+        plain = {name: plain[name] for name in _SHARED}
+        plain["compiler"] = f"{plain['compiler']}, by {source}"
+        schedule = Withdrawn(str(plain["workload"]), sha256(plain["trace"].encode())[:12])
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"it holds what is no record ({type(error).__name__})") from error
+    why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""
+    more = {"name": None, "reason": why, "story": None, "measured_by": f"hub: {source}"}
+    return json.dumps(plain | more, allow_nan=False).encode() + b"\n", schedule

@@ -1,0 +1,75 @@
+"""When honed-hub pulls and pushes by itself. No I/O, no clock: times are seconds since 1970 and passed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from .memory import Memory
+from .pushing import LASTS
+from .settings import HubSettings
+
+_NIGHT: Final = 20 * 3600.0  # between two pushes
+_PATIENCE: Final = 4  # times the hours between pulls that a busy machine is waited for
+_RETRY, _RETRY_MOST = 300.0, 6 * 3600.0  # after a failure, doubled each time
+_SPREAD: Final = 0.2  # of these times, so that not all machines come at once
+
+
+class Deed(StrEnum):
+    """What is to be done."""
+
+    PULL = "pull"
+    PUSH = "push"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """The service as it is now; `trials` are all that tuning has made."""
+
+    models: frozenset[str]
+    trials: int
+    idle: bool
+    tuning: bool
+
+
+def due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> Deed | None:
+    """What is to be done now; `chance` is a number from 0 to 1 that each machine has for itself."""
+    if not settings.url or now < memory.retry_s:
+        return None
+    if settings.pull and _pull_due(settings, memory, view, now, chance):
+        return Deed.PULL
+    if settings.push and _push_due(memory, view, now):
+        return Deed.PUSH
+    return None
+
+
+def failed(memory: Memory, problem: str, now: float, chance: float) -> None:
+    """Leave the hub alone for a while: longer each time, up to six hours."""
+    wait = min(_RETRY * 2.0 ** min(memory.failures, 20), _RETRY_MOST) * _spread(chance)
+    memory.failures, memory.retry_s, memory.problem = memory.failures + 1, now + wait, problem
+
+
+def done(memory: Memory) -> None:
+    """It went well."""
+    memory.failures, memory.retry_s, memory.problem = 0, 0.0, ""
+
+
+def _pull_due(settings: HubSettings, memory: Memory, view: View, now: float, chance: float) -> bool:
+    if memory.pulled_s is None or now < memory.pulled_s or view.models - set(memory.models):
+        return True
+    waited, hours = now - memory.pulled_s, settings.hours * 3600.0 * _spread(chance)
+    return waited >= hours and (view.idle or waited >= _PATIENCE * hours)
+
+
+def _push_due(memory: Memory, view: View, now: float) -> bool:
+    if view.tuning:
+        return False  # when it has ended: then there is more to tell
+    waited = float("inf") if memory.pushed_s is None or now < memory.pushed_s else now - memory.pushed_s
+    if view.trials != memory.trials and waited >= _NIGHT:
+        return True
+    return memory.pushed_s is not None and waited > LASTS / 2  # or others would find it expired
+
+
+def _spread(chance: float) -> float:
+    return 1 + _SPREAD * (chance - 0.5)

@@ -1,0 +1,271 @@
+"""Pushes and pulls: real folders and real HTTP; a list stands in for the service that takes records in."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from honed.hub import index as indexes
+from honed.hub import objects, pulling, pushing, remote
+from honed.hub.index import Board, Withdrawn
+from honed.hub.memory import Memory
+from honed.hub.minisign import SecretKey
+from honed.hub.pulling import Pulled
+from honed.jobs.events import Imported
+from honed.protocol.device import DeviceIdentity
+from honed.protocol.errors import InvalidArgument, Unavailable
+
+from .test_hub_files import record
+
+NOW = 1.8e9
+HERE = DeviceIdentity(platform="p", vendor="v", name="n", driver_version="1", kernel_driver="")
+OWNER, ATTIC, CELLAR = (SecretKey(bytes([n]) * 8, bytes([n]) * 32) for n in (1, 2, 3))
+
+
+class Machine:
+    """A machine that pushes and pulls, without a service."""
+
+    def __init__(self, place: str | Path, **trusted: SecretKey) -> None:
+        self.store = remote.store(str(place))
+        self.owner = trusted.pop("owner").public if "owner" in trusted else None
+        self.trusted = {name: key.public for name, key in trusted.items()}
+        self.memory = Memory()
+        self.lines: list[dict[str, Any]] = []
+
+    def push(self, key: SecretKey, *records: dict[str, Any], withdrawn: Any = (), now: float = NOW) -> Any:
+        return pushing.push(self.store, key, records, (), withdrawn, self.memory, now)
+
+    def pull(self, *, now: float = NOW, **options: Any) -> Pulled:
+        here = {HERE: "0"}
+        return pulling.pull(
+            self.store, self.trusted, here, self._take_in, self.memory, now, owner=self.owner, **options
+        )
+
+    def _take_in(self, device: str, lines: Iterator[bytes]) -> Imported:
+        assert device == "0"
+        new = [json.loads(line) for line in lines]
+        self.lines += new
+        return Imported(count=len(new), merged=0, refused=())
+
+    def problems(self, **options: Any) -> dict[str, str]:
+        return {source.name: source.problem for source in self.pull(**options).sources if source.problem}
+
+
+def of(device: DeviceIdentity = HERE, **changes: Any) -> dict[str, Any]:
+    """A record of a device."""
+    plain = {n: getattr(device, n) for n in ("platform", "vendor", "name", "driver_version", "kernel_driver")}
+    return record(device=plain, **changes)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Path:
+    """With two boards' records, which a keyring names."""
+    place = tmp_path / "hub"
+    boards = tuple(Board(name, str(key.public)) for name, key in (("attic", ATTIC), ("cellar", CELLAR)))
+    pushing.make(remote.store(str(place)), OWNER, boards, (), NOW)
+    Machine(place).push(ATTIC, of(workload="a"), of(workload="b"))
+    Machine(place).push(CELLAR, of(workload="c"))
+    return place
+
+
+def index_of(hub: Path, key: SecretKey) -> Path:
+    return hub / indexes.index_file(key.public)
+
+
+def test_what_is_pushed_is_pulled_once(hub: Path) -> None:
+    board = Machine(hub, owner=OWNER)
+    assert board.pull().added == 3
+    assert {line["measured_by"] for line in board.lines} == {"hub: attic", "hub: cellar"}
+    assert board.pull().added == 0
+    Machine(hub).push(CELLAR, of(workload="d"))
+    assert board.pull().added == 1
+    assert len(list((hub / indexes.folder(CELLAR.public)).glob("*.gz"))) == 1  # what it had before is gone
+
+
+def test_only_what_changed_is_pushed(hub: Path) -> None:
+    board = Machine(hub)
+    assert not board.push(CELLAR, of(workload="c")).changed
+    assert board.push(CELLAR, of(workload="c"), now=NOW + 20 * 86400).changed  # or it would expire
+    assert board.push(CELLAR, of(workload="c"), of(workload="x", measured_by="hub: attic")).records == 1
+
+
+def test_other_devices_records_stay_there(hub: Path) -> None:
+    Machine(hub).push(CELLAR, of(replace(HERE, name="another")), of(replace(HERE, driver_version="2")))
+    board = Machine(hub, cellar=CELLAR)
+    assert board.pull().added == 1
+    assert board.lines[0]["device"]["driver_version"] == "2"
+
+
+def test_who_is_not_trusted_is_not_read(hub: Path) -> None:
+    assert Machine(hub, attic=ATTIC).pull().added == 2
+    with pytest.raises(InvalidArgument, match="no key is trusted"):
+        Machine(hub).pull()
+    pushing.make(remote.store(str(hub)), OWNER, (Board("attic", str(ATTIC.public)),), (), NOW)
+    assert Machine(hub, owner=OWNER).pull().added == 2
+    boards = (Board("attic", str(ATTIC.public)),)
+    pushing.make(remote.store(str(hub)), OWNER, boards, (ATTIC.public.name,), NOW)
+    assert Machine(hub, owner=OWNER).pull().added == 0
+
+
+def test_hold_looks_only(hub: Path) -> None:
+    board = Machine(hub, owner=OWNER)
+    assert board.pull(hold=True).held == 3
+    assert not board.lines
+    assert board.pull().added == 3
+
+
+@pytest.mark.parametrize("victim", ["index", "keyring"])
+@pytest.mark.parametrize(
+    ("attack", "why"),
+    [
+        ("none", "no signature"),
+        ("empty", "no signature"),
+        ("other", "signed by"),
+        ("changed", "changed or cut off"),
+        ("half", "changed or cut off"),
+        ("endless", "larger than"),
+    ],
+)
+def test_what_is_not_signed_is_not_taken(hub: Path, victim: str, attack: str, why: str) -> None:
+    file = index_of(hub, ATTIC) if victim == "index" else hub / indexes.HUB
+    signature = file.with_name(file.name + indexes.SIGNATURE)
+    match attack:
+        case "none":
+            signature.unlink()
+        case "empty":
+            signature.write_bytes(b"")
+        case "other":
+            stranger = SecretKey(b"stranger", b"s" * 32)
+            signature.write_bytes(stranger.sign(file.read_bytes(), "x"))
+        case "changed":
+            file.write_bytes(file.read_bytes().replace(b'"serial": 1', b'"serial": 7'))
+        case "half":
+            file.write_bytes(file.read_bytes()[:99])
+        case "endless":
+            with file.open("r+b") as open_:
+                open_.truncate(1 << 34)
+    board = Machine(hub, owner=OWNER, cellar=CELLAR)
+    problems = board.problems()
+    assert why in problems["attic" if victim == "index" else indexes.HUB]
+    assert [line["workload"] for line in board.lines] == ["c"]  # the other's trouble is not this one's
+
+
+def test_what_expired_or_comes_again_is_not_taken(hub: Path) -> None:
+    board = Machine(hub, attic=ATTIC)
+    assert "expired" in board.problems(now=NOW + 40 * 86400)["attic"]
+    old = {path: path.read_bytes() for path in index_of(hub, ATTIC).parent.iterdir()}
+    assert board.pull().added == 2
+    Machine(hub).push(ATTIC, of(workload="new"))
+    board.pull()
+    for path, data in old.items():
+        path.write_bytes(data)
+    assert "seen before" in board.problems()["attic"]
+
+
+def test_files_that_are_not_what_the_index_names_are_told_and_fetched_again(hub: Path) -> None:
+    (file,) = (hub / indexes.folder(ATTIC.public)).glob("*.gz")
+    whole = file.read_bytes()
+    board = Machine(hub, attic=ATTIC)
+    for data in (whole[:50], objects.packed([objects.shared(of(trace="[666]"))])):
+        file.write_bytes(data)
+        assert "changed or cut off" in board.problems()["attic"]
+    file.unlink()
+    assert "has no boards" in board.problems()["attic"]
+    file.write_bytes(whole)
+    assert board.pull().added == 2
+
+
+def test_a_million_records_are_left(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pulling, "MAX_RECORDS", 2)
+    board = Machine(hub, attic=ATTIC, cellar=CELLAR)
+    assert board.pull().added == 2
+    assert board.pull().added == 1
+
+
+def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
+    back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
+    Machine(hub).push(CELLAR, withdrawn=back)
+    board = Machine(hub, owner=OWNER)
+    assert board.pull().added == 2  # one is none
+    pushing.push(remote.store(str(hub)), ATTIC, [of(workload="a"), of(workload="e")], (), back, Memory(), NOW)
+    pulled = board.pull()
+    assert pulled.withdrawn == 1
+    assert [line["workload"] for line in board.lines[2:]] == ["e"]
+
+
+class _Handler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        if not self.path.endswith("endless"):
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.end_headers()
+        while True:
+            try:
+                self.wfile.write(bytes(1 << 16))
+            except OSError:
+                return
+
+
+@pytest.fixture
+def web(hub: Path) -> Iterator[str]:
+    """The hub on HTTP."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, directory=str(hub)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_plain_web_server_is_a_hub(web: str) -> None:
+    board = Machine(web, owner=OWNER)
+    assert board.pull().added == 3
+    with pytest.raises(InvalidArgument, match="push to the folder"):
+        board.push(ATTIC, of())
+    with pytest.raises(InvalidArgument, match="larger than 1000"):
+        board.store.read("endless", 1000)
+
+
+def test_what_fsspec_reads_is_a_hub() -> None:
+    place = f"memory://hub-{time.monotonic_ns()}"
+    Machine(place).push(ATTIC, of())
+    Machine(place).push(ATTIC, of(workload="z"))
+    assert Machine(place, attic=ATTIC).pull().added == 1
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        remote.store("nonsense://x")
+
+
+def test_a_hub_that_is_away_is_told() -> None:
+    with pytest.raises(Unavailable, match="cannot be read"):
+        Machine("http://127.0.0.1:9", owner=OWNER).pull()
+
+
+def test_a_file_that_takes_for_ever_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "_WHOLE_SECONDS", 0.0)
+    with pytest.raises(Unavailable, match="took more than"):
+        remote._bounded(lambda _: b"x", 1000, "slow")
+
+
+def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:
+    board = Machine(hub, owner=OWNER)
+    board.pull()
+    board.memory.save(tmp_path / "state" / "memory.json")
+    assert Memory.load(tmp_path / "state" / "memory.json") == board.memory
+    assert Memory.load(tmp_path / "none") == Memory()
+    (tmp_path / "bad").write_text("{")
+    with pytest.raises(InvalidArgument, match="damaged"):
+        Memory.load(tmp_path / "bad")

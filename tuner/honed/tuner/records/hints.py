@@ -1,0 +1,46 @@
+"""Hints: what boards that share a hub have measured, tried here before it counts (docs/hub.md).
+
+A hint is a record whose `measured_by` begins with PREFIX, behind which stands the name of the key that signed
+it. Its compiler is that of no board, so its time is never taken for one of ours. What came of trying it is a
+record of our own, from which it follows what each source's hints are worth: nothing else is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from honed.protocol.tuning import HintFigures
+
+from .rows import TuningRecord
+
+PREFIX: Final = "hub: "
+PER_TASK: Final = 4  # trials that the hints of one task may cost in a day, where nothing else was said
+DAY: Final = 86400.0
+REMEMBERED: Final = 30 * DAY  # that a hint which failed speaks against its source
+MOST: Final = 50_000  # of one source; older ones go
+# One that takes so many times as long as on the board that measured it, with the same driver, has failed.
+SLOWER: Final = 3.0
+_FAILED, _SHARE = 3, 0.2  # so many, and more than this share of those tried: the source is set aside
+
+
+def source(record: TuningRecord) -> str:
+    """The name of the key that signed it; "" where it is none of a hub's."""
+    return record.measured_by.removeprefix(PREFIX) if record.measured_by.startswith(PREFIX) else ""
+
+
+def figures(taken: int, tried: int, failed: int) -> HintFigures:
+    """What a source's hints are worth."""
+    aside = failed >= _FAILED and failed > _SHARE * tried
+    return HintFigures(taken=taken, tried=tried, failed=failed, aside=aside)
+
+
+def chosen(found: Iterable[TuningRecord], aside: frozenset[str], limit: int) -> list[TuningRecord]:
+    """The first of each schedule, at most `limit`, none of sources that are set aside."""
+    kept: dict[str, TuningRecord] = {}
+    for one in found:
+        if len(kept) >= limit:
+            break
+        if source(one) not in aside:
+            kept.setdefault(one.trace_sha256, one)
+    return list(kept.values())
