@@ -16,6 +16,7 @@ from honed.jobs.commands import (
     Fit,
     Import,
     Job,
+    Learn,
     ListFaults,
     ShowHistory,
     Tasks,
@@ -43,6 +44,7 @@ EXAMPLES: list[Job[Any]] = [
     Import(records=RECORDS, file=FILE, device="0"),
     ShowHistory(records=RECORDS, name="-m"),
     ListFaults(records=RECORDS),
+    Learn(file=FILE, models=OUT, output=OUT, bench="mali-g610"),
     Demo(model="lightglue", output=OUT, keypoints=64, symbolic=True, seed=3),
 ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,8 +101,9 @@ def _records(arguments: argparse.Namespace) -> Iterator[Path]:
     from honed.runtime.client import Client
 
     store = remote.store(source if "://" in source else str(Path(source).absolute()))
+    trusted: Mapping[str, PublicKey] = {}
     if arguments.owner:
-        trusted, owner = dict[str, PublicKey](), PublicKey.parse(arguments.owner)
+        owner: PublicKey | None = PublicKey.parse(arguments.owner)
     else:
         with Client(arguments.socket) as client:
             settings = HubSettings.of(client.ask(CONFIG_SHOW))
