@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from honed.protocol.errors import HonedError
@@ -16,14 +17,17 @@ _SECONDS = 120.0  # for it to be ready
 
 
 @contextlib.contextmanager
-def service(folder: Path, config: str) -> Iterator[Client]:
-    """A client of a service that keeps everything in `folder`; both end with the block."""
+def service(folder: Path, config: str, environment: Mapping[str, str] | None = None) -> Iterator[Client]:
+    """A client of a service that keeps everything in `folder`; both end with the block.
+
+    `environment` is what it has beside what is here.
+    """
     file, socket = folder / "honed.toml", folder / "s"
     file.write_text(config)
     command = [sys.executable, "-m", "honed.daemon.service", f"--socket={socket}", f"--config={file}"]
     command += [f"--state-dir={folder / 'state'}", f"--cache-dir={folder / 'cache'}"]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, stderr=log)
+        process = subprocess.Popen(command, stderr=log, env={**os.environ, **(environment or {})})
     try:
         end = time.monotonic() + _SECONDS
         while time.monotonic() < end:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from honed.hub import index as indexes
 from honed.hub import objects, pulling, pushing, remote
@@ -269,3 +271,120 @@ def test_memory_is_kept(tmp_path: Path, hub: Path) -> None:
     (tmp_path / "bad").write_text("{")
     with pytest.raises(InvalidArgument, match="damaged"):
         Memory.load(tmp_path / "bad")
+
+
+def test_a_file_signed_as_another_is_not_taken(hub: Path) -> None:
+    """One key's index in place of another file that the same key signed."""
+    pushing.make(remote.store(str(hub)), ATTIC, (), (), NOW)
+    index, keyring = index_of(hub, ATTIC), hub / indexes.HUB
+    for suffix in ("", indexes.SIGNATURE):
+        (index.parent / (index.name + suffix)).write_bytes(
+            keyring.with_name(keyring.name + suffix).read_bytes()
+        )
+    assert "as another file" in Machine(hub, attic=ATTIC).problems()["attic"]
+
+
+def test_a_boards_key_signs_no_list(hub: Path) -> None:
+    stranger = SecretKey(b"stranger", b"s" * 32)
+    boards = (Board("stranger", str(stranger.public)),)
+    Machine(hub).push(stranger, of(workload="x"))
+    pushing.make(remote.store(str(hub)), ATTIC, boards, (), NOW)
+    board = Machine(hub, owner=OWNER, attic=ATTIC)
+    assert "signed by key" in board.problems()[indexes.HUB]
+    assert {line["workload"] for line in board.lines} == {"a", "b"}
+
+
+def test_what_was_revoked_stays_so(hub: Path) -> None:
+    board = Machine(hub, owner=OWNER, attic=ATTIC)
+    pushing.make(remote.store(str(hub)), OWNER, (), (ATTIC.public.name,), NOW)
+    assert board.pull().added == 0
+    for file in (indexes.HUB, indexes.HUB + indexes.SIGNATURE):
+        (hub / file).unlink()
+    assert board.problems() == {indexes.HUB: "it was there before, and is gone"}
+    assert not board.lines
+
+
+def test_an_index_that_goes_away_is_told(hub: Path) -> None:
+    board = Machine(hub, attic=ATTIC)
+    board.pull()
+    index_of(hub, ATTIC).unlink()
+    assert board.problems() == {"attic": "what it had there is gone"}
+
+
+def test_own_records_are_not_pulled(hub: Path) -> None:
+    board = Machine(hub, owner=OWNER)
+    assert [source.name for source in board.pull(own=ATTIC.public).sources] == ["cellar"]
+    assert board.pull(names=frozenset({"attic"})).added == 2
+
+
+def test_a_service_that_goes_away_loses_nothing(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Machine(hub, attic=ATTIC)
+    with monkeypatch.context() as patched:
+        patched.setattr(board, "_take_in", lambda *_: (_ for _ in ()).throw(Unavailable("no service")))
+        with pytest.raises(Unavailable):
+            board.pull()
+    assert board.pull().added == 2
+
+
+def test_one_slow_file_does_not_hold_up_the_others(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    board = Machine(hub, attic=ATTIC, cellar=CELLAR)
+    read = board.store.read
+
+    def slow(name: str, most: int) -> bytes:
+        if name.startswith(indexes.folder(ATTIC.public)) and name.endswith(".gz"):
+            raise Unavailable("it took more than 300 s, and was left")
+        return read(name, most)
+
+    monkeypatch.setattr(board.store, "read", slow)
+    assert "took more than" in board.problems()["attic"]
+    assert [line["workload"] for line in board.lines] == ["c"]
+
+
+def test_what_is_no_record_is_told_and_left(hub: Path) -> None:
+    data = objects.packed([{"honed_records": 1}])
+    entry = indexes.Entry(
+        sha256=objects.sha256(data), bytes=len(data), records=1, device_key=HERE.key, device="n", driver="1",
+        compiler="c",
+    )  # fmt: skip
+    index = indexes.Index(
+        honed_hub=1, serial=int(NOW) + 9, created_s=NOW, expires_s=NOW + 99, entries=(entry,)
+    )
+    store = remote.store(str(hub))
+    store.write(indexes.object_file(ATTIC.public, entry.sha256), data)
+    pushing.write_signed(store, indexes.index_file(ATTIC.public), indexes.written(index), ATTIC)
+    board = Machine(hub, attic=ATTIC)
+    assert "no record" in board.problems()["attic"]
+    assert not board.problems()  # it will not change
+
+
+def test_old_drivers_and_compilers_are_left_behind(hub: Path) -> None:
+    board = Machine(hub)
+    lines = [of(compiler=f"lowering {n}", workload=f"w{n}") for n in range(5)]
+    assert board.push(CELLAR, *lines).files == 3
+    puller = Machine(hub, cellar=CELLAR)
+    puller.pull()
+    assert {line["workload"] for line in puller.lines} == {"w2", "w3", "w4"}
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from([1, 2, 3]), st.text("abc", min_size=1, max_size=2)), max_size=8),
+    st.randoms(use_true_random=False),
+)
+def test_pushes_merge_in_any_order(pushed: list[tuple[int, str]], random: Any) -> None:
+    """Whatever the order of machines' pushes and however often: the same is pulled."""
+    keys = {1: OWNER, 2: ATTIC, 3: CELLAR}
+    theirs = {n: [of(workload=w) for m, w in pushed if m == n] for n in keys}
+
+    def pulled(order: list[int]) -> set[tuple[str, str]]:
+        place = f"memory://merge-{time.monotonic_ns()}"
+        for number in order:
+            Machine(place).push(keys[number], *theirs[number])
+        board = Machine(place, a=OWNER, b=ATTIC, c=CELLAR)
+        board.pull()
+        board.pull()
+        return {(line["measured_by"], line["workload"]) for line in board.lines}
+
+    order = [*keys, *keys]
+    random.shuffle(order)
+    assert pulled(order) == pulled([1, 2, 3])

@@ -50,6 +50,7 @@ def test_there_is_a_page_for_each_program_and_the_settings() -> None:
         "hone.1",
         "honed-frigate.8",
         "honed-http.8",
+        "honed-hub.8",
         "honed-tuner.8",
         "honed.8",
         "honed.toml.5",

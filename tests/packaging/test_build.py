@@ -55,7 +55,7 @@ def listing(deb: Path) -> dict[str, str]:
 def test_the_packages(tmp_path: Path) -> None:
     """One test, since building takes its time."""
     built = build(tmp_path / "one", 0o022, "UTC")
-    assert set(built) == {"honed", "honed-frigate", "honed-http", "python3-honed"}
+    assert set(built) == {"honed", "honed-frigate", "honed-http", "honed-hub", "python3-honed"}
 
     again = build(tmp_path / "two" / "deeper", 0o077, "Pacific/Chatham")
     for name, deb in built.items():

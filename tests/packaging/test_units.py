@@ -38,7 +38,11 @@ def directives(unit: str) -> list[tuple[str, str]]:
 
 @needs_systemd
 @pytest.mark.parametrize(
-    ("unit", "most"), [("honed.service", 1.0), *((unit, 1.5) for unit in ("honed-tuner.service", *BRIDGES))]
+    ("unit", "most"),
+    [
+        ("honed.service", 1.0),
+        *((unit, 1.5) for unit in ("honed-tuner.service", "honed-hub.service", *BRIDGES)),
+    ],
 )
 def test_the_services_are_hardened(unit: str, most: float) -> None:
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", ROOT / "debian" / unit]
@@ -161,6 +165,8 @@ def test_the_shell_scripts_parse() -> None:
         ROOT / "debian/tests" / name
         for name in ("common", "service", "life", "idle", "upgrade", "before", "remove", "bridges")
     ]
-    scripts += [ROOT / f"debian/{package}.postrm" for package in ("honed", "honed-frigate", "honed-http")]
+    scripts += [
+        ROOT / f"debian/{package}.postrm" for package in ("honed", "honed-frigate", "honed-http", "honed-hub")
+    ]
     for script in [*scripts, ROOT / "debian/honed.postinst"]:
         subprocess.run(["sh", "-n", script], check=True)

@@ -67,7 +67,7 @@ def test_its_programs_are_there(wheel: zipfile.ZipFile) -> None:
     (name,) = (name for name in wheel.namelist() if name.endswith(".dist-info/entry_points.txt"))
     held = set(wheel.namelist())
     programs = dict(line.split(" = ") for line in wheel.read(name).decode().splitlines() if " = " in line)
-    assert set(programs) == {"hone", "honed", "honed-frigate", "honed-http", "honed-tuner"}
+    assert set(programs) == {"hone", "honed", "honed-frigate", "honed-http", "honed-hub", "honed-tuner"}
     for target in programs.values():
         module, _, function = target.partition(":")
         file = f"{module.replace('.', '/')}.py"

@@ -114,7 +114,7 @@ def _keyring(store: Store, owner: PublicKey, memory: Memory, now: float) -> tupl
         keyring = indexes.read_keyring(signed(store, indexes.HUB, owner), now)
         indexes.newer(keyring.serial, seen)
     except NotFound:
-        return None, "" if seen is None else "it was there before, and is gone"
+        return None, "there is none" if seen is None else "it was there before, and is gone"
     except InvalidArgument as error:
         return None, str(error)[:MAX_PROBLEM]
     memory.seen[indexes.HUB] = keyring.serial

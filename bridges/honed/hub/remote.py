@@ -64,6 +64,8 @@ class _Folder(Store):
             with (self._path / name).open("rb") as file:
                 return _bounded(file.read, most, name)
         except (FileNotFoundError, NotADirectoryError):
+            if not self._path.is_dir():
+                raise Unavailable(f"there is no folder {self.url}; make or mount it") from None
             raise NotFound(f"{self.url} has no {name}") from None
         except OSError as error:
             raise Unavailable(f"{self.url}/{name} cannot be read ({error.strerror})") from error

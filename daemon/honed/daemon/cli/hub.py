@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, NotFound, Unimplemented
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from honed.protocol.methods import CONFIG_SHOW, check_name
 
 from . import hublearning
@@ -152,7 +152,7 @@ def _init(arguments: argparse.Namespace, output: Output) -> int:
     store = remote.store(_url(arguments.url))
     try:
         store.read(index.HUB, index.MAX_INDEX_BYTES)
-    except NotFound:
+    except (NotFound, Unavailable):
         return _listed(arguments, output, (), (), "There is a hub")
     raise InvalidArgument(f"there is a hub at {store.url} already; 'hone hub trust' names machines there")
 
@@ -244,7 +244,7 @@ def _pull(arguments: argparse.Namespace, output: Output) -> int:
         url = _url(_chosen(arguments.url, settings.url))
         names = frozenset(arguments.names) if arguments.names else None
         pulled = machine.pull(client, settings, memory, place.own(), url, names)
-    document = {"url": url, **strict.to_plain(pulled)}
+    document = {"url": url, **strict.to_plain(pulled), "sources": tuple(pulled.sources)}
     output.emit(document, lambda console: _print_pulled(console, url, pulled))
     return 1 if not pulled.added and not pulled.merged and any(s.problem for s in pulled.sources) else 0
 

@@ -1,0 +1,119 @@
+"""When honed-hub pulls and pushes, without clocks; and its looks at a service that a stub stands for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from honed.hub import schedule
+from honed.hub.memory import Memory
+from honed.hub.minisign import PublicKey, SecretKey
+from honed.hub.pushing import LASTS
+from honed.hub.schedule import Deed, View
+from honed.hub.settings import HubSettings
+from honed.protocol.config import ConfigShown, ShownSetting
+from honed.protocol.errors import InvalidArgument, Unimplemented
+
+NOW = 1.8e9
+HOUR = 3600.0
+SETTINGS = HubSettings(
+    url="/hub", push_url="/hub", owner=None, keys={}, pull=True, push=True, hold=False, hours=6.0
+)
+VIEW = View(models=frozenset({"m"}), trials=7, idle=True, tuning=False)
+
+
+def remembered(**changes: object) -> Memory:
+    memory = Memory(pulled_s=NOW, pushed_s=NOW, models=("m",), trials=7)
+    for name, value in changes.items():
+        setattr(memory, name, value)
+    return memory
+
+
+def due(
+    memory: Memory, after: float = 60.0, settings: HubSettings = SETTINGS, view: View = VIEW
+) -> Deed | None:
+    return schedule.due(settings, memory, view, NOW + after, 0.5)
+
+
+def test_nothing_is_due_without_a_hub_or_reason() -> None:
+    assert due(remembered()) is None
+    assert due(Memory(), settings=replace(SETTINGS, url="")) is None
+
+
+def test_it_pulls_at_first_for_new_models_and_now_and_then() -> None:
+    assert due(Memory()) is Deed.PULL
+    assert due(remembered(), view=replace(VIEW, models=frozenset({"m", "new"}))) is Deed.PULL
+    assert due(remembered(), view=replace(VIEW, models=frozenset())) is None
+    assert due(remembered(), 6.1 * HOUR) is Deed.PULL
+    assert due(remembered(pushed_s=None, trials=0), settings=replace(SETTINGS, pull=False)) is Deed.PUSH
+
+
+def test_a_busy_machine_is_waited_for_but_not_for_ever() -> None:
+    busy = replace(VIEW, idle=False)
+    assert due(remembered(), 6.1 * HOUR, view=busy) is None
+    assert due(remembered(), 24.5 * HOUR, view=busy) is Deed.PULL
+
+
+def test_it_pushes_once_a_day_when_tuning_has_ended() -> None:
+    settings, more = replace(SETTINGS, pull=False), replace(VIEW, trials=99)
+    assert due(remembered(), 10 * HOUR, settings, more) is None
+    assert due(remembered(), 21 * HOUR, settings, more) is Deed.PUSH
+    assert due(remembered(), 21 * HOUR, settings, replace(more, tuning=True)) is None
+    assert due(remembered(), 21 * HOUR, settings) is None
+    assert due(remembered(), LASTS / 2 + 60, settings) is Deed.PUSH  # or it would expire
+    assert due(remembered(), 21 * HOUR, replace(settings, push=False), more) is None
+
+
+def test_a_hub_that_is_away_for_a_day_is_asked_ever_more_rarely() -> None:
+    memory, now, asked = Memory(), NOW, 0
+    while now < NOW + 24 * HOUR:
+        if schedule.due(SETTINGS, memory, VIEW, now, 0.5) is not None:
+            schedule.failed(memory, "pull: http://hub cannot be read", now, 0.5)
+            asked += 1
+        now += 60.0
+    assert 8 <= asked <= 12
+    assert memory.problem.startswith("pull: ")
+    schedule.done(memory)
+    assert (memory.failures, memory.retry_s, memory.problem) == (0, 0.0, "")
+
+
+@given(st.integers(0, 10_000), st.floats(0, 1))
+def test_no_wait_is_longer_than_seven_hours(failures: int, chance: float) -> None:
+    memory = Memory(failures=failures)
+    schedule.failed(memory, "", NOW, chance)
+    assert 0 < memory.retry_s - NOW <= 7 * HOUR
+
+
+@given(st.floats(0, 1), st.floats(0, 1e8), st.booleans(), st.booleans())
+def test_a_clock_set_back_holds_nothing_up(chance: float, back: float, idle: bool, tuning: bool) -> None:
+    view = replace(VIEW, idle=idle, tuning=tuning)
+    told = schedule.due(SETTINGS, remembered(), view, NOW - back - 1, chance)
+    assert told is Deed.PULL
+
+
+def shown(**values: object) -> ConfigShown:
+    usual: dict[str, object] = {
+        "url": "u", "push_url": "", "owner": "", "keys": {}, "pull": True, "push": True, "hold": False,
+        "hours": 1.0, "trials": 4,
+    }  # fmt: skip
+    rows = tuple(
+        ShownSetting(name=f"hub.{name}", value=value, unit="", origin="", effect="")
+        for name, value in (usual | values).items()
+    )
+    return ConfigShown(settings=rows, files=(), pending=(), problem="")
+
+
+def test_settings_are_the_services() -> None:
+    key = SecretKey.make().public
+    settings = HubSettings.of(shown(keys={"attic": str(key)}, owner=str(key)))
+    assert (settings.push_url, settings.keys, settings.owner) == ("u", {"attic": key}, key)
+    assert isinstance(settings.owner, PublicKey)
+    with pytest.raises(InvalidArgument, match=r"\[hub\] key attic"):
+        HubSettings.of(shown(keys={"attic": "RWnonsense"}))
+    with pytest.raises(InvalidArgument, match="cannot name a key"):
+        HubSettings.of(shown(keys={"at tic": str(key)}))
+    with pytest.raises(Unimplemented, match="update"):
+        HubSettings.of(ConfigShown(settings=(), files=(), pending=(), problem=""))
