@@ -1,4 +1,4 @@
-.PHONY: help run test test-slow test-all attack lint setup nodetests deb deb-check clean
+.PHONY: help run test test-slow test-all attack lint setup nodetests deb deb-check repo clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
@@ -37,6 +37,9 @@ deb: ## build the Debian packages into dist/; ARCH=arm64 or amd64, SUITE=trixie
 
 deb-check: ## look at the packages in dist/: lintian, the same bytes again, piuparts
 	@packaging/check-deb
+
+repo: ## make a signed apt repository of the packages in dist/, in dist/repo; URL=, HONED_REPO_KEY= a key of yours
+	@python3 packaging/repository/build.py --key "$(HONED_REPO_KEY)" --url "$(URL)"
 
 clean: ## remove .venv and the demo's state
 	rm -rf .venv .run

@@ -1,4 +1,4 @@
-"""Records for a prior, measured on this machine's device: `python -m benchmarks.prior.measure OUT.npz`.
+"""Records for a prior, measured on this machine's device: `python -m benchmarks.prior.measure OUT.jsonl`.
 
 Draws schedules of made-up layers, and judges and times them as tuning does. Several may run side by side,
 each with a seed of its own: they draw and build at once, and measure in turns.
@@ -14,18 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from honed.runtime.surveying import survey
 from honed.tuner.measure.candidate import Candidate, Workload
 from honed.tuner.measure.limits import Limits
 from honed.tuner.measure.measurer import Measurer
-from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.features import WIDTH
 from honed.tuner.tune.extract import extract, workload
-from honed.tuner.verdict import Outcome
+from honed.tuner.verdict import Outcome, Verdict
 
-from .schedules import schedules
+from .schedules import Tried, record, schedules
 from .zoo import write
 
 _LIMITS = Limits(timing_seconds=0.1, warm_seconds=0.05)
@@ -48,43 +44,44 @@ def main() -> int:
     turn = options.cache_dir / "turn"
     with _in_turn(turn):
         found = survey(options.device, options.cache_dir)
-    profile, model = found.measured(), CostModel(WIDTH)
+    profile = found.measured()
     with (
         tempfile.TemporaryDirectory() as folder,
         Measurer(found.spec, profile, _LIMITS, builders=1) as measurer,
+        options.output.open("wb") as file,
     ):
         for path in write(Path(folder), options.layers, options.seed):
             for one in extract(path, {}, "fp32", profile)[0]:
                 if time.monotonic() > end:
                     return 0
-                tried = list(schedules(one.func, profile, options.seed))
+                tried = list(schedules(one, profile, options.seed))
                 if not tried:
                     continue
-                key = one.task.key
-                sets = Path(folder) / key
-                task = workload(key, one.func, one.outputs, sets, options.seed, one.task.constants)
-                candidates = [Candidate.of(str(n), lowered) for n, (_, lowered) in enumerate(tried)]
-                seconds = _measured(task, candidates, measurer, turn)
-                model.add(key, np.array([features for features, _ in tried]), seconds)
-                model.save(options.output)
-                right = int(np.isfinite(seconds).sum())
-                best = f", best {seconds.min() * 1e6:.1f} us" if right else ""
-                print(f"{path.stem} {one.task.name[:40]}: {right} of {len(tried)} right{best}", flush=True)
+                sets = Path(folder) / one.task.key
+                task = workload(one.task.key, one.func, one.outputs, sets, options.seed, one.task.constants)
+                right = 0
+                for each, verdict in zip(tried, _measured(task, tried, measurer, turn), strict=True):
+                    right += verdict.outcome is Outcome.RIGHT
+                    outcome, timing = verdict.outcome.stored_as, verdict.timing
+                    wrong = verdict.outcome.quarantines
+                    file.write(record(one, each, profile.identity, outcome, timing, quarantined=wrong))
+                file.flush()
+                print(f"{path.stem} {one.task.name[:40]}: {right} of {len(tried)} right", flush=True)
     return 0
 
 
-def _measured(task: Workload, candidates: list[Candidate], measurer: Measurer, turn: Path) -> np.ndarray:
-    """Seconds of each candidate, inf for those refused."""
+def _measured(task: Workload, tried: list[Tried], measurer: Measurer, turn: Path) -> Iterator[Verdict]:
+    """A verdict on each."""
+    candidates = [Candidate.of(str(n), each.lowered) for n, each in enumerate(tried)]
     measurer.load(task)
     measurer.build(candidates)
-    seconds = np.full(len(candidates), np.inf)
-    for n, candidate in enumerate(candidates):
-        best = float(seconds.min())
+    best: float | None = None
+    for candidate in candidates:
         with _in_turn(turn):
-            verdict = measurer.measure(candidate, best if np.isfinite(best) else None)
+            verdict = measurer.measure(candidate, best)
         if verdict.outcome is Outcome.RIGHT and verdict.timing is not None:
-            seconds[n] = verdict.timing.median_s
-    return seconds
+            best = min(verdict.timing.median_s, best or verdict.timing.median_s)
+        yield verdict
 
 
 @contextmanager

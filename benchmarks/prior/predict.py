@@ -1,4 +1,4 @@
-"""Records for the prior of Malis: `python -m benchmarks.prior.predict OUT.npz [--layers N] [--seed S]`.
+"""Records for the prior of Malis: `python -m benchmarks.prior.predict OUT.jsonl [--layers N] [--seed S]`.
 
 Draws schedules of made-up layers in halves and in singles and has the Valhall bench judge them: predicted
 times, for want of a Mali to measure on.
@@ -9,20 +9,19 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
-
-import numpy as np
 
 from honed.tuner.measure.candidate import Candidate
 from honed.tuner.measure.prepared import inference_launches
-from honed.tuner.search.costmodel import CostModel
-from honed.tuner.search.features import WIDTH
-from honed.tuner.tune.extract import extract, workload
+from honed.tuner.tune.extract import Extracted, extract, workload
 from honed.tuner.valhall.benches import predicted
-from honed.tuner.valhall.compiler import ROOT, NotBuilt, OfflineCompiler
+from honed.tuner.valhall.compiler import ROOT, Dump, NotBuilt, OfflineCompiler
 from honed.tuner.valhall.judge import Judge, seconds
+from honed.tuner.verdict import Stored, Timing
 
-from .schedules import schedules
+from .schedules import Tried, record, schedules
 from .zoo import write
 
 
@@ -37,32 +36,40 @@ def main() -> int:
     options = parser.parse_args()
     end = time.monotonic() + 60 * options.minutes
     profile = predicted("mali-g610")
-    model = CostModel(WIDTH)
-    with tempfile.TemporaryDirectory() as folder, OfflineCompiler(options.root) as compiler:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        OfflineCompiler(options.root) as compiler,
+        options.output.open("wb") as file,
+    ):
         judge = Judge(compiler)
         for n, path in enumerate(write(Path(folder), options.layers, options.seed)):
             if time.monotonic() > end:
                 break
             for one in extract(path, {}, "fp32" if n % 4 == 3 else "fp16", profile)[0]:
-                tried = list(schedules(one.func, profile, options.seed))
-                task = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
-                begun = [judge.begin(lowered.source) for _, lowered in tried]
-                times = []
-                for (_, lowered), dump in zip(tried, begun, strict=True):
-                    try:
-                        launches = inference_launches(task, Candidate.of("", lowered))
-                        times.append(seconds(judge.judge(lowered.source, launches, dump)))
-                    except NotBuilt:
-                        times.append(np.inf)
-                if tried:
-                    model.add(one.task.key, np.array([row for row, _ in tried]), np.array(times))
-                    best = min(times) * 1e6
-                    print(
-                        f"{path.stem} {one.task.name[:40]}: {len(times)} judged, best {best:.1f} us",
-                        flush=True,
-                    )
-            model.save(options.output)
+                tried = list(schedules(one, profile, options.seed))
+                times = [_seconds(one, each, begun, judge) for each, begun in _begun(tried, judge)]
+                for each, taken in zip(tried, times, strict=True):
+                    outcome = Stored.RIGHT if taken else Stored.NOT_BUILT
+                    timing = taken and Timing(median_s=taken, low_s=taken, high_s=taken, repeats=1)
+                    file.write(record(one, each, profile.identity, outcome, timing or None))
+                file.flush()
+                print(f"{path.stem} {one.task.name[:40]}: {len(times)} judged", flush=True)
     return 0
+
+
+def _begun(tried: Sequence[Tried], judge: Judge) -> list[tuple[Tried, Future[Dump]]]:
+    """All of them, compiled side by side."""
+    return [(each, judge.begin(each.lowered.source)) for each in tried]
+
+
+def _seconds(one: Extracted, tried: Tried, begun: Future[Dump], judge: Judge) -> float | None:
+    """What a schedule is predicted to take; None where Mesa's compiler does not build it."""
+    task = workload(one.task.key, one.func, one.outputs, Path(), None, one.task.constants)
+    launches = inference_launches(task, Candidate.of("", tried.lowered))
+    try:
+        return seconds(judge.judge(tried.lowered.source, launches, begun))
+    except NotBuilt:
+        return None
 
 
 if __name__ == "__main__":

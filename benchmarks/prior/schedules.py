@@ -1,29 +1,75 @@
-"""What a prior chooses from: the default rule's schedule of a function, and draws from its space."""
+"""What a prior chooses from, as records: a function's schedule by default rules, and draws from its space."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import suppress
-
-from tvm import tirx
+from dataclasses import dataclass
 
 from benchmarks.valhall.draws import draws
-from honed.runtime.profile import DeviceProfile
+from honed.runtime.profile import DeviceIdentity, DeviceProfile
 from honed.tuner.lower.opencl import Lowered, LoweringFailed, lower_function
 from honed.tuner.lower.schedule import by_rule
 from honed.tuner.lower.target import target_for
-from honed.tuner.search.costmodel import Array
-from honed.tuner.search.draw import features_of
+from honed.tuner.records.exchange import FORMAT, Line, written
+from honed.tuner.search import traces
+from honed.tuner.setup import setup_for
+from honed.tuner.tune.extract import Extracted
+from honed.tuner.verdict import Stored, Timing
 
 _EACH = 6  # draws from each sketch
 
 
-def schedules(func: tirx.PrimFunc, profile: DeviceProfile, seed: int) -> Iterator[tuple[Array, Lowered]]:
-    """Features and kernels of each that can be lowered, the rule's first; the same for one seed."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Tried:
+    """A schedule, and its kernels."""
+
+    trace: str
+    lowered: Lowered
+
+
+def schedules(one: Extracted, profile: DeviceProfile, seed: int) -> Iterator[Tried]:
+    """Each of a task that can be lowered, the rule's first; the same for one seed."""
     target = target_for(profile)
-    ruled = by_rule(func, target, profile)
+    ruled = by_rule(one.func, target, profile)
     if ruled is not None:
         with suppress(LoweringFailed):
-            yield features_of(ruled[1], profile), lower_function(ruled[1], "main", target, profile)
-    for one in draws(func, profile, _EACH, seed):
-        yield one.draw.features, one.lowered
+            lowered = lower_function(ruled[1].mod["main"], "main", target, profile)
+            yield Tried(traces.to_text(ruled[1].trace), lowered)
+    for drawn in draws(one.func, profile, _EACH, seed):
+        yield Tried(drawn.draw.trace, drawn.lowered)
+
+
+def record(
+    one: Extracted,
+    tried: Tried,
+    device: DeviceIdentity,
+    outcome: Stored,
+    timing: Timing | None,
+    *,
+    quarantined: bool = False,
+) -> bytes:
+    """What came of a schedule, as a line of `hone records export`."""
+    now = time.time()
+    return written(
+        Line(
+            honed_records=FORMAT,
+            device=device,
+            compiler=setup_for(device).compiler,
+            workload=one.task.key,
+            name=one.task.name,
+            flops=float(one.task.flops),
+            bytes=float(one.task.bytes),
+            trace=tried.trace,
+            state="quarantined" if quarantined else "done",
+            outcome=outcome.value,
+            reason="",
+            story=None,
+            timing=timing,
+            source_sha256=None,
+            created_s=now,
+            finished_s=now,
+            measured_by="benchmarks.prior",
+        )
+    )

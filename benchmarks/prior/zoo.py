@@ -1,10 +1,12 @@
 """Made-up models with the layers that networks are made of, at sizes that vary: what a prior is learned from.
 
-None of the models that the prior is judged by is among them.
+`python -m benchmarks.prior.zoo FOLDER` writes them, as `hone hub learn` wants them: with the same number and
+seed the same that records are made of.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import random
 from collections.abc import Callable
@@ -24,6 +26,18 @@ _ACTIVATIONS = ("Relu(c)", "Clip(c, low, high)", "Sigmoid(c)", "Tanh(c)", "Leaky
 _BOUNDS = "<float low = {0.0}, float high = {6.0}>"
 _WEIGHTS = ("w", "s", "b")  # inputs that are constants in networks
 _MOST_OPERATIONS = 1.5e9  # of one layer: a candidate must be quick to measure
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.prior.zoo", description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--layers", type=int, default=400)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write(options.folder, options.layers, options.seed)
+    return 0
 
 
 def write(folder: Path, count: int, seed: int) -> list[Path]:
@@ -52,16 +66,6 @@ def _settle(model: onnx.ModelProto, seed: int) -> None:
         values = rng.standard_normal(shape, np.float32) / np.sqrt(max(1, math.prod(shape[1:])))
         model.graph.initializer.append(onnx.numpy_helper.from_array(values.astype(np.float32), given.name))
         model.graph.input.remove(given)
-
-
-def joined(paths: list[Path], to: Path) -> Path:
-    """The models side by side as one, so that one search sees all their tasks."""
-    whole = onnx.ModelProto()
-    for n, path in enumerate(paths):
-        model = onnx.compose.add_prefix(onnx.load(path), f"m{n}_")
-        whole = model if n == 0 else onnx.compose.merge_models(whole, model, io_map=[])
-    onnx.save(whole, to)
-    return to
 
 
 def _convolution(rng: random.Random) -> str:
@@ -169,3 +173,7 @@ _KINDS: dict[str, Draw] = {
     "pool": _pool,
     "move": _move,
 }
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

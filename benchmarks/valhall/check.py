@@ -140,7 +140,9 @@ def _by_tvm(one: Extracted) -> Lowered:
     found = by_rule(one.func, target_for(device), device)
     if found is None:
         raise LoweringFailed(f"no default rule fits {one.task.name}")
-    return lower_function(found[1], "main", target_for(device), device, tvm_printer(target_for(device)))
+    return lower_function(
+        found[1].mod["main"], "main", target_for(device), device, tvm_printer(target_for(device))
+    )
 
 
 def _first(one: Extracted) -> Lowered:

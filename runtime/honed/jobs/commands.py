@@ -17,7 +17,7 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument
 from honed.protocol.sizes import MetSizes
 
-from .events import Compiled, Done, Exported, Faults, Fitted, History, Imported, R, Tuned, Written
+from .events import Compiled, Done, Exported, Faults, Fitted, History, Imported, Learned, R, Tuned, Written
 
 J = TypeVar("J", bound="Job[Any]")
 PRECISIONS = ("auto", "fp32", "fp16")
@@ -193,6 +193,24 @@ class ListFaults(OnRecords[Faults]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Learn(Job[Learned]):
+    """Learns the prior of a family of devices from `file`, records as exported or a folder of such.
+
+    `models`, an ONNX file or a folder, are those that the records are of. The family is that of `device`, of
+    the device of `profile`, or of the `bench`. `output` gets the prior, where it is better than none.
+    """
+
+    command = ("learn",)
+    positional = "file"
+    file: Path
+    models: Path
+    output: Path
+    device: str | None = None
+    profile: Path | None = None
+    bench: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demo(Job[Written]):
     """Writes a demo model; with `symbolic` the number of keypoints is open."""
 
@@ -248,7 +266,7 @@ class FarmCertificates(Job[Done]):
 
 
 JOBS: tuple[type[Job[Any]], ...] = (
-    Compile, Check, Fit, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Demo,
+    Compile, Check, Fit, Tune, Tasks, Export, Import, ShowHistory, ListFaults, Learn, Demo,
     FarmScheduler, FarmWorker, FarmCertificates,
 )  # fmt: skip
 

@@ -350,8 +350,41 @@ class Faults:
     faults: tuple[Quarantined, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnedTask:
+    """How a prior that saw nothing of a task does on it.
+
+    `prior` is the best recorded time over that of its pick, 1 for the best; `without` likewise of the default
+    `rule`, or where that was not recorded of a candidate taken blindly, on average.
+    """
+
+    task: str
+    candidates: int
+    correlation: float  # Spearman's, of predicted scores and speed; 0 where all are equal
+    prior: float
+    without: float
+    rule: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """A prior was learned from so many candidates; `output` is None where it is no better than none.
+
+    `prior`, `without` and `correlation` are means over the tasks held out, `left_out` counts records by why.
+    """
+
+    output: str | None
+    family: str
+    tasks: tuple[LearnedTask, ...]
+    candidates: int
+    left_out: dict[str, int]
+    prior: float
+    without: float
+    correlation: float
+
+
 News = Stage | Note | TasksFound | Round | Trial | Totals | Filtered | Broke | Condemned
-Result = Done | Fitted | Compiled | Tuned | Written | Exported | Imported | History | Faults
+Result = Done | Fitted | Compiled | Tuned | Written | Exported | Imported | History | Faults | Learned
 R = TypeVar("R", bound=Result)
 _NEWS: dict[str, type[News]] = {
     "stage": Stage,

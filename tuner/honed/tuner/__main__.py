@@ -140,6 +140,12 @@ def _reporting(emit: Emit) -> Callable[[str, float, str], None]:
     return lambda stage, fraction, text: emit(Stage(stage=stage, fraction=round(fraction, 4), text=text))
 
 
+def _learn(job: commands.Learn, emit: Emit) -> events.Learned:
+    from .learn import learn
+
+    return learn(job, emit)
+
+
 def _demo(job: commands.Demo, emit: Emit) -> events.Written:
     emit(Stage(stage="write", fraction=0.0, text=f"write {job.output}"))
     from .demo import lightglue
@@ -162,6 +168,7 @@ _WORK: dict[type, Any] = {
     commands.Import: records_command.import_,
     commands.ShowHistory: records_command.history,
     commands.ListFaults: records_command.faults,
+    commands.Learn: _learn,
     commands.Demo: _demo,
     commands.FarmScheduler: farm.scheduler,
     commands.FarmWorker: farm.worker,

@@ -87,10 +87,11 @@ def _picked(
     found = [(one.scheduled, one.features) for one in drawn]
     sketched = bool(packed) or transforms(narrow_indices(func), profile)
     ruled = by_rule(func, target, profile) if prior.knows_rules and not sketched else None
-    if ruled is not None:
-        found.append((ruled[1], features_of(ruled[1], profile)))
+    by_default = ruled and ruled[1].mod["main"]
+    if by_default is not None:
+        found.append((by_default, features_of(by_default, profile)))
     best = _best_first(found, prior)
-    end = next((n for n, one in enumerate(best) if ruled is not None and one is ruled[1]), len(best))
+    end = next((n for n, one in enumerate(best) if one is by_default), len(best))
     yield from ((prior.name, one) for one in best[:end])
 
 

@@ -15,6 +15,7 @@ from honed.protocol import strict
 from honed.protocol.errors import InvalidArgument, NotFound, Unavailable, Unimplemented
 from honed.protocol.methods import CONFIG_SHOW, check_name
 
+from . import hublearning
 from .models import set_aside
 from .output import Output, fields, line, seconds_text, table
 from .parser import Parser, Run, add_command
@@ -106,6 +107,7 @@ def register(commands: Any) -> None:
     )
     for parser in (push, pull, status):
         parser.add_argument("url", metavar="URL", nargs="?", help=_URL)
+    hublearning.register(actions)
 
 
 def _add(actions: Any, name: str, run: Run, **told: str) -> Parser:

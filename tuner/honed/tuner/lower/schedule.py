@@ -36,9 +36,9 @@ def default_kernels(
     """
     func = narrow_indices(func)
     passed_over: list[str] = []
-    for rule, scheduled in _by_rules(func, target, profile, passed_over):
+    for rule, schedule in _by_rules(func, target, profile, passed_over):
         try:
-            return rule, lower_function(scheduled, name, target, profile), passed_over
+            return rule, lower_function(schedule.mod["main"], name, target, profile), passed_over
         except LoweringFailed as failed:
             passed_over.append(f"{rule}: {failed}")
     try:
@@ -48,23 +48,23 @@ def default_kernels(
     return SERIAL, lower_function(scheduled, name, target, profile), passed_over
 
 
-def by_rule(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> tuple[str, tirx.PrimFunc] | None:
-    """The first default rule that applies, and the function scheduled by it; None where none does."""
+def by_rule(func: tirx.PrimFunc, target: Target, profile: DeviceProfile) -> tuple[str, s_tir.Schedule] | None:
+    """The first default rule that applies, and its schedule of the function; None where none does."""
     return next(_by_rules(narrow_indices(func), target, profile, []), None)
 
 
 def _by_rules(
     func: tirx.PrimFunc, target: Target, profile: DeviceProfile, passed_over: list[str]
-) -> Iterator[tuple[str, tirx.PrimFunc]]:
+) -> Iterator[tuple[str, s_tir.Schedule]]:
     """What each rule that applies makes of a function; why one fails goes to `passed_over`."""
     for rule, make in _rules(func, profile):
         try:
-            scheduled = _apply(make(), func, target)
+            schedule = _apply(make(), func, target)
         except LoweringFailed as failed:
             passed_over.append(f"{rule}: {failed}")
             continue
-        if scheduled is not None:
-            yield rule, scheduled
+        if schedule is not None:
+            yield rule, schedule
 
 
 def _rules(
@@ -110,7 +110,7 @@ def _elements(buffer: tirx.Buffer) -> int:
     return math.prod(int(extent) for extent in buffer.shape)
 
 
-def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> tirx.PrimFunc | None:
+def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> s_tir.Schedule | None:
     try:
         with target:
             found = rule.apply(fresh(func), target, False)
@@ -125,10 +125,7 @@ def _apply(rule: dlight.ScheduleRule, func: tirx.PrimFunc, target: Target) -> ti
     ) as error:
         # Rules fail in many ways on functions they were not made for; the caller reports it.
         raise LoweringFailed(last_line(error)) from error
-    if found is None:
-        return None
-    schedule = found[0] if isinstance(found, list) else found
-    return schedule.mod["main"]
+    return found[0] if isinstance(found, list) else found
 
 
 def _single_work_item(func: tirx.PrimFunc) -> tirx.PrimFunc:

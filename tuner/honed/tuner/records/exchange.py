@@ -68,8 +68,7 @@ def export_jsonl(records: Records, file: BinaryIO, setup: Setup, *, best_only: b
     """
     count = 0
     for candidate in records.distil(setup) if best_only else records.finished(setup):
-        plain = strict.to_plain(_line(records, candidate, setup))
-        file.write(json.dumps(plain, allow_nan=False, sort_keys=True).encode() + b"\n")
+        file.write(written(_line(records, candidate, setup)))
         count += 1
     return count
 
@@ -84,12 +83,12 @@ def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> ImportCounts
     added = merged = 0
     refused: list[str] = []
     with records.importing() as put:
-        for number, data in enumerate(_lines(file), 1):
+        for number, data in enumerate(lines(file), 1):
             if not data.strip():
                 continue
             try:
-                line = _parsed(data)
-                _check(line, setup)
+                line = parsed(data)
+                _check_device(line, setup)
             except (strict.Mismatch, InvalidArgument) as error:
                 refused.append(f"line {number}: {error}")
                 continue
@@ -98,6 +97,11 @@ def import_jsonl(records: Records, file: BinaryIO, setup: Setup) -> ImportCounts
             else:
                 merged += 1
     return ImportCounts(added=added, merged=merged, refused=tuple(refused))
+
+
+def written(line: Line) -> bytes:
+    """A line as a file has it."""
+    return json.dumps(strict.to_plain(line), allow_nan=False, sort_keys=True).encode() + b"\n"
 
 
 def line_setup(line: Line) -> Setup:
@@ -130,7 +134,7 @@ def _line(records: Records, candidate: TuningRecord, setup: Setup) -> Line:
     )
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
+def lines(file: BinaryIO) -> Iterator[bytes]:
     """Lines of at most MAX_LINE_BYTES; of a longer one only its beginning, which is no JSON."""
     while line := _read(file):
         yield line
@@ -145,29 +149,35 @@ def _read(file: BinaryIO) -> bytes:
         raise Unavailable(f"the records to import cannot be read ({error.strerror}); try again") from error
 
 
-def _parsed(data: bytes) -> Line:
+def parsed(data: bytes) -> Line:
+    """A record; raises Mismatch or InvalidArgument where it is none, or one that cannot be."""
     try:
         plain = json.loads(data, parse_constant=_no_constant)
         json.dumps(plain, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError) as error:
         raise InvalidArgument(f"it is not JSON text ({error})") from error
-    return strict.from_plain(Line, plain, where="the record")
+    line = strict.from_plain(Line, plain, where="the record")
+    _check(line)
+    return line
 
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number")
 
 
-def _check(line: Line, setup: Setup) -> None:
-    """Raise InvalidArgument for what cannot be taken in."""
-    if line.honed_records != FORMAT:
-        raise InvalidArgument(f"it is of format {line.honed_records} and this honed knows {FORMAT}")
-    theirs = line_setup(line)
-    if theirs.device_key != setup.device_key:
+def _check_device(line: Line, setup: Setup) -> None:
+    """Raise InvalidArgument for a record of another device."""
+    if line_setup(line).device_key != setup.device_key:
         raise InvalidArgument(
             f"it was measured on {line.device.name} ({line.device.platform}), "
             f"and this device is {setup.device.name} ({setup.device.platform})"
         )
+
+
+def _check(line: Line) -> None:
+    """Raise InvalidArgument for what cannot be."""
+    if line.honed_records != FORMAT:
+        raise InvalidArgument(f"it is of format {line.honed_records} and this honed knows {FORMAT}")
     check_trace(line.trace)
     if line.timing is not None:
         check_timing(line.timing)

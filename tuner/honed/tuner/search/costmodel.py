@@ -91,25 +91,9 @@ class CostModel:
         found: Array = self._booster.predict(xgboost.DMatrix(features))
         return found
 
-    @property
-    def features(self) -> Array:
-        """Features [samples, width] of all that it has learned from."""
-        return self._features
-
-    @property
-    def tasks(self) -> NDArray[np.str_]:
-        """The task of each sample."""
-        return self._tasks
-
     def scores(self) -> Array:
-        """Of each sample the best known time of its task over its own, 0 for the refused."""
-        scores = np.zeros(len(self._seconds), np.float32)
-        for task in np.unique(self._tasks):
-            mine = self._tasks == task
-            best = self._seconds[mine].min()
-            if np.isfinite(best):
-                scores[mine] = best / self._seconds[mine]
-        return scores
+        """As `scores` says, of each sample."""
+        return scores(self._tasks, self._seconds)
 
     def save(self, path: Path) -> None:
         """Write all samples to `path`, whole or not at all."""
@@ -139,6 +123,17 @@ class CostModel:
             model._features, model._seconds, model._tasks = features, seconds, tasks
             model.train()
         return model
+
+
+def scores(tasks: NDArray[np.str_], seconds: NDArray[np.float64]) -> Array:
+    """Of each candidate the best known time of its task over its own, 0 for the refused (inf)."""
+    found = np.zeros(len(seconds), np.float32)
+    for task in np.unique(tasks):
+        mine = tasks == task
+        best = seconds[mine].min()
+        if np.isfinite(best):
+            found[mine] = best / seconds[mine]
+    return found
 
 
 def ranking(predicted: Array, seconds: NDArray[np.float64]) -> Ranking | None:

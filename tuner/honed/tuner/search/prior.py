@@ -1,7 +1,7 @@
 """What is believed of a family's schedules before any was measured on the device at hand.
 
 A prior is a cost model that ships with the package, one for each family of devices, learned by
-`benchmarks/prior` from many measured draws over made-up layers. It scores schedules by their features, as the
+`honed.tuner.learn` from records of draws over made-up layers. It scores schedules by their features, as the
 cost model of a device does, between 0 and 1: the best time of the task over the schedule's own.
 """
 

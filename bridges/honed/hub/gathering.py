@@ -1,0 +1,73 @@
+"""All records of a hub that trusted keys have signed, of whatever device: to learn from, not to serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from honed.protocol.errors import InvalidArgument, NotFound, Unavailable
+
+from . import index as indexes
+from . import objects
+from .index import Index
+from .memory import Memory
+from .minisign import PublicKey
+from .pulling import signed
+from .remote import Store
+
+
+@dataclass(slots=True)
+class Gathered:
+    """What was found: so many records of so many keys, and what is wrong with others."""
+
+    keys: int = 0
+    records: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+def gather(
+    store: Store,
+    trusted: Mapping[str, PublicKey],
+    owner: PublicKey | None,
+    memory: Memory,
+    folder: Path,
+    now: float,
+) -> Gathered:
+    """Write them to a folder, as `hone records export` would, a file for each that is in the hub.
+
+    Keys are trusted as by `pulling.pull`; `memory` tells old files, and is not changed. Raises
+    InvalidArgument where no key is trusted or the list is not the owner's, Unavailable where there is no hub.
+    """
+    done = Gathered()
+    rings = [_ring(store, owner, memory, now)] if owner is not None else []
+    keys = indexes.believed(trusted, rings, memory.revoked)
+    if not keys:
+        raise InvalidArgument("no key is trusted; name the owner's, whose list names others")
+    for name, key in keys.items():
+        try:
+            index = indexes.read_index(signed(store, indexes.index_file(key), key), now)
+            indexes.newer(index.serial, memory.seen.get(key.name))
+            _written(store, key, index, folder, done)
+            done.keys += 1
+        except NotFound:
+            continue  # it has put nothing there
+        except (InvalidArgument, Unavailable) as error:
+            done.problems.append(f"{name}: {error}")
+    return done
+
+
+def _ring(store: Store, owner: PublicKey, memory: Memory, now: float) -> indexes.Keyring:
+    ring = indexes.read_keyring(signed(store, indexes.HUB, owner), now)
+    indexes.newer(ring.serial, memory.seen.get(indexes.HUB))
+    return ring
+
+
+def _written(store: Store, key: PublicKey, index: Index, folder: Path, done: Gathered) -> None:
+    for entry in index.entries:
+        data = store.read(indexes.object_file(key, entry.sha256), objects.MAX_OBJECT_BYTES)
+        objects.check(data, entry.sha256)
+        with (folder / f"{key.name}-{entry.sha256}.jsonl").open("wb") as file:
+            for line in objects.unpacked(data):
+                file.write(line + b"\n")
+        done.records += entry.records

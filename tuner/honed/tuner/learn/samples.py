@@ -1,0 +1,156 @@
+"""What a prior is learned from: features of recorded schedules, and how fast each was on its device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import tirx
+
+from honed.jobs.events import Stage
+from honed.runtime.families import family_of
+from honed.runtime.profile import DeviceProfile
+from honed.tuner.lower.opencl import LoweringFailed
+from honed.tuner.lower.schedule import by_rule
+from honed.tuner.lower.target import target_for
+from honed.tuner.records.exchange import Line, line_setup
+from honed.tuner.search import traces
+from honed.tuner.search.costmodel import Array, scores
+from honed.tuner.search.draw import features_of
+from honed.tuner.search.features import WIDTH
+from honed.tuner.verdict import Stored
+
+OTHER_FAMILY = "of another family of devices"
+UNKNOWN_TASK = "of a task that none of the models has"
+NO_TIME = "of a trial that was cut off"
+UNFIT = "of a schedule that does not fit its task any more"
+UNREADABLE = "not readable"
+_PROCESSORS = ("pthread", "cpu", "llvmpipe")  # in names that PoCL, Intel and Mesa give to processors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Samples:
+    """Candidates, n of them. A `task` is a workload on one device, with one driver and compiler."""
+
+    features: Array  # [n, WIDTH]
+    seconds: NDArray[np.float64]  # [n], inf for those refused
+    tasks: NDArray[np.str_]  # [n]
+    workloads: NDArray[np.str_]  # [n]
+    ruled: NDArray[np.bool_]  # [n], it is the default rule's schedule
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def scores(self) -> Array:
+        """Of each the best time of its task over its own, 0 for the refused."""
+        return scores(self.tasks, self.seconds)
+
+    def where(self, chosen: NDArray[np.bool_]) -> Samples:
+        """Those that are chosen."""
+        return Samples(
+            features=self.features[chosen],
+            seconds=self.seconds[chosen],
+            tasks=self.tasks[chosen],
+            workloads=self.workloads[chosen],
+            ruled=self.ruled[chosen],
+        )
+
+    @property
+    def knows_rules(self) -> bool:
+        """Whether default rules' schedules are among the candidates of most tasks."""
+        tasks = np.unique(self.tasks)
+        return bool(len(tasks)) and 2 * len(np.unique(self.tasks[self.ruled])) > len(tasks)
+
+
+def samples(
+    records: Iterable[Line | str],
+    functions: Mapping[str, tirx.PrimFunc],
+    profile: DeviceProfile,
+    emit: Callable[[Stage], None],
+) -> tuple[Samples, Counter[str]]:
+    """Those of the profile's family whose functions are known, and how many were left out, by why.
+
+    The same candidate recorded again, as another export of the same board has it, counts once.
+    """
+    left_out: Counter[str] = Counter()
+    wanted: dict[tuple[str, str], float] = {}  # seconds by task and trace
+    workloads: dict[str, str] = {}
+    for line in records:
+        why = _unusable(line, functions, profile)
+        if why or isinstance(line, str):
+            left_out[why] += 1
+            continue
+        setup = line_setup(line)
+        task = f"{line.workload} {setup.device_key[:16]} {setup.driver} {line.compiler}"
+        workloads[task] = line.workload
+        wanted[task, line.trace] = line.timing.fair_s if line.timing and _right(line) else np.inf
+    replayed = _Replayed(functions, profile)
+    rows = []
+    for n, ((task, trace), seconds) in enumerate(sorted(wanted.items())):
+        if n % 100 == 0:
+            emit(Stage(stage="replay", fraction=n / len(wanted), text=f"{n} of {len(wanted)} schedules"))
+        features = replayed.features(workloads[task], trace)
+        if features is None:
+            left_out[UNFIT] += 1
+            continue
+        rows.append((features, seconds, task, workloads[task], replayed.ruled(workloads[task], features)))
+    columns = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
+    return (
+        Samples(
+            features=np.array(columns[0], np.float32).reshape(len(rows), WIDTH),
+            seconds=np.array(columns[1], np.float64),
+            tasks=np.array(columns[2], np.str_),
+            workloads=np.array(columns[3], np.str_),
+            ruled=np.array(columns[4], np.bool_),
+        ),
+        left_out,
+    )
+
+
+def _unusable(line: Line | str, functions: Mapping[str, tirx.PrimFunc], profile: DeviceProfile) -> str:
+    """Why nothing is learned from a line; "" where something is."""
+    if isinstance(line, str):
+        return UNREADABLE
+    name = line.device.name.casefold()
+    if family_of(name, is_cpu=any(part in name for part in _PROCESSORS)) is not profile.family:
+        return OTHER_FAMILY
+    if Stored(line.outcome) is Stored.ABANDONED:
+        return NO_TIME
+    return "" if line.workload in functions else UNKNOWN_TASK
+
+
+def _right(line: Line) -> bool:
+    return Stored(line.outcome) is Stored.RIGHT and line.state == "done"
+
+
+class _Replayed:
+    """Features of schedules, each computed once for all devices that recorded it."""
+
+    def __init__(self, functions: Mapping[str, tirx.PrimFunc], profile: DeviceProfile) -> None:
+        self._functions, self._profile = functions, profile
+        self._latest: tuple[str, str] | None = None
+        self._features: dict[tuple[str, str], Array | None] = {}
+        self._rules: dict[str, Array | None] = {}
+
+    def features(self, workload: str, trace: str) -> Array | None:
+        """Features [WIDTH]; None where the trace does not fit."""
+        key = workload, traces.identity(trace)
+        if key not in self._features:
+            try:
+                schedule = traces.apply(trace, self._functions[workload])
+            except LoweringFailed:
+                self._features[key] = None
+            else:
+                self._features[key] = features_of(schedule.mod["main"], self._profile)
+        return self._features[key]
+
+    def ruled(self, workload: str, features: Array) -> bool:
+        """Whether these are the features of the default rule's schedule."""
+        if workload not in self._rules:
+            found = by_rule(self._functions[workload], target_for(self._profile), self._profile)
+            self._rules[workload] = found and features_of(found[1].mod["main"], self._profile)
+        rule = self._rules[workload]
+        return rule is not None and np.array_equal(rule, features)
