@@ -41,6 +41,9 @@ def test_a_process_that_has_no_memory_to_answer_a_load_ends() -> None:
         peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES)
         peer.call("Open", {})
         transport.send(near, peer)
-        _, said = process.communicate(timeout=SECONDS)
+        try:
+            _, said = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
     assert process.returncode == 1
     assert b"there is none left" in said
