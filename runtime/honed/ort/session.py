@@ -22,11 +22,10 @@ from honed.runtime.client import Client
 from . import errors, genuine
 from .errors import Fail, InvalidArgument, NoSuchFile, said, translated
 from .modelproto import Described, ModelMetadata, NodeArg, describe
-from .options import RunOptions, SessionOptions
+from .options import PROVIDERS, RunOptions, SessionOptions
 from .values import IOBinding, OrtValue, numpy_type, type_of
 
 Array = NDArray[Any]
-PROVIDERS = ["HonedExecutionProvider", "CPUExecutionProvider"]
 _RUN_SECONDS = 600.0
 _AGAIN_SECONDS = 15.0  # a service that is restarted, or upgraded, is waited for
 _PAUSE = 0.2
@@ -56,7 +55,7 @@ class InferenceSession:
         self._given = path_or_bytes
         self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
         self._genuine: Any = None
-        self._described = _described(path_or_bytes)
+        self._described = _described(path_or_bytes).with_sizes(self._options.sizes())
         try:
             self._options.check()
             self._name = self._brought()
@@ -108,8 +107,22 @@ class InferenceSession:
         """Changes nothing."""
 
     def end_profiling(self) -> str:
-        """Raises NotImplemented: the service profiles models itself."""
-        raise said(errors.NotImplemented, "honed writes no profile here; `hone profile` shows kernels")
+        """The name of the profile: "", as none is written here; `hone profile` shows kernels."""
+        return self._genuine.end_profiling() if self._genuine else ""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """0: none is written."""
+        return self._genuine.get_profiling_start_time_ns() if self._genuine else 0
+
+    def get_tuning_results(self) -> list[Any]:
+        """None: the service keeps its own."""
+        return []
+
+    def set_tuning_results(self, results: Any, *, error_on_invalid: bool = False) -> None:
+        """Changes nothing."""
+
+    def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
+        """Changes nothing."""
 
     def io_binding(self) -> IOBinding:
         """An empty binding."""
@@ -124,6 +137,8 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> list[Array]:
         """The outputs asked for, in that order; None or none: all."""
+        if run_options is not None and run_options.terminate:
+            raise said(Fail, "the run was not begun, as its options say that it is to end (terminate)")
         if self._genuine:
             found: list[Array] = self._genuine.run(output_names, dict(input_feed))
             return found
