@@ -63,6 +63,9 @@ class InferenceSession:
         except (HonedError, Fail, errors.NotImplemented) as error:
             self._stand_in(error, kwargs)
         self._inputs_meta, self._outputs_meta = self.get_inputs(), self.get_outputs()
+        self._wanted = {} if self._genuine else {each.name: each for each in self._described.inputs}
+        self._types = {name: numpy_type(each.type) for name, each in self._wanted.items()}
+        self._known = {each.name for each in self._described.outputs}
 
     # What apps ask of a session
 
@@ -186,8 +189,7 @@ class InferenceSession:
 
     def _run(self, given: Mapping[str, ArrayLike], names: Sequence[str]) -> dict[str, Array]:
         inputs = self._checked(given)
-        known = {each.name for each in self._described.outputs}
-        unknown = [name for name in names if name not in known]
+        unknown = [name for name in names if name not in self._known]
         if unknown:
             raise said(InvalidArgument, f"Invalid output name: {unknown[0]}")
         end = time.monotonic() + _AGAIN_SECONDS
@@ -213,25 +215,28 @@ class InferenceSession:
 
     def _checked(self, given: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """The inputs as arrays; raises what ONNX Runtime raises where they are not the model's."""
-        wanted = {each.name: each for each in self._described.inputs}
+        wanted = self._wanted
         missing = [name for name in wanted if name not in given]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(given)}).")
         inputs = {}
         for name, value in given.items():
-            if any(name == each.name for each in self._described.overridable):
-                text = f"honed keeps the value that the file gives {name!r}; leave it out, or out of the file"
-                raise said(errors.NotImplemented, text)
             if name not in wanted:
-                raise said(InvalidArgument, f"Invalid input name: {name}")
-            expected = numpy_type(wanted[name].type)
+                raise self._not_an_input(name)
+            expected = self._types[name]
             array = value if isinstance(value, np.ndarray) else np.asarray(value, expected)
-            if type_of(array) != wanted[name].type:
+            if array.dtype is not expected and type_of(array) != wanted[name].type:
                 found = f"Actual: ({type_of(array)}) , expected: ({wanted[name].type})"
                 raise said(InvalidArgument, f"Unexpected input data type. {found}")
             _check_shape(wanted[name], array)
             inputs[name] = array
         return inputs
+
+    def _not_an_input(self, name: str) -> Exception:
+        if any(name == each.name for each in self._described.overridable):
+            text = f"honed keeps the value that the file gives {name!r}; leave it out, or out of the file"
+            return said(errors.NotImplemented, text)
+        return said(InvalidArgument, f"Invalid input name: {name}")
 
     def _brought(self) -> str:
         """The name the service has for the file; raises HonedError, or Fail where nothing serves it."""
