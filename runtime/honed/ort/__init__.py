@@ -9,9 +9,13 @@ docs/onnxruntime.md says what is there and what is not.
 
 from __future__ import annotations
 
+from typing import Any
+
 from honed.runtime.version import own_version as _own_version
 
+from .devices import OrtAllocatorType, OrtArenaCfg, OrtDevice, OrtMemoryInfo, OrtMemType
 from .modelproto import ModelMetadata, NodeArg
+from .options import PROVIDERS as _PROVIDERS
 from .options import (
     ExecutionMode,
     ExecutionOrder,
@@ -19,7 +23,6 @@ from .options import (
     RunOptions,
     SessionOptions,
 )
-from .session import PROVIDERS as _PROVIDERS
 from .session import InferenceSession
 from .values import IOBinding, OrtValue
 
@@ -31,19 +34,29 @@ __all__ = [
     "InferenceSession",
     "ModelMetadata",
     "NodeArg",
+    "OrtAllocatorType",
+    "OrtArenaCfg",
+    "OrtDevice",
+    "OrtMemType",
+    "OrtMemoryInfo",
     "OrtValue",
     "RunOptions",
     "SessionOptions",
+    "create_and_register_allocator",
     "disable_telemetry_events",
     "enable_telemetry_events",
     "get_all_providers",
     "get_available_providers",
     "get_build_info",
     "get_device",
+    "get_ep_devices",
     "get_version_string",
     "preload_dlls",
+    "print_debug_info",
+    "set_default_logger_callback",
     "set_default_logger_severity",
     "set_default_logger_verbosity",
+    "set_global_thread_pool_sizes",
     "set_seed",
 ]
 __version__ = "1.23.0"  # whose interface this is; apps compare it
@@ -97,3 +110,25 @@ def disable_telemetry_events() -> None:
 
 def preload_dlls(*_: object, **__: object) -> None:
     """There are none."""
+
+
+def get_ep_devices() -> list[Any]:
+    """None: the service chooses where models run."""
+    return []
+
+
+def set_default_logger_callback(callback: object) -> None:
+    """Honed logs by Python's logging, as `honed.ort`."""
+
+
+def set_global_thread_pool_sizes(intra_op_num_threads: int, inter_op_num_threads: int) -> None:
+    """No thread of the app's computes."""
+
+
+def create_and_register_allocator(memory_info: OrtMemoryInfo, arena_cfg: OrtArenaCfg | None = None) -> None:
+    """The memory is the service's."""
+
+
+def print_debug_info() -> None:
+    """Print which this is."""
+    print(get_build_info())

@@ -35,6 +35,8 @@ def _translated(options: SessionOptions, found: ModuleType) -> Any:
             continue
         enumerated = isinstance(value, enum.IntEnum)
         setattr(made, name, getattr(found, type(value).__name__)(int(value)) if enumerated else value)
+    for name, size in options.sizes().items():
+        made.add_free_dimension_override_by_name(name, size)
     for key, value in options.entries().items():
         if key != FALLBACK:
             made.add_session_config_entry(key, value)

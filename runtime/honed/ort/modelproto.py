@@ -7,8 +7,8 @@ file's own metadata, are in no answer of the service. Field numbers are those of
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from honed.runtime.dtypes import CARRIED
 
@@ -52,6 +52,17 @@ class Described:
     overridable: list[NodeArg] = field(default_factory=list)
     outputs: list[NodeArg] = field(default_factory=list)
     metadata: ModelMetadata = field(default_factory=ModelMetadata)
+
+    def with_sizes(self, sizes: Mapping[str, int]) -> Described:
+        """With sizes in the place of names that the file has for what it leaves open."""
+        return replace(self, inputs=_sized(self.inputs, sizes), outputs=_sized(self.outputs, sizes))
+
+
+def _sized(ends: Iterable[NodeArg], sizes: Mapping[str, int]) -> list[NodeArg]:
+    return [
+        replace(end, shape=[sizes.get(size, size) if isinstance(size, str) else size for size in end.shape])
+        for end in ends
+    ]
 
 
 def describe(data: Data) -> Described:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import enum
 import os
+from collections.abc import Mapping
 
 from . import errors
-from .errors import Fail, said
+from .errors import said
 
+PROVIDERS = ["HonedExecutionProvider", "CPUExecutionProvider"]
 FALLBACK = "honed.fallback"  # entry of a session's configuration: "1" lets ONNX Runtime take its place
 _FALLBACK_VARIABLE = "HONED_ORT_FALLBACK"
 
 
-class GraphOptimizationLevel(enum.IntEnum):
+class Named(enum.IntEnum):
+    """A number that prints by its name, as apps log it."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+class GraphOptimizationLevel(Named):
     """Which of ONNX Runtime's passes run; honed has its own."""
 
     ORT_DISABLE_ALL = 0
@@ -22,14 +31,14 @@ class GraphOptimizationLevel(enum.IntEnum):
     ORT_ENABLE_ALL = 99
 
 
-class ExecutionMode(enum.IntEnum):
+class ExecutionMode(Named):
     """Whether nodes run at the same time; honed decides."""
 
     ORT_SEQUENTIAL = 0
     ORT_PARALLEL = 1
 
 
-class ExecutionOrder(enum.IntEnum):
+class ExecutionOrder(Named):
     """In which order nodes run; honed decides."""
 
     DEFAULT = 0
@@ -49,7 +58,7 @@ class _Configured:
 
     def _entry(self, key: str) -> str:
         if key not in self._entries:
-            raise said(Fail, f"there is no configuration entry {key!r}; add it first")
+            raise RuntimeError(f"there is no configuration entry {key!r}; add it first")
         return self._entries[key]
 
 
@@ -74,17 +83,31 @@ class SessionOptions(_Configured):
         self.profile_file_prefix = "onnxruntime_profile_"
         self.use_deterministic_compute = False
         self.use_per_session_threads = True
+        self._providers = False
+        self._sizes: dict[str, int] = {}
 
     def add_session_config_entry(self, config_key: str, config_value: str) -> None:
         """Set an entry."""
         self._entries[str(config_key)] = str(config_value)
 
     def get_session_config_entry(self, config_key: str) -> str:
-        """An entry; raises Fail where it was not set."""
+        """An entry; raises RuntimeError where it was not set."""
         return self._entry(config_key)
 
+    def add_provider(self, provider_name: str, provider_options: Mapping[str, str] | None = None) -> None:
+        """Changes nothing where there is such a provider: the service chooses. Raises InvalidArgument."""
+        if provider_name not in PROVIDERS:
+            text = f"there is no provider {provider_name!r}; use one of {', '.join(PROVIDERS)}"
+            raise said(errors.InvalidArgument, text)
+        self._providers = True
+
+    def has_providers(self) -> bool:
+        """Whether one was added."""
+        return self._providers
+
     def add_free_dimension_override_by_name(self, name: str, value: int) -> None:
-        """Sizes are open in honed, so that any is taken."""
+        """Have a size that the file leaves open be told as `value`."""
+        self._sizes[name] = int(value)
 
     def add_free_dimension_override_by_denotation(self, denotation: str, value: int) -> None:
         """Sizes are open in honed, so that any is taken."""
@@ -100,6 +123,10 @@ class SessionOptions(_Configured):
     def register_custom_ops_library(self, path: str) -> None:
         """Not possible: no code of an app runs in the service."""
         raise _not_done("loads no libraries of operators")
+
+    def sizes(self) -> dict[str, int]:
+        """What was set of the sizes that files leave open, by their names."""
+        return dict(self._sizes)
 
     def allows_fallback(self) -> bool:
         """Whether ONNX Runtime itself may serve a session that honed cannot."""
@@ -131,7 +158,7 @@ class RunOptions(_Configured):
         self._entries[str(config_key)] = str(config_value)
 
     def get_run_config_entry(self, config_key: str) -> str:
-        """An entry; raises Fail where it was not set."""
+        """An entry; raises RuntimeError where it was not set."""
         return self._entry(config_key)
 
 

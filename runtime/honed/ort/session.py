@@ -24,11 +24,10 @@ from honed.runtime.maps import Maps
 from . import errors, genuine
 from .errors import Fail, InvalidArgument, NoSuchFile, said, translated
 from .modelproto import Described, ModelMetadata, NodeArg, describe
-from .options import RunOptions, SessionOptions
+from .options import PROVIDERS, RunOptions, SessionOptions
 from .values import IOBinding, OrtValue, numpy_type, type_of
 
 Array = NDArray[Any]
-PROVIDERS = ["HonedExecutionProvider", "CPUExecutionProvider"]
 _RUN_SECONDS = 600.0
 _AGAIN_SECONDS = 15.0  # a service that is restarted, or upgraded, is waited for
 _PAUSE = 0.2
@@ -58,7 +57,7 @@ class InferenceSession:
         self._given = path_or_bytes
         self._model_path = None if isinstance(path_or_bytes, bytes) else os.fspath(path_or_bytes)
         self._genuine: Any = None
-        self._described = _described(path_or_bytes)
+        self._described = _described(path_or_bytes).with_sizes(self._options.sizes())
         try:
             self._options.check()
             self._name = self._brought()
@@ -66,6 +65,9 @@ class InferenceSession:
         except (HonedError, Fail, errors.NotImplemented) as error:
             self._stand_in(error, kwargs)
         self._inputs_meta, self._outputs_meta = self.get_inputs(), self.get_outputs()
+        self._wanted = {} if self._genuine else {each.name: each for each in self._described.inputs}
+        self._types = {name: numpy_type(each.type) for name, each in self._wanted.items()}
+        self._kinds = {each.name: each.type for each in self._described.outputs}
 
     # What apps ask of a session
 
@@ -110,8 +112,22 @@ class InferenceSession:
         """Changes nothing."""
 
     def end_profiling(self) -> str:
-        """Raises NotImplemented: the service profiles models itself."""
-        raise said(errors.NotImplemented, "honed writes no profile here; `hone profile` shows kernels")
+        """The name of the profile: "", as none is written here; `hone profile` shows kernels."""
+        return self._genuine.end_profiling() if self._genuine else ""
+
+    def get_profiling_start_time_ns(self) -> int:
+        """0: none is written."""
+        return self._genuine.get_profiling_start_time_ns() if self._genuine else 0
+
+    def get_tuning_results(self) -> list[Any]:
+        """None: the service keeps its own."""
+        return []
+
+    def set_tuning_results(self, results: Any, *, error_on_invalid: bool = False) -> None:
+        """Changes nothing."""
+
+    def set_ep_dynamic_options(self, options: Mapping[str, str]) -> None:
+        """Changes nothing."""
 
     def io_binding(self) -> IOBinding:
         """An empty binding."""
@@ -126,6 +142,8 @@ class InferenceSession:
         run_options: RunOptions | None = None,
     ) -> list[Array | Maps]:
         """The outputs asked for, in that order; None or none: all. Lists of maps come as such."""
+        if run_options is not None and run_options.terminate:
+            raise said(Fail, "the run was not begun, as its options say that it is to end (terminate)")
         if self._genuine:
             found: list[Array | Maps] = self._genuine.run(output_names, dict(input_feed))
             return found
@@ -174,11 +192,10 @@ class InferenceSession:
 
     def _run(self, given: Mapping[str, ArrayLike], names: Sequence[str]) -> dict[str, Array | Maps]:
         inputs = self._checked(given)
-        kinds = {each.name: each.type for each in self._described.outputs}
-        unknown = [name for name in names if name not in kinds]
+        unknown = [name for name in names if name not in self._kinds]
         if unknown:
             raise said(InvalidArgument, f"Invalid output name: {unknown[0]}")
-        in_maps = {name: maps.travelling(name) for name in names if kinds[name] in maps.KEYS}
+        in_maps = {name: maps.travelling(name) for name in names if self._kinds[name] in maps.KEYS}
         made = self._inferred(inputs, [each for name in names for each in in_maps.get(name, (name,))])
         joined = {name: maps.together(*(made[each] for each in both)) for name, both in in_maps.items()}
         return {name: joined[name] if name in joined else made[name] for name in names}
@@ -208,25 +225,28 @@ class InferenceSession:
 
     def _checked(self, given: Mapping[str, ArrayLike]) -> dict[str, Array]:
         """The inputs as arrays; raises what ONNX Runtime raises where they are not the model's."""
-        wanted = {each.name: each for each in self._described.inputs}
+        wanted = self._wanted
         missing = [name for name in wanted if name not in given]
         if missing:
             raise ValueError(f"Required inputs ({missing}) are missing from input feed ({list(given)}).")
         inputs = {}
         for name, value in given.items():
-            if any(name == each.name for each in self._described.overridable):
-                text = f"honed keeps the value that the file gives {name!r}; leave it out, or out of the file"
-                raise said(errors.NotImplemented, text)
             if name not in wanted:
-                raise said(InvalidArgument, f"Invalid input name: {name}")
-            expected = numpy_type(wanted[name].type)
+                raise self._not_an_input(name)
+            expected = self._types[name]
             array = value if isinstance(value, np.ndarray) else np.asarray(value, expected)
-            if type_of(array) != wanted[name].type:
+            if array.dtype is not expected and type_of(array) != wanted[name].type:
                 found = f"Actual: ({type_of(array)}) , expected: ({wanted[name].type})"
                 raise said(InvalidArgument, f"Unexpected input data type. {found}")
             _check_shape(wanted[name], array)
             inputs[name] = array
         return inputs
+
+    def _not_an_input(self, name: str) -> Exception:
+        if any(name == each.name for each in self._described.overridable):
+            text = f"honed keeps the value that the file gives {name!r}; leave it out, or out of the file"
+            return said(errors.NotImplemented, text)
+        return said(InvalidArgument, f"Invalid input name: {name}")
 
     def _brought(self) -> str:
         """The name the service has for the file; raises HonedError, or Fail where nothing serves it."""

@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from honed.runtime import dtypes, strings
 
 from . import errors
+from .devices import check_on_host
 from .errors import InvalidArgument, said
 from .modelproto import TYPES
 
@@ -44,27 +45,53 @@ class OrtValue:
 
     @classmethod
     def ortvalue_from_numpy(
-        cls, numpy_obj: ArrayLike, device_type: str = "cpu", device_id: int = 0
+        cls, numpy_obj: ArrayLike, /, device_type: str = "cpu", device_id: int = 0, vendor_id: int = -1
     ) -> OrtValue:
-        """A copy of an array; raises NotImplemented for another device than "cpu"."""
-        _on_host(device_type)
-        return cls(np.array(numpy_obj, order="C"))
+        """The array itself, where it is contiguous: what is written to one is seen in the other.
+
+        Raises NotImplemented for another device than "cpu".
+        """
+        check_on_host(device_type)
+        return cls(np.asarray(numpy_obj, order="C"))
+
+    @classmethod
+    def ortvalue_from_numpy_with_onnx_type(cls, data: Array, /, onnx_element_type: int) -> OrtValue:
+        """The bytes of an array as another type of that size, by its ONNX number."""
+        return cls(data.view(_element(onnx_element_type)))
+
+    @classmethod
+    def from_dlpack(cls, data: Any, /) -> OrtValue:
+        """Another library's tensor on the host, not copied."""
+        return cls(np.from_dlpack(data))
 
     @classmethod
     def ortvalue_from_shape_and_type(
-        cls, shape: Sequence[int], element_type: Any, device_type: str = "cpu", device_id: int = 0
+        cls,
+        shape: Sequence[int],
+        element_type: Any,
+        device_type: str = "cpu",
+        device_id: int = 0,
+        vendor_id: int = -1,
     ) -> OrtValue:
         """Zeros of a NumPy type, or of an ONNX number."""
-        _on_host(device_type)
+        check_on_host(device_type)
         return cls(np.zeros(tuple(shape), _element(element_type)))
 
     def numpy(self) -> Array:
-        """A copy."""
-        return self._array.copy()
+        """The array itself."""
+        return self._array
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """As NumPy takes it."""
-        return np.array(self._array, dtype)
+        return np.array(self._array, dtype) if copy else np.asarray(self._array, dtype)
+
+    def __dlpack__(self, **how: Any) -> Any:
+        """As other libraries take it, not copied."""
+        return self._array.__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The host."""
+        return self._array.__dlpack_device__()
 
     def shape(self) -> list[int]:
         """Its sizes."""
@@ -142,7 +169,7 @@ class IOBinding:
         buffer_ptr: int,
     ) -> None:
         """Give memory at an address."""
-        _on_host(device_type)
+        check_on_host(device_type)
         self.inputs[name] = _at(buffer_ptr, element_type, shape)
 
     def bind_ortvalue_input(self, name: str, ortvalue: OrtValue) -> None:
@@ -159,7 +186,7 @@ class IOBinding:
         buffer_ptr: int | None = None,
     ) -> None:
         """Ask for an output, which is written to the memory at an address where one is given."""
-        _on_host(device_type)
+        check_on_host(device_type)
         whole = buffer_ptr is not None and shape is not None
         self.outputs[name] = _at(buffer_ptr or 0, element_type, shape or ()) if whole else None
 
@@ -176,6 +203,10 @@ class IOBinding:
     def get_outputs(self) -> list[OrtValue]:
         """What the last run gave, in the order in which it was asked for."""
         return [self.found[name] for name in (self.outputs or self._names) if name in self.found]
+
+    def get_outputs_as_ortvaluevector(self) -> list[OrtValue]:
+        """As `get_outputs`."""
+        return self.get_outputs()
 
     def copy_outputs_to_cpu(self) -> list[Array]:
         """As arrays."""
@@ -207,17 +238,9 @@ class IOBinding:
             self.found[name] = OrtValue(target)
 
 
-def _on_host(device_type: str) -> None:
-    if device_type.lower() not in ("cpu", "honed"):
-        raise said(
-            errors.NotImplemented,
-            f"an app's tensors are on the host in honed; give 'cpu' in place of {device_type!r}",
-        )
-
-
 def _element(element_type: Any) -> np.dtype[Any]:
     if isinstance(element_type, int):
-        return numpy_type(TYPES.get(element_type, "undefined"))
+        return numpy_type(f"tensor({TYPES.get(element_type, 'undefined')})")
     kind: np.dtype[Any] = np.dtype(element_type)
     return kind
 

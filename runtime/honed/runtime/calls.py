@@ -215,6 +215,7 @@ def _portable(value: ArrayLike) -> NDArray[Any]:
 
 
 @functools.cache  # NumPy makes a type's name anew each time
+@functools.cache
 def _datatype(kind: np.dtype[Any]) -> str:
     return dtype(kind.name).datatype
 

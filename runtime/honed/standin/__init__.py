@@ -10,7 +10,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
 _NAME = "onnxruntime"
@@ -34,7 +34,12 @@ class _Finder(MetaPathFinder, Loader):
         """The module, where it is one of ours."""
         if fullname not in _MODULES:
             return None
-        return ModuleSpec(fullname, self, is_package=fullname in (_NAME, _CAPI))
+        spec = ModuleSpec(fullname, self, is_package=fullname in (_NAME, _CAPI))
+        installed = PathFinder.find_spec(fullname, path)
+        if spec.submodule_search_locations is not None and installed is not None:
+            # Its modules in Python that honed does not stand for, as for quantising: they use the others.
+            spec.submodule_search_locations.extend(installed.submodule_search_locations or ())
+        return spec
 
     def exec_module(self, module: ModuleType) -> None:
         """Fill a module with what it stands for."""

@@ -289,7 +289,7 @@ def _told(entry: ServedModel, sha256: str) -> ModelBrought:
     return ModelBrought(
         model_name=entry.name,
         sha256=sha256,
-        ready=entry.state is State.READY,
+        ready=entry.state is not State.UNAVAILABLE,  # an engine that loads it again keeps requests waiting
         engine=entry.kind,
         engine_why=entry.remark or manifest.why or ("it is being compiled" if waits else ""),
     )

@@ -1,0 +1,49 @@
+"""What a worker and the CPU engine's process have in common, without either."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+from honed.daemon.workerprocess import FRAMES
+from honed.protocol.peer import Peer
+from honed.runtime import transport
+
+SECONDS = 60.0
+CODE = """
+import sys
+from honed.daemon.hosting import Host, by_name, connect
+from honed.daemon.workercalls import OpenDevice
+from honed.protocol.peer import Peer
+from honed.protocol.results import Empty
+
+class Full(Host):
+    LOADING = by_name({OpenDevice: lambda self, call: Empty()})
+    METHODS = {}
+    def loaded(self, key): ...
+    def ran(self, key, inputs, keep): ...
+
+def answer(*_):
+    raise MemoryError("there is none left")
+
+Peer.answer = answer
+Full(connect(int(sys.argv[1]))).serve()
+"""
+
+
+def test_a_process_that_has_no_memory_to_answer_a_load_ends() -> None:
+    """Its other thread would answer pings for ever, and nothing be loaded again."""
+    near, far = socket.socketpair()
+    command = [sys.executable, "-c", CODE, str(far.fileno())]
+    with near, subprocess.Popen(command, pass_fds=[far.fileno()], stderr=subprocess.PIPE) as process:
+        far.close()
+        peer = Peer(serves=False, receiving=FRAMES, sending=FRAMES)
+        peer.call("Open", {})
+        transport.send(near, peer)
+        try:
+            _, said = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert b"there is none left" in said
