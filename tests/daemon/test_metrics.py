@@ -124,6 +124,7 @@ def test_what_tuners_report_is_told(client: Client) -> None:
         "trials": {"right": 2, "faulted": 1},
         "faults": 1,
         "gains": {"small": {"before_seconds": 0.9, "now_seconds": 0.3}},
+        "hints": {},
         "reason": "",
     }
     samples = parsed(client.openmetrics())
