@@ -169,12 +169,16 @@ def _served_compiled(config: str) -> str:
 def wait_for(
     condition: Callable[[], Any], what: str, service: Service | None = None, *, seconds: float = DEADLINE
 ) -> None:
-    """Until the condition holds; fails with the daemon's log when it does not in time."""
-    end = time.monotonic() + seconds
+    """Until the condition holds; fails with the daemon's log when it does not in time.
+
+    It asks the less often the longer it waits, and is at most a tenth late: asking costs both sides time.
+    """
+    begin = time.monotonic()
     while not condition():
-        if time.monotonic() > end:
+        waited = time.monotonic() - begin
+        if waited > seconds:
             raise AssertionError(f"waited in vain for {what}\n{service.log if service else ''}")
-        time.sleep(0.01)
+        time.sleep(min(max(0.01, waited / 10), 0.5))
 
 
 def descriptors(pid: int) -> int:

@@ -157,22 +157,20 @@ def test_what_is_compiled_is_served_meanwhile_and_in_other_shapes(both: Service,
         client.remove("dense")
 
 
-def test_a_restart_serves_the_stored_source_and_a_crash_is_survived(
-    start_service: Callable[..., Service], tmp_path: Path
-) -> None:
+def test_a_restart_serves_the_stored_source_and_a_crash_is_survived(both: Service, tmp_path: Path) -> None:
     path = recurrent(tmp_path)
-    service = start_service(config=FASTEST)
-    with service.client() as client:
+    with both.client() as client:
         client.add(path)
-    service.kill()
-    service.restart()
-    service.wait_listening()
-    service.wait_ready()
-    with service.client() as client:
+    both.kill()
+    both.restart()
+    both.wait_listening()
+    both.wait_ready()
+    with both.client() as client:
         check(client, "recurrent", path, {"x": np.ones((2, 1, 3), np.float32)})
         os.kill(device(client)["worker"]["pid"], signal.SIGKILL)
         check(client, "recurrent", path, {"x": np.ones((3, 1, 3), np.float32)})
         assert psutil.pid_exists(device(client)["worker"]["pid"])
+        client.remove("recurrent")
 
 
 def test_compiling_ends_with_the_model_and_goes_on_after_a_restart(

@@ -20,7 +20,7 @@ from honed.runtime.model import CpuPart, PartTensor, Split
 from tests.runtime.builder import Builder
 
 from . import spin
-from .running import NO_TUNER, Service, serving, start, wait_for
+from .running import NO_TUNER, Service, serving, wait_for
 from .split_models import detector, hopeless, images, reference, sparse, two_stage
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
@@ -204,24 +204,16 @@ def test_it_is_served_at_once_and_then_by_what_is_faster(
 
 
 def test_it_is_served_in_parts_again_after_a_restart(
-    tmp_path_factory: pytest.TempPathFactory, cache_dir: Path, tmp_path: Path
+    service: Service, added: tuple[Path, dict[str, Any]]
 ) -> None:
-    path, state = detector(tmp_path), tmp_path_factory.mktemp("state")
-    first = start(state, cache_dir, config=COMPILED)
-    try:
-        with first.client() as client:
-            client.add(path)
-        first.kill()
-        second = start(state, cache_dir, config=COMPILED)
-        try:
-            with second.client() as client:
-                check(client, "detector", path, images(4)[3])
-                [listed] = client.models()
-                assert (listed["state"], listed["engine"]) == ("READY", "gpu+cpu")
-        finally:
-            second.stop()
-    finally:
-        first.stop()
+    service.kill()
+    service.restart()
+    service.wait_listening()
+    service.wait_ready()
+    with service.client() as client:
+        check(client, "detector", added[0], images(4)[3])
+        [listed] = [model for model in client.models() if model["name"] == "detector"]
+        assert (listed["state"], listed["engine"]) == ("READY", "gpu+cpu")
 
 
 def test_a_faster_compiled_part_takes_over(service: Service, tmp_path: Path) -> None:

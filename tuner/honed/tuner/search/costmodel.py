@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import xgboost
 from numpy.typing import NDArray
 
 from honed.jobs.events import Ranking
+
+if TYPE_CHECKING:
+    import xgboost  # where it is used, since it brings SciPy: most compilers need neither
 
 Array = NDArray[np.float32]
 
@@ -80,6 +82,8 @@ class CostModel:
         scores = self.scores()
         if len(scores) < _LEAST_TO_TRAIN or float(np.ptp(scores)) == 0.0:
             return
+        import xgboost
+
         data = xgboost.DMatrix(self._features, label=scores)
         parameters = _PARAMETERS | {"nthread": self._threads, "seed": 0}
         self._booster = xgboost.train(parameters, data, num_boost_round=_ROUNDS)
@@ -88,6 +92,8 @@ class CostModel:
         """Scores [n] of features [n, width]; None while untrained, without a prior."""
         if self._booster is None:
             return None if self._prior is None else self._prior.predict(features)
+        import xgboost
+
         found: Array = self._booster.predict(xgboost.DMatrix(features))
         return found
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-import xgboost
+from typing import TYPE_CHECKING
 
 from honed.runtime.origin import Origin, Source
 
 from .costmodel import Array
 from .features import WIDTH
+
+if TYPE_CHECKING:
+    import xgboost
 
 FOLDER = Path(__file__).with_name("priors")
 # Raised with each new file, and when features or spaces change, so that older files are not used. The default
@@ -35,6 +37,8 @@ class Prior:
 
     def predict(self, features: Array) -> Array:
         """Scores [n] of features [n, WIDTH]."""
+        import xgboost
+
         found: Array = self.booster.predict(xgboost.DMatrix(features, nthread=1))
         return found
 
@@ -45,6 +49,8 @@ def prior_of(family: str) -> Prior | None:
     path = FOLDER / f"{family}-{VERSION}.ubj"
     if not path.exists():
         return None
+    import xgboost
+
     booster = xgboost.Booster(params={"nthread": 1}, model_file=path)
     if booster.num_features() != WIDTH:
         raise ValueError(f"{path} was learned from {booster.num_features()} features, not {WIDTH}")
