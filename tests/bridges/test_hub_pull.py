@@ -196,12 +196,19 @@ def test_a_million_records_are_left(hub: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
     back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
     Machine(hub).push(CELLAR, withdrawn=back)
-    board = Machine(hub, owner=OWNER)
+    board = Machine(hub, owner=OWNER, ours=OWNER)
     assert board.pull().added == 2  # one is none
-    pushing.push(remote.store(str(hub)), ATTIC, [of(workload="a"), of(workload="e")], (), back, Memory(), NOW)
+    stale = [Withdrawn("a", "0" * 12), *back]
+    Machine(hub).push(OWNER, of(workload="a"), of(workload="e"))
+    Machine(hub).push(ATTIC, of(workload="b"), withdrawn=stale)
     pulled = board.pull()
     assert pulled.withdrawn == 1
-    assert [line["workload"] for line in board.lines[2:]] == ["e"]
+    assert [line["workload"] for line in board.lines[2:]] == ["e", "b"]
+
+
+def test_what_a_machine_took_back_it_does_not_put_there(hub: Path) -> None:
+    back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
+    assert Machine(hub).push(ATTIC, of(workload="a"), of(workload="b"), withdrawn=back).records == 1
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
