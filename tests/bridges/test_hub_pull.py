@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -247,6 +248,17 @@ def test_a_plain_web_server_is_a_hub(web: str) -> None:
         board.push(ATTIC, of())
     with pytest.raises(InvalidArgument, match="larger than 1000"):
         board.store.read("endless", 1000)
+
+
+def test_a_web_server_can_read_what_a_private_user_pushes(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        Machine(tmp_path / "a" / "hub").push(ATTIC, of())
+    finally:
+        os.umask(before)
+    written = [tmp_path / "a", *(tmp_path / "a").rglob("*")]
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in written)
+    assert all(path.stat().st_mode & 0o001 for path in written if path.is_dir())
 
 
 def test_what_fsspec_reads_is_a_hub() -> None:
