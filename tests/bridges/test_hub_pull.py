@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -196,12 +197,19 @@ def test_a_million_records_are_left(hub: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_schedules_that_two_boards_took_back_are_left(hub: Path) -> None:
     back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
     Machine(hub).push(CELLAR, withdrawn=back)
-    board = Machine(hub, owner=OWNER)
+    board = Machine(hub, owner=OWNER, ours=OWNER)
     assert board.pull().added == 2  # one is none
-    pushing.push(remote.store(str(hub)), ATTIC, [of(workload="a"), of(workload="e")], (), back, Memory(), NOW)
+    stale = [Withdrawn("a", "0" * 12), *back]
+    Machine(hub).push(OWNER, of(workload="a"), of(workload="e"))
+    Machine(hub).push(ATTIC, of(workload="b"), withdrawn=stale)
     pulled = board.pull()
     assert pulled.withdrawn == 1
-    assert [line["workload"] for line in board.lines[2:]] == ["e"]
+    assert [line["workload"] for line in board.lines[2:]] == ["e", "b"]
+
+
+def test_what_a_machine_took_back_it_does_not_put_there(hub: Path) -> None:
+    back = [Withdrawn("a", objects.sha256(b"[1]")[:12])]
+    assert Machine(hub).push(ATTIC, of(workload="a"), of(workload="b"), withdrawn=back).records == 1
 
 
 class _Handler(http.server.SimpleHTTPRequestHandler):
@@ -240,6 +248,17 @@ def test_a_plain_web_server_is_a_hub(web: str) -> None:
         board.push(ATTIC, of())
     with pytest.raises(InvalidArgument, match="larger than 1000"):
         board.store.read("endless", 1000)
+
+
+def test_a_web_server_can_read_what_a_private_user_pushes(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        Machine(tmp_path / "a" / "hub").push(ATTIC, of())
+    finally:
+        os.umask(before)
+    written = [tmp_path / "a", *(tmp_path / "a").rglob("*")]
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in written)
+    assert all(path.stat().st_mode & 0o001 for path in written if path.is_dir())
 
 
 def test_what_fsspec_reads_is_a_hub() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from honed.hub import machine
+from honed.hub.index import Withdrawn
 from honed.runtime import Client
 from honed.runtime.errors import AlreadyExists, ModelRefused, NotFound
 from tests.runtime.builder import Builder
@@ -183,6 +186,21 @@ def test_rollback_and_pin_by_hand(client: Client, tmp_path: Path) -> None:
     assert "pinned" in str(told["sentence"])
     client.pin("m", 0)
     assert publish(client, model(tmp_path, "faster", FAST // 2))["published"]
+
+
+def test_schedules_of_a_version_that_is_taken_back_are_named_for_a_hub(
+    client: Client, tmp_path: Path
+) -> None:
+    def measured(builder: Builder) -> None:
+        (kernel,) = builder.kernels
+        builder.kernels[:] = [dataclasses.replace(kernel, task="k1", schedule="measured:again:0123456789ab")]
+
+    fast = spin.write(tmp_path / "fast.honed", FAST, also=measured)
+    assert publish(client, fast)["published"]
+    assert client.history("m")["versions"][1]["brought"] == ["k1 0123456789ab"]
+    assert machine.withdrawn(client) == []
+    client.rollback("m")
+    assert machine.withdrawn(client) == [Withdrawn("k1", "0123456789ab")]
 
 
 def test_what_is_not_its_successor_is_refused(client: Client, tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def shared(record: Mapping[str, Any]) -> dict[str, Any]:
     return kept | {"name": None, "reason": "", "story": None, "measured_by": ""}
 
 
+def schedule(record: Mapping[str, Any]) -> Withdrawn:
+    """What a record's schedule is known by."""
+    return Withdrawn(str(record["workload"]), sha256(record["trace"].encode())[:12])
+
+
 def packed(records: Iterable[dict[str, Any]]) -> bytes:
     """The file; equal records give equal bytes."""
     lines = [json.dumps(record, sort_keys=True, allow_nan=False).encode() + b"\n" for record in records]
@@ -88,9 +93,9 @@ def hint(line: bytes, source: str) -> tuple[bytes, Withdrawn]:
         plain = json.loads(line)
         plain = {name: plain[name] for name in _SHARED}
         plain["compiler"] = f"{plain['compiler']}, by {source}"
-        schedule = Withdrawn(str(plain["workload"]), sha256(plain["trace"].encode())[:12])
+        known = schedule(plain)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"it holds what is no record ({type(error).__name__})") from error
     why = f"in quarantine at {source}" if plain["state"] == "quarantined" else ""
     more = {"name": None, "reason": why, "story": None, "measured_by": f"hub: {source}"}
-    return json.dumps(plain | more, allow_nan=False).encode() + b"\n", schedule
+    return json.dumps(plain | more, allow_nan=False).encode() + b"\n", known

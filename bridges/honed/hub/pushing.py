@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -42,14 +42,14 @@ def push(
 ) -> Pushed:
     """Put records there, as `hone records export` has them, in place of what this board had there.
 
-    What came from a hub itself is left out. Raises Unavailable or InvalidArgument where nothing can be
-    written there. `memory` is changed, and the caller's to keep.
+    What came from a hub itself, or is withdrawn, is left out. Raises Unavailable or InvalidArgument where
+    nothing can be written there. `memory` is changed, and the caller's to keep.
     """
-    files = _files([*best, *list(quarantined)[-_QUARANTINED:]])
+    withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
+    files = _files([*best, *list(quarantined)[-_QUARANTINED:]], withdrawn)
     entries = tuple(_entry(data, records) for data, records in files)
     before = _before(store, key, now)
     fresh = before is not None and before.expires_s - now > LASTS / 2
-    withdrawn = tuple(dict.fromkeys(withdrawn))[-indexes.MAX_WITHDRAWN :]
     if before is not None and fresh and (before.entries, before.withdrawn) == (entries, withdrawn):
         return Pushed(sum(e.records for e in entries), len(entries), changed=False)
     memory.serial = _serial(max(memory.serial, before.serial if before else 0), now)
@@ -119,11 +119,13 @@ def _keyring(store: Store, key: SecretKey, now: float) -> Keyring | None:
         return None
 
 
-def _files(records: Iterable[Mapping[str, Any]]) -> list[tuple[bytes, list[dict[str, Any]]]]:
+def _files(
+    records: Iterable[Mapping[str, Any]], withdrawn: Collection[Withdrawn] = ()
+) -> list[tuple[bytes, list[dict[str, Any]]]]:
     """A file for each device, driver and compiler, in the order given; old drivers and compilers are left."""
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for record in records:
-        if str(record["measured_by"]).startswith("hub: "):
+        if str(record["measured_by"]).startswith("hub: ") or objects.schedule(record) in withdrawn:
             continue
         kept = objects.shared(record)
         group = grouped.setdefault((repr(sorted(kept["device"].items())), kept["compiler"]), [])

@@ -73,7 +73,7 @@ class _Folder(Store):
     def write(self, name: str, data: bytes) -> None:
         path = self._path / name
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _readable(path.parent)
             with replacing(path) as file:
                 file.write(data)
             os.chmod(path, 0o644)  # a web server reads it
@@ -147,6 +147,14 @@ class _Other(Store):
             raise
         except Exception as error:  # file systems of fsspec raise what their libraries do
             raise Unavailable(f"{self.url}/{name}: {type(error).__name__}: {error}") from error
+
+
+def _readable(folder: Path) -> None:
+    """Make a folder that a web server can read, whatever this user's files are like."""
+    if not folder.is_dir():
+        _readable(folder.parent)
+        folder.mkdir(exist_ok=True)
+        os.chmod(folder, 0o755)
 
 
 def _bounded(read: Callable[[int], bytes], most: int, name: str) -> bytes:
