@@ -89,7 +89,7 @@ def _learn(arguments: argparse.Namespace, output: Output) -> int:
 def _records(arguments: argparse.Namespace) -> Iterator[Path]:
     """Where the files of records are; those of a hub are fetched and checked first."""
     source: str = arguments.source
-    if "://" not in source and not (Path(source) / "hub.json").exists():
+    if "://" not in source and not any((Path(source) / part).exists() for part in ("hub.json", "boards")):
         yield Path(source)
         return
     if importlib.util.find_spec("honed.hub") is None:
