@@ -59,6 +59,7 @@ class Running:
 
     def __init__(self, pythons: Sequence[Path], app: str, socket: str | None) -> None:
         """With honed at `socket`, or with onnxruntime. Ends the benchmark where no environment has it."""
+        self._app = app
         through = ["-m", "honed.ort", "--socket", socket] if socket else []
         environment = {**os.environ, "PYTHONPATH": str(_RUNTIME) if socket else ""}
         for python in pythons:
@@ -89,7 +90,7 @@ class Running:
             line = self._process.stdout.readline()
         self.told: dict[str, Any] = json.loads(line) if line else {}
         if not line:
-            raise SystemExit(f"{' '.join(map(str, self._process.args))} ended")
+            raise SystemExit(f"{self._app} ended; its error stands above")
         return str(self.told.get("why", ""))
 
     def end(self) -> None:
