@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final, TypeVar
 
 from honed.protocol import methods, results, service, strict, versions
@@ -45,13 +44,12 @@ from honed.runtime.version import own_version
 
 from . import inference, installed, models
 from .apps.bringer import Bringer
-from .apps.names import NOBODYS, is_own
+from .apps.names import NOBODYS
 from .apps.viewer import Viewer, model_named, renamed
-from .batcher import Batcher, joinable
 from .chains import showing
 from .chains.served import Chains
 from .connection import Connection
-from .interface import Interface
+from .inferring import Inferring, interfaces
 from .jobs import Jobs
 from .leasing import Leasing
 from .ledger import Ledger
@@ -62,14 +60,11 @@ from .outcomes import WithDescriptors
 from .peers import Policy, user_name
 from .pool import Pool
 from .publishing import Publisher
-from .regions import Regions
 from .reload import Reloader
 from .removing import Remover
-from .sequences import SequenceKey
-from .sequencing import Sequencer, key_of
+from .sequencing import Sequencer
 from .serving.registry import Registry
-from .serving.states import ServedModel, State
-from .sizes.keeper import SizeKeeper
+from .serving.states import State
 from .tunerchild import TunerChild
 from .tunerruns import MEASURING, TunerRuns
 from .variants.keeper import VariantKeeper
@@ -133,9 +128,8 @@ class Api:
     publisher: Publisher
     ledger: Ledger
     variants: VariantKeeper
-    batcher: Batcher
+    inferring: Inferring
     settings: SettingsKeeper
-    sizes: SizeKeeper
     sequencer: Sequencer
     metrics: MetricsCollector
     leasing: Leasing
@@ -144,7 +138,6 @@ class Api:
     reloader: Reloader
     connections: Callable[[], int]
     damaged: list[str]
-    stopping: bool = False
     _started: float = field(init=False, default_factory=time.monotonic)
 
     def answer(self, call: ApiCall, method: str, params: Map) -> Coroutine[Any, Any, Any]:
@@ -154,8 +147,7 @@ class Api:
             raise Unimplemented(f"there is no method {method[:80]!r}; docs/protocol.md lists them")
         peer = call.connection.peer
         self.policy.check(peer, known.right, method)
-        if self.stopping:
-            raise Unavailable("the service is stopping; call again when it runs")
+        self.inferring.check_running()
         parsed = parse(known.params, params)
         if method not in _OF_CHAINS:
             for field in ("name", "model"):
@@ -271,7 +263,7 @@ class Api:
         if (chain := self.chains.find(name := _named(params))) is not None:
             return showing.metadata(chain, self.registry)
         entry = self.registry.model(name)
-        compiled, given = _interfaces(entry)
+        compiled, given = interfaces(entry)
         shown = given or compiled
         if shown is None:
             self.registry.compiled(entry.name)  # which says why
@@ -318,7 +310,7 @@ class Api:
         if not entry.on_cpu:
             self.registry.compiled(params.name)
         with self.leasing.serving(entry.name, call.connection.peer.pid):
-            profile = await self.fleet.profile(call.connection.client, entry, runs, timeline=timeline)
+            profile = await self.fleet.asking.profile(call.connection.client, entry, runs, timeline=timeline)
         if entry.on_device:
             self.ledger.profiled(entry.name, entry.key, profile.rows)
         return profile
@@ -338,79 +330,7 @@ class Api:
 
     @_answers(methods.MODEL_INFER)
     async def _model_infer(self, call: ApiCall, params: InferParams) -> results.Inferred:
-        if (chain := self.chains.find(params.model_name)) is not None:
-            check_version(params.model_version)
-            regions, user = call.connection.regions, call.connection.peer.uid
-            run = partial(self._infer, call, alone=False)
-            return await self.chains.infer(chain, params, user, regions, run)
-        if is_own(params.model_name) and self.registry.find(params.model_name) is not None:
-            self.bringer.used(params.model_name)
-        with self.registry.statistics(params.model_name).request():
-            check_version(params.model_version)
-            key = key_of(call.connection.peer.uid, params)
-            if key is None:
-                entry = self.registry.model(params.model_name)
-                return await self._infer(call, entry, params, call.connection.regions, alone=False)
-            async with self.sequencer.turn(key, params) as timed:
-                if self.stopping:
-                    raise Unavailable("the service is stopping; call again when it runs")
-                return await self._infer_in_sequence(call, key, timed)
-
-    async def _infer_in_sequence(
-        self, call: ApiCall, key: SequenceKey, params: InferParams
-    ) -> results.Inferred:
-        entry = self.registry.model(params.model_name)
-        ends = params.parameters is not None and params.parameters.sequence_end
-        if ends and not params.inputs:
-            self.sequencer.end(key, entry)
-            return inference.nothing(params, "cpu" if entry.on_cpu else "gpu")
-        compiled, given = _interfaces(entry)
-        interface = compiled or given
-        if interface is None:
-            _, _ = self.registry.compiled(entry.name)  # which says why
-            raise Unavailable(f"model {entry.name!r} cannot be used: {entry.reason}")
-        woven = self.sequencer.woven(key, entry, interface, params)
-        regions = call.connection.regions
-        try:
-            return self.sequencer.taken(woven, await self._infer(call, entry, woven.params, regions))
-        except BaseException:
-            self.sequencer.failed(woven)
-            raise
-
-    async def _infer(
-        self,
-        call: ApiCall,
-        entry: ServedModel,
-        params: InferParams,
-        regions: Regions,
-        *,
-        alone: bool = True,
-    ) -> results.Inferred:
-        """Unless it is to run `alone`, it may be run as one with others of the model."""
-        runner = self.variants.runner(entry, params)
-        compiled, given = _interfaces(runner)
-        if compiled is None and given is None:
-            self.registry.compiled(entry.name)
-        with self.leasing.serving(entry.name, call.connection.peer.pid):
-            plan = inference.check(
-                params,
-                compiled,
-                given,
-                regions,
-                max_bytes=self.limits.max_answer_bytes,
-                keep=self.ledger.settings.keep_inputs,
-            )
-            if not alone and joinable(plan, entry.manifest.settings):
-                result = await self.batcher.infer(call.connection.client, entry, plan)
-                self.variants.served(entry, plan)
-                return result
-            result = await self.fleet.infer(call.connection.client, runner, plan)
-        self.variants.served(entry, plan)
-        self.sizes.met(runner, plan.met)
-        unfit = plan.open and runner.compiled is not None  # for what could be tuned
-        if self.registry.find(runner.name) is not None and not runner.away and not unfit:
-            self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)
-        return result
+        return await self.inferring.infer(call.connection, params)
 
     @_answers(methods.MODEL_PUBLISH)
     async def _model_publish(self, call: ApiCall, params: PublishParams) -> versions.ModelPublished:
@@ -535,12 +455,6 @@ class Api:
         """Those of figures by model that the viewer may see."""
         hidden = {e.name for e in self.registry.models() if not viewer.sees(e.manifest.owner)}
         return {name: figure for name, figure in figures.items() if name not in hidden}
-
-
-def _interfaces(entry: ServedModel) -> tuple[Interface | None, Interface | None]:
-    """Of a model's compiled form, and of its file where the CPU engine runs that."""
-    compiled = entry.compiled
-    return compiled.interface if compiled is not None else None, entry.manifest.interface
 
 
 def _named(params: ModelParams) -> str:

@@ -153,7 +153,7 @@ class Batcher:
         def call(key: str) -> RunBatch:
             return RunBatch(key=key, members=tuple(plan.for_worker(key) for plan in plans))
 
-        batch, work = await self._pool.ask_for(
+        batch, work = await self._pool.asking.ask_for(
             members[0].client,
             runner,
             call,
@@ -172,7 +172,7 @@ class Batcher:
         return [
             InvalidArgument(each.error)
             if each.ran is None
-            else self._pool.noted(runner, member.plan, work, each.ran, member.member.arrived)
+            else self._pool.asking.noted(runner, member.plan, work, each.ran, member.member.arrived)
             for member, each in zip(members, batch.members, strict=True)
         ]
 

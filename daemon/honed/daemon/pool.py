@@ -7,43 +7,40 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from honed.protocol.errors import HonedError, Unavailable
-from honed.protocol.results import Inferred, ModelPlacement, ModelProfile
+from honed.protocol.results import ModelPlacement
 from honed.protocol.service import DeviceStatus, QueueStatus
 from honed.runtime.partlimits import PartLimits
 
 from . import installed
 from .apps.viewer import Viewer
+from .asking import Asking
 from .commits import Commits
 from .config import CpuSettings, Service
 from .deviceserver import DeviceServer
-from .dispatch import Dispatcher, PendingRequest
+from .dispatch import Dispatcher
 from .engines import choose, compare_again
-from .inference import InferencePlan
 from .inspection import Inspector
 from .latencies import Latencies
 from .limits import Limits
 from .placement import Placement
 from .places import users_cache
-from .profiles import merged
 from .regions import HeldRegion
-from .requests import ClientId, Ticket
+from .requests import ClientId
 from .serving import actions, events
 from .serving.machine import Machine
 from .serving.registry import Registry
 from .serving.states import CPU_ENGINE, Engine, ServedModel, is_cpu
 from .servinglog import write
-from .statistics import ServedInference
 from .store import Store
-from .workercalls import ModelRan, ProfileModel, R, UnloadModel, WorkerCall
+from .workercalls import UnloadModel
 from .workerprocess import Program, device_program
 
 USERS_NICENESS = 5  # of users' CPU engines: what all use comes first
-PROFILE_SECONDS = 600.0
 _PASSED_SECONDS = 5.0  # between two looks at what is not used any more
 _SETTLING_SECONDS = 15.0  # that a device which hangs may keep the next one waiting
 _log = logging.getLogger(__name__)
@@ -74,7 +71,6 @@ class Pool:
         self._store = store
         self._commits = commits
         self._inspector = inspector
-        self._latencies = latencies
         self.placement = Placement(service.device, service.devices, service.placement)
         self._machine = Machine(
             models,
@@ -86,6 +82,13 @@ class Pool:
         )
         self.servers = {name: self._server(engine) for name, engine in self._machine.engines.items()}
         self._dispatcher = Dispatcher(limits, self.servers)
+        self.asking = Asking(
+            handle=self.handle,
+            dispatcher=self._dispatcher,
+            models=models,
+            store=store,
+            latencies=latencies,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -273,99 +276,6 @@ class Pool:
                 _log.warning(told, other.name, server.name, server.shown)
 
     # Requests
-
-    async def infer(self, client: ClientId, model: ServedModel, plan: InferencePlan) -> Inferred:
-        """The result of ModelInfer; raises what went wrong."""
-        arrived = time.monotonic()
-        work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
-        [answer] = await self.ask(client, model, plan.priority, plan.timeout, work)
-        ran = work.model or model
-        if work.engine == ran.device:  # another engine's times say nothing about the version
-            self._latencies.note(ran.name, work.version, answer.infer_ns * 1e-9, time.time())
-        if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
-            ms = answer.infer_ns / 1e6
-            self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
-        return self.noted(model, plan, work, answer, arrived)
-
-    async def ask_for(
-        self,
-        client: ClientId,
-        model: ServedModel,
-        call: Callable[[str], WorkerCall[R]],
-        *,
-        regions: Sequence[HeldRegion],
-        priority: int,
-        timeout: float,
-        open_shape: bool,
-    ) -> tuple[R, PendingRequest[R]]:
-        """What a worker answers to a call for a model, as to a request, and how that came.
-
-        `open_shape`: it has shapes that only the CPU engine takes.
-        """
-        held = {region.number: region for region in regions}
-        work = PendingRequest(call=call, regions=list(held.values()), open=open_shape)
-        [answer] = await self.ask(client, model, priority, timeout, work)
-        return answer, work
-
-    def noted(
-        self,
-        model: ServedModel,
-        plan: InferencePlan,
-        work: PendingRequest[Any],
-        answer: ModelRan,
-        arrived: float,
-    ) -> Inferred:
-        """The result, and its times where times are kept."""
-        ran = work.model or model
-        now, queued = time.monotonic(), work.started - arrived
-        served = ServedInference(
-            queued=queued,
-            whole=now - arrived,
-            input_ns=answer.input_ns,
-            infer_ns=answer.infer_ns,
-            output_ns=answer.output_ns,
-            launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
-        )
-        model.statistics.served(served, now, time.time_ns() // 1_000_000)
-        plan.met.extend(answer.met)
-        kind = "cpu" if is_cpu(work.engine) else ran.compiled_kind
-        model.statistics.answered_by(kind)
-        return plan.result(answer, round(queued * 1e6), kind)
-
-    async def profile(
-        self, client: ClientId, model: ServedModel, runs: int, *, timeline: bool
-    ) -> ModelProfile:
-        """The result of ModelProfile; raises what went wrong. Other requests run between its runs."""
-
-        def call(key: str) -> ProfileModel:
-            served = self._models.get(model.name)  # it may be another version when its turn comes
-            path = str(self._store.form(served.manifest, key))
-            return ProfileModel(key=key, name=model.name, path=path, timeline=timeline)
-
-        work = PendingRequest(call=call, regions=[], runs=runs)
-        return merged(await self.ask(client, model, 2, PROFILE_SECONDS, work))
-
-    async def ask(
-        self, client: ClientId, model: ServedModel, priority: int, timeout: float, work: PendingRequest[R]
-    ) -> list[R]:
-        """The answers of the worker."""
-        now = time.monotonic()
-        with self._dispatcher.taken(work) as number:
-            ticket = Ticket(
-                number=number,
-                client=client,
-                model=model.name,
-                priority=priority,
-                arrived=now,
-                deadline=now + timeout,
-                open=work.open,
-            )
-            try:
-                self.handle(events.Asked(ticket))
-                await work.wait(ticket.deadline)
-            finally:
-                self.handle(events.Left(number))
-        return work.answers
 
     def wake(self, name: str) -> None:
         """Have a variant that rests in service; nothing else is changed by it."""

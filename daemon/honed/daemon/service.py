@@ -36,6 +36,7 @@ from .compiled import Compiled
 from .config import Config, load
 from .enginepins import EnginePins
 from .engines import cpu_serves, unfinished
+from .inferring import Inferring
 from .inspection import SECONDS, Inspector, inspect_all
 from .jobs import Jobs, failure
 from .kernelwatch import KernelWatch
@@ -273,6 +274,19 @@ async def _run(
         policy=policy,
         settings=lambda: reloader.config.variants,
     )
+    inferring = Inferring(
+        limits=limits,
+        registry=registry,
+        pool=pool,
+        bringer=bringer,
+        chains=chains,
+        sequencer=sequencer,
+        batcher=Batcher(pool, variants, ledger),
+        variants=variants,
+        sizes=sizes,
+        leasing=leasing,
+        ledger=ledger,
+    )
     clients.api = api.Api(
         limits=limits,
         policy=current_policy(os.getuid()),
@@ -288,9 +302,8 @@ async def _run(
         publisher=publisher,
         ledger=ledger,
         variants=variants,
-        batcher=Batcher(pool, variants, ledger),
+        inferring=inferring,
         settings=SettingsKeeper(limits, store, pool, jobs, commits),
-        sizes=sizes,
         sequencer=sequencer,
         metrics=metrics,
         leasing=leasing,
@@ -346,7 +359,7 @@ async def _run(
         await stop.wait()
         _log.info("stopping")
         systemd.tell("STOPPING=1", "STATUS=Finishing what is queued")
-        clients.api.stopping = True
+        clients.api.inferring.stopping = True
         clients.stop_accepting()
         await pool.drain(limits.stop_seconds)
         await clients.close()
