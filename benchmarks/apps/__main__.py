@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from benchmarks.serving import service
+from benchmarks.serving import CONFIG, service
 from honed.runtime.client import Client
 
 from .uses import APPS, MISSING
@@ -43,6 +43,7 @@ _CONFIG = """
 [tuner]
 spawn = {tuner}
 [idle]
+enabled = {idle}
 quiet_seconds = 2
 settle_seconds = 1
 max_pressure_percent = 100
@@ -51,6 +52,7 @@ max_gpu_percent = 100
 [apps]
 compile_seconds = 86400
 """
+_LEAVE_SECONDS = 20.0  # for the tuner to end what it does
 _STAGES = ("at first", "compiled", "tuned")
 
 
@@ -140,14 +142,18 @@ def main() -> int:
     parser.add_argument("--tune", type=float, default=0.0, help="seconds of idle tuning")
     options = parser.parse_args()
     stages = _STAGES if options.tune else _STAGES[:2]
-    config = _CONFIG.format(tuner=str(options.tune > 0).lower())
+    spawn = str(options.tune > 0).lower()
+    config = _CONFIG.format(tuner=spawn, idle="false")
     with tempfile.TemporaryDirectory(prefix="honed-apps-") as folder, service(Path(folder), config) as client:
         rows = [Row(app) for app in options.apps or APPS]
         for stage in stages:
             if stage == "compiled":
                 _compiled(client, options.wait)
             elif stage == "tuned":
-                time.sleep(options.tune)
+                for idle, seconds in (("true", options.tune), ("false", _LEAVE_SECONDS)):
+                    (Path(folder) / CONFIG).write_text(_CONFIG.format(tuner=spawn, idle=idle))
+                    client.reload_config()
+                    time.sleep(seconds)
             for row in rows:
                 _timed(client, row, stage, options)
         titles = [title for stage in stages for title in (f"onnxruntime, honed {stage}", "over")]
