@@ -76,7 +76,7 @@ class Place:
             os.close(lock)
 
     def prepare(self) -> None:
-        """Make the folder. Raises PermissionDenied for another user's, which root would make unusable to it."""
+        """Make the folder. Raises PermissionDenied for another user's, which root would spoil."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             mine = self.folder.stat().st_uid == os.getuid()
