@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from honed.hub import schedule
+from honed.hub.machine import Place
+from honed.hub.main import key_of
 from honed.hub.memory import Memory
 from honed.hub.minisign import PublicKey, SecretKey
 from honed.hub.pushing import LASTS
 from honed.hub.schedule import Deed, View
 from honed.hub.settings import HubSettings
 from honed.protocol.config import ConfigShown, ShownSetting
-from honed.protocol.errors import InvalidArgument, Unimplemented
+from honed.protocol.errors import InvalidArgument, PermissionDenied, Unavailable, Unimplemented
 
 NOW = 1.8e9
 HOUR = 3600.0
@@ -117,3 +121,24 @@ def test_settings_are_the_services() -> None:
         HubSettings.of(shown(keys={"at tic": str(key)}))
     with pytest.raises(Unimplemented, match="update"):
         HubSettings.of(ConfigShown(settings=(), files=(), pending=(), problem=""))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder another user's")
+def test_root_does_not_spoil_the_folder_of_another_user(tmp_path: Path) -> None:
+    place = Place(tmp_path / "hub")
+    with place.changing() as memory:
+        memory.trials = 3
+    os.chown(place.folder, 12345, 12345)
+    with pytest.raises(PermissionDenied, match="sudo -u honed-hub"), place.changing():
+        pass
+    with pytest.raises(PermissionDenied, match="another user"):
+        key_of(place)
+
+
+def test_one_command_at_a_time(tmp_path: Path) -> None:
+    place = Place(tmp_path / "hub")
+    with place.changing() as memory:
+        memory.trials = 3
+        with pytest.raises(Unavailable, match="another command"), place.changing():
+            pass
+    assert place.remembered().trials == 3

@@ -56,8 +56,8 @@ class Place:
 
         Raises Unavailable where somebody else does, PermissionDenied where it is another user's.
         """
+        self.prepare()
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except PermissionError:
             raise PermissionDenied(self._whose()) from None
@@ -74,6 +74,16 @@ class Place:
                 memory.save(self.memory)
         finally:
             os.close(lock)
+
+    def prepare(self) -> None:
+        """Make the folder. Raises PermissionDenied for another user's, which root would spoil."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mine = self.folder.stat().st_uid == os.getuid()
+        except PermissionError:
+            mine = False
+        if not mine:
+            raise PermissionDenied(self._whose())
 
     def remembered(self) -> Memory:
         """What is remembered, to look at."""

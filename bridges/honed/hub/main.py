@@ -77,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
 def key_of(place: Place) -> SecretKey:
     """The key of this machine, made where it has none."""
     if not place.key.exists():
-        place.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        place.prepare()
         made = SecretKey.make()
         made.save(place.key)
         _log.info("made the key %s, %s", made.public.name, made.public)
