@@ -12,14 +12,13 @@ from pathlib import Path
 from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 
-CONFIG = "honed.toml"  # in the folder
 _SECONDS = 120.0  # for it to be ready
 
 
 @contextlib.contextmanager
 def service(folder: Path, config: str) -> Iterator[Client]:
     """A client of a service that keeps everything in `folder`; both end with the block."""
-    file, socket = folder / CONFIG, folder / "s"
+    file, socket = folder / "honed.toml", folder / "s"
     file.write_text(config)
     command = [sys.executable, "-m", "honed.daemon.service", f"--socket={socket}", f"--config={file}"]
     command += [f"--state-dir={folder / 'state'}", f"--cache-dir={folder / 'cache'}"]
