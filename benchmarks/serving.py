@@ -13,7 +13,6 @@ from pathlib import Path
 from honed.protocol.errors import HonedError
 from honed.runtime.client import Client
 
-CONFIG = "honed.toml"  # in the folder
 _SECONDS = 120.0  # for it to be ready
 
 
@@ -23,7 +22,7 @@ def service(folder: Path, config: str, environment: Mapping[str, str] | None = N
 
     `environment` is what it has beside what is here.
     """
-    file, socket = folder / CONFIG, folder / "s"
+    file, socket = folder / "honed.toml", folder / "s"
     file.write_text(config)
     command = [sys.executable, "-m", "honed.daemon.service", f"--socket={socket}", f"--config={file}"]
     command += [f"--state-dir={folder / 'state'}", f"--cache-dir={folder / 'cache'}"]

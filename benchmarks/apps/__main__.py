@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self
 
-from benchmarks.serving import CONFIG, service
+from benchmarks.serving import service
 from honed.runtime.client import Client
 
 from .uses import APPS, MISSING
@@ -151,7 +151,7 @@ def main() -> int:
                 _compiled(client, options.wait)
             elif stage == "tuned":
                 for idle, seconds in (("true", options.tune), ("false", _LEAVE_SECONDS)):
-                    (Path(folder) / CONFIG).write_text(_CONFIG.format(tuner=spawn, idle=idle))
+                    (Path(folder) / "honed.toml").write_text(_CONFIG.format(tuner=spawn, idle=idle))
                     client.reload_config()
                     time.sleep(seconds)
             for row in rows:
