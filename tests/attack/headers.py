@@ -36,7 +36,10 @@ def assembled(header: bytes, constants: bytes, *, padding: bytes | None = None) 
     fill = bytes(at - _PREAMBLE.size - len(header)) if padding is None else padding
     digests = hashlib.sha256(header).digest(), hashlib.sha256(constants).digest()
     return (
-        _PREAMBLE.pack(modelfile.MAGIC, 1, len(header), len(constants), *digests) + header + fill + constants
+        _PREAMBLE.pack(modelfile.MAGIC, modelfile.FORMAT_VERSION, len(header), len(constants), *digests)
+        + header
+        + fill
+        + constants
     )
 
 

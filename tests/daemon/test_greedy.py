@@ -103,7 +103,16 @@ def test_a_header_is_bounded_before_it_is_built(tmp_path: Path) -> None:
     header = b"\x81\xa1k\xdd" + struct.pack(">I", many) + (b"\x98" + b"\xc0" * 8) * many
     digest = hashlib.sha256(header).digest()
     body = (
-        struct.pack("<8sIIQ32s32s", data[:8], 1, len(header), 0, digest, hashlib.sha256().digest()) + header
+        struct.pack(
+            "<8sIIQ32s32s",
+            data[:8],
+            modelfile.FORMAT_VERSION,
+            len(header),
+            0,
+            digest,
+            hashlib.sha256().digest(),
+        )
+        + header
     )
     path.write_bytes(body + bytes(-len(body) % 4096))
     with pytest.raises(InvalidArgument, match=f"more than {modelfile.MAX_HEADER_VALUES} values"):

@@ -50,7 +50,7 @@ def test_what_users_ask_for() -> None:
         ('devices = "mali"', ["devices is 'mali'", 'texts in quotes, as ["mali", "cpu"]']),
         ("devices = [1]", ["devices is [1]"]),
         ('devices = [""]', ["devices is ['']"]),
-        ('placement = ["mali"]', ["placement is ['mali']", "for each model"]),
+        ('placement = ["mali"]', ["placement is ['mali']", "for each name"]),
         ("placement = {m = 1}", ["placement is {'m': 1}"]),
         ('devices = ["mali"]\nplacement = {m = "npu"}', [":3", "puts m on 'npu'", "use one of 'mali'"]),
         ('fallback = ["cpu"]', ["a text in quotes"]),

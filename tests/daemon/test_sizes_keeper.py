@@ -89,7 +89,7 @@ class Place:
             raise self.comes_to.pop(0)
         return SimpleNamespace()
 
-    async def resized(self, _entry: Any, _made: Any, why: str) -> ModelPublished:
+    async def resized(self, _entry: Any, _made: Any, why: str, *, slower_too: bool) -> ModelPublished:
         assert why.startswith("compiled for sizes that its parts meet: ")
         return ModelPublished(
             published=bool(self.comes_to.pop(0)), version=2, sentence="so it is", old_us=None, new_us=None

@@ -125,7 +125,7 @@ def test_every_rule_of_a_family_keeps_the_bound(family: str, device: Device) -> 
             scheduled = scheduling._apply(make(), func, target)
             if scheduled is None:
                 continue
-            lowered = lower_function(scheduled, name.replace("-", "_"), target, profile)
+            lowered = lower_function(scheduled.mod["main"], name.replace("-", "_"), target, profile)
         except LoweringFailed:
             continue
         found = np.zeros(2, np.float32)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from honed.protocol import versions
@@ -36,9 +37,17 @@ from .serving.registry import Registry
 from .serving.states import ServedModel, State
 from .store import Store, new_version, version_file
 from .supervisor import WorkerLost
-from .versions import check_new, go_back, settle, succeed
+from .versions import ComparisonResult, check_new, go_back, settle, succeed
 
 _log = logging.getLogger(__name__)
+
+
+class _Must(Enum):
+    """What a version has to be, beside the one that is served, to take its place."""
+
+    BE_FASTER = auto()
+    BE_NO_SLOWER = auto()
+    BE_RIGHT = auto()
 
 
 @dataclass(slots=True, eq=False)
@@ -96,28 +105,31 @@ class Publisher:
                         "it is not compiled from the source of the model served; add it instead"
                     )
                 _check_interface(before, model)
-                return await self._offered(entry, model, file, path, params.why, resized=False)
+                return await self._offered(entry, model, file, path, params.why, _Must.BE_FASTER)
 
-    async def resized(self, entry: ServedModel, made: Built, why: str) -> ModelPublished:
+    async def resized(self, entry: ServedModel, made: Built, why: str, *, slower_too: bool) -> ModelPublished:
         """Serve a form of a model with other sizes of its parts, each of which was timed, if not slower.
 
-        Raises as `publish` does. The caller has the model's job.
+        With `slower_too` that does not matter: compiled forms were asked for. Raises as `publish` does. The
+        caller has the model's job.
         """
         _, before = self.registry.compiled(entry.name)
         _check_interface(before, made.model)
-        return await self._offered(entry, made.model, made.file, made.path, why, resized=True)
+        return await self._offered(
+            entry, made.model, made.file, made.path, why, _Must.BE_RIGHT if slower_too else _Must.BE_NO_SLOWER
+        )
 
     async def _offered(
-        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, *, resized: bool
+        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, must: _Must
     ) -> ModelPublished:
         try:
             check_new(entry.manifest.history, model.schedules)
-            return await self._compared(entry, model, file, path, why, resized=resized)
+            return await self._compared(entry, model, file, path, why, must)
         except AlreadyExists as kept:
             return _kept(self.registry.find(entry.name) or entry, str(kept))
 
     async def _compared(
-        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, *, resized: bool
+        self, entry: ServedModel, model: Compiled, file: StoredFile, path: Path, why: str, must: _Must
     ) -> ModelPublished:
         """Load the successor beside the present version, and let the better one serve.
 
@@ -148,7 +160,7 @@ class Publisher:
             version = dataclasses.replace(
                 version, old_us=compared.old_us, new_us=compared.new_us if compared.new else None
             )
-            objection = compared.objection(serving=resized)
+            objection = _objection(compared, must)
             if objection:
                 return await self._turned_away(entry, version, objection if compared.wrong else "", objection)
             choice = await self._chosen(entry, server, file.sha256, path) if entry.on_cpu else None
@@ -304,6 +316,13 @@ def _kept(
     number = entry.manifest.history.current.number
     sentence = f"version {number} is served as before: {reason}"
     return ModelPublished(published=False, version=number, sentence=sentence, old_us=old_us, new_us=new_us)
+
+
+def _objection(compared: ComparisonResult, must: _Must) -> str:
+    """Why a version is not to be served, or ""."""
+    if must is _Must.BE_RIGHT and not compared.wrong:
+        return ""
+    return compared.objection(serving=must is _Must.BE_NO_SLOWER)
 
 
 def _brought(model: Compiled, before: Compiled | None) -> tuple[str, ...]:

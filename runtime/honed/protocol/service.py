@@ -235,14 +235,14 @@ class Figures:
     served: int
     failures: dict[str, int]
     retries: int
-    batches: int
-    batched: int
     engines: dict[str, int]
     kernel_executions: int
     device_seconds: float
     latency: Spans
     queue_time: Spans
     recent: RecentFigures
+    batches: int = 0
+    batched: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

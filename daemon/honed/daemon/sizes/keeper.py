@@ -108,18 +108,19 @@ class SizeKeeper:
         """Compile the model with these sizes, and have it served; what came of that."""
         manifest = entry.manifest
         assert manifest.compiled is not None
+        slower_too = manifest.engine_wanted(self.policy) == "gpu"
         with self.jobs.job(entry.name, True, lambda _: None) as job:
             async with cleared_in_thread(self.store.staging()) as folder, AsyncExitStack() as held:
                 staged = replace(
                     await in_thread(self.jobs.stage_again, manifest, folder),
                     like=self.store.object(manifest.compiled),
                     sizes=sizes,
-                    slower_too=manifest.engine_wanted(self.policy) == "gpu",
+                    slower_too=slower_too,
                     hurried=False,
                 )
                 made = await self.jobs.builder.build(job, staged, [self.pool.device_of(entry)], held)
                 why = f"compiled for sizes that its parts meet: {text(sizes)}"
-                published = await self.publisher.resized(entry, made, why)
+                published = await self.publisher.resized(entry, made, why, slower_too=slower_too)
         if not published.published:
             self._failed[entry.name] = entry.key
         return published.sentence
