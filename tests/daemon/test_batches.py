@@ -21,7 +21,7 @@ from honed.runtime import Client
 from honed.runtime.scratch import LARGE
 
 from .running import NO_TUNER, Service, serving, wait_for
-from .test_engines import dense, expected, tensor, write
+from .test_engines import dense, engine, expected, tensor, write
 
 pytestmark = [pytest.mark.service, pytest.mark.opencl, pytest.mark.tvm]
 FASTEST = '[serve]\nengine = "fastest"\n' + NO_TUNER
@@ -158,6 +158,7 @@ def test_a_compiled_form_of_as_many_rows_runs_them(both: Service, tmp_path: Path
         client.remove("dense")
         client.add(path, shapes={"x": (4, 6)})
         client.pin("dense", engine="gpu")
+        wait_for(lambda: engine(client, "dense") == "gpu", "the device to have loaded it", both)
         client.set("dense", max_batch=4, batch_delay_us=LONG)
         for number, answer in enumerate(at_once(both, [infer(n) for n in range(4)])):
             right(path, number, answer)
