@@ -121,6 +121,22 @@ def test_a_wrong_request_costs_itself_alone(both: Service, model: Path) -> None:
             client.infer("dense", {"x": np.zeros((1, 5), np.float32)})
 
 
+def test_shared_memory_that_is_let_go_of_meanwhile_stays_until_the_answer(both: Service, model: Path) -> None:
+    with both.client() as client, both.client() as other:
+        client.set("dense", max_batch=2, batch_delay_us=LONG)
+        answers: list[Any] = []
+        with client.region(24) as region:
+            x = region.array("float32", (1, 6))
+            x[...] = rows(1)["x"]
+            asking = threading.Thread(target=lambda: answers.append(client.infer("dense", {"x": x})["y"]))
+            asking.start()
+            wait_for(lambda: figures(other)["requests"] == 1, "the request to wait", both)
+        with other.region(24):  # which would get its descriptor
+            right(model, 2, infer(2)(other))
+        asking.join()
+        right(model, 1, answers[0])
+
+
 def test_a_deadline_does_not_wait_for_others(both: Service, model: Path) -> None:
     with both.client() as client:
         client.set("dense", max_batch=8, batch_delay_us=LONG)
@@ -163,6 +179,13 @@ def test_a_compiled_form_of_as_many_rows_runs_them(both: Service, tmp_path: Path
         for number, answer in enumerate(at_once(both, [infer(n) for n in range(4)])):
             right(path, number, answer)
         assert figures(client)["engines"].get("gpu") == 4
+        nan = {"x": np.full((1, 6), np.nan, np.float32)}
+        asked = [infer(n, finite=True) for n in range(3)]
+        *found, wrong = at_once(both, [*asked, lambda c: c.infer("dense", nan, finite=True)])
+        for number, answer in enumerate(found):
+            right(path, number, answer)
+        assert isinstance(wrong, InvalidArgument)
+        assert "NaN" in str(wrong)
         client.remove("dense")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument
+from honed.protocol.errors import DeadlineExceeded, HonedError, Internal, InvalidArgument, ResourceExhausted
 from honed.protocol.results import Inferred, ModelSettings
 
 from .batching import BatchMember, Gathering
@@ -74,6 +74,8 @@ class Batcher:
         future = asyncio.get_running_loop().create_future()
         group.waiting[member.number] = _Waiting(member=member, client=client, plan=plan, answered=future)
         group.gathering.arrived(member)
+        for region in plan.regions:
+            region.hold()  # its client may let go of it while the request waits
         self._look(group)
         try:
             async with asyncio.timeout(plan.timeout):
@@ -87,6 +89,8 @@ class Batcher:
             if group.waiting.pop(member.number, None) is not None:
                 group.gathering.left(member.number)
                 self._look(group)
+            for region in plan.regions:
+                self._pool.release(region)
 
     def _group(self, entry: ServedModel, plan: InferencePlan) -> _Group:
         settings = entry.manifest.settings
@@ -127,7 +131,7 @@ class Batcher:
         begun = time.monotonic()
         found: Sequence[Inferred | HonedError]
         try:
-            found = await self._as_one(group.entry, members)
+            found = await self._answers(group.entry, members)
         except HonedError as error:
             found = [type(error)(*error.args) for _ in members]
         except Exception as error:  # noqa: BLE001 - a fault of ours is told to each that waits
@@ -143,12 +147,33 @@ class Batcher:
                 member.answered.set_result(result)
         self._look(group)
 
-    async def _as_one(self, entry: ServedModel, members: Sequence[_Waiting]) -> list[Inferred | HonedError]:
+    async def _answers(
+        self, entry: ServedModel, members: Sequence[_Waiting]
+    ) -> Sequence[Inferred | HonedError]:
         """The results in their order; raises what went wrong with all."""
+        if len(members) > 1:
+            try:
+                return await self._as_one(entry, members)
+            except (InvalidArgument, ResourceExhausted) as error:
+                # By one of them, which then is told so alone.
+                _log.info("model %s: %d requests are run one by one: %s", entry.name, len(members), error)
+        return await asyncio.gather(*(self._alone(entry, member) for member in members))
+
+    async def _alone(self, entry: ServedModel, waiting: _Waiting) -> Inferred | HonedError:
+        runner = self._variants.runner_of(entry, _shapes([waiting.plan]))
+        try:
+            result = await self._pool.asking.infer(waiting.client, runner, waiting.plan)
+        except HonedError as error:
+            return error
+        self._spent(runner, result.parameters.compute_us / 1e6, fits=not waiting.plan.open)
+        return result
+
+    async def _as_one(self, entry: ServedModel, members: Sequence[_Waiting]) -> list[Inferred]:
         arrived = time.monotonic()
         plans = [member.plan for member in members]
-        shapes = _together(plans)
+        shapes = _shapes(plans)
         runner = self._variants.runner_of(entry, shapes)
+        fits = _fits(runner, shapes)
 
         def call(key: str) -> RunBatch:
             return RunBatch(key=key, members=tuple(plan.for_worker(key) for plan in plans))
@@ -160,21 +185,19 @@ class Batcher:
             regions=[region for plan in plans for region in plan.regions],
             priority=plans[0].priority,
             timeout=max(member.member.deadline for member in members) - arrived,
-            open_shape=not _fits(runner, shapes),
+            open_shape=not fits,
         )
-        if batch.apart:
-            _log.warning("model %s: %d requests were run apart: %s", entry.name, len(plans), batch.apart)
-        elif len(plans) > 1:
-            runner.statistics.ran_joined(len(plans))
-        ran = [each.ran for each in batch.members if each.ran is not None]
-        if ran and not runner.away:
-            self._ledger.ran(runner.name, max(each.infer_ns for each in ran) / 1e9)
+        runner.statistics.ran_joined(len(plans))
+        self._spent(runner, batch.members[0].infer_ns / 1e9, fits=fits)
         return [
-            InvalidArgument(each.error)
-            if each.ran is None
-            else self._pool.asking.noted(runner, member.plan, work, each.ran, member.member.arrived)
-            for member, each in zip(members, batch.members, strict=True)
+            self._pool.asking.noted(runner, member.plan, work, ran, member.member.arrived)
+            for member, ran in zip(members, batch.members, strict=True)
         ]
+
+    def _spent(self, runner: ServedModel, seconds: float, *, fits: bool) -> None:
+        """Count the time of a run; what no compiled form of a model ran cannot be tuned for."""
+        if not runner.away and (fits or runner.compiled is None):
+            self._ledger.ran(runner.name, seconds)
 
 
 def joinable(plan: InferencePlan, settings: ModelSettings) -> bool:
@@ -199,7 +222,7 @@ def rows_of(plan: InferencePlan) -> int:
     return (plan.inputs[0][0].shape or (0,))[0]
 
 
-def _together(plans: Sequence[InferencePlan]) -> Shapes:
+def _shapes(plans: Sequence[InferencePlan]) -> Shapes:
     rows = sum(map(rows_of, plans))
     return {tensor.name: (rows, *(tensor.shape or ())[1:]) for tensor, _ in plans[0].inputs}
 

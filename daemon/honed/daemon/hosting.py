@@ -39,11 +39,11 @@ from honed.runtime.regions import map_descriptor
 from . import rowwise
 from .workercalls import (
     BatchRan,
+    ComparedTurn,
     CompareRows,
     DropRegion,
     GivenInput,
     MapRegion,
-    MemberRan,
     ModelRan,
     Ping,
     RegionSlice,
@@ -183,35 +183,26 @@ class Host(ABC):
     def _infer_batch(self, call: RunBatch) -> BatchRan:
         start = time.monotonic_ns()
         model = self.loaded(call.key)
-        try:
-            given = [self._given(member) for member in call.members]
-            begun = time.monotonic_ns()
-            computed = rowwise.run(model.run, given)
-        except InvalidArgument as error:
-            return BatchRan(members=tuple(map(self._alone, call.members)), apart=str(error))
+        given = [self._given(member) for member in call.members]
+        begun = time.monotonic_ns()
+        computed = rowwise.run(model.run, given)
         ended = time.monotonic_ns()
         return BatchRan(
             members=tuple(
-                MemberRan(ran=self._answer_of(member, rows, start, begun, ended, ()))
+                self._answer_of(member, rows, start, begun, ended, ())
                 for member, rows in zip(call.members, computed, strict=True)
             )
         )
-
-    def _alone(self, call: RunModel) -> MemberRan:
-        try:
-            return MemberRan(ran=self._infer(call))
-        except (InvalidArgument, ResourceExhausted) as error:
-            return MemberRan(ran=None, error=str(error))
 
     def _compare_rows(self, call: CompareRows) -> RowsCompared:
         shapes = {tensor.name: (tensor.shape, tensor.dtype) for tensor in call.inputs}
         return RowsCompared(objection=rowwise.objection(self.loaded(call.key).run, shapes))
 
-    def _warm_up(self, call: WarmUp) -> Empty:
+    def _warm_up(self, call: WarmUp) -> ComparedTurn:
         zeros = {t.name: rowwise.zeros(t.shape, t.dtype) for t in call.inputs}
-        for _ in range(call.runs):
-            self.loaded(call.key).run(zeros)
-        return Empty()
+        begun = time.monotonic_ns()
+        self.loaded(call.key).run(zeros)
+        return ComparedTurn(ns=time.monotonic_ns() - begun)
 
     def _given(self, call: RunModel) -> dict[str, Array]:
         """The inputs as arrays; raises InvalidArgument."""

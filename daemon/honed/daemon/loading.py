@@ -89,7 +89,7 @@ class Loader:
             path = str(await in_thread(self._store.form, action.model.manifest, key))
             proven_now = await self._prove_in_subprocess(key, path)
             proof = await self._load(key, path, give_way=not action.awaited)
-            await self._warm_up(action.model.manifest, key, proof)
+            await self._warm_up(action.model.manifest, key, proof, give_way=not action.awaited)
         except WorkerLost as error:
             return events.LoadBroken(action.deployment, str(error), apart=isinstance(error, BuilderLost))
         except HonedError as error:
@@ -98,7 +98,7 @@ class Loader:
             proof = dataclasses.replace(proof, left=())
         return events.Loaded(action.deployment, key, proof)
 
-    async def _warm_up(self, manifest: Manifest, key: str, proof: Proof) -> None:
+    async def _warm_up(self, manifest: Manifest, key: str, proof: Proof, *, give_way: bool) -> None:
         """Run a model as its settings say, before it serves; where that fails, say so and go on."""
         settings = manifest.settings
         inputs = warm_up_inputs(manifest, proof.interface)
@@ -106,8 +106,8 @@ class Loader:
             return
         begun = time.monotonic()
         try:
-            call = WarmUp(key=key, inputs=inputs, runs=settings.warm_up)
-            await self._supervisor.call(call, seconds=self._limits.load_seconds)
+            for _ in range(settings.warm_up):
+                await self._careful(WarmUp(key=key, inputs=inputs), give_way=give_way)
         except WorkerLost:
             raise
         except HonedError as error:

@@ -246,27 +246,15 @@ class RunModel(WorkerCall[ModelRan]):
 
 
 @dataclass(slots=True, kw_only=True)
-class MemberRan:
-    """What came of one call of a batch: how it ran, or why it did not."""
-
-    ran: ModelRan | None
-    error: str = ""
-
-
-@dataclass(slots=True, kw_only=True)
 class BatchRan:
-    """What came of each, in their order. `apart` says why they were not run as one, "" where they were."""
+    """What came of each, in their order."""
 
-    members: tuple[MemberRan, ...]
-    apart: str = ""
+    members: tuple[ModelRan, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class RunBatch(WorkerCall[BatchRan]):
-    """Run several calls for one model as one, joined along the first dimension of each input and output.
-
-    Where that fails each is run by itself, so that one that is wrong costs only itself.
-    """
+    """Run several calls for one model as one, joined along the first dimension of each input and output."""
 
     method = "InferBatch"
     work = True
@@ -292,14 +280,13 @@ class CompareRows(WorkerCall[RowsCompared]):
 
 
 @dataclass(slots=True, kw_only=True)
-class WarmUp(WorkerCall[Empty]):
-    """Run a model so many times on zeros, before anybody waits for it."""
+class WarmUp(WorkerCall[ComparedTurn]):
+    """Run a model once on zeros, before anybody waits for it."""
 
     method = "WarmUp"
     work = True
     key: str
     inputs: tuple[GivenInput, ...]  # without their data
-    runs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
