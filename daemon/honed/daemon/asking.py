@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.protocol.results import Inferred, ModelProfile
+from honed.protocol.sizes import MetSizes
 
 from .dispatch import Dispatcher, PendingRequest
 from .inference import InferencePlan
@@ -35,8 +36,10 @@ class Asking:
     store: Store
     latencies: Latencies
 
-    async def infer(self, client: ClientId, model: ServedModel, plan: InferencePlan) -> Inferred:
-        """The result of ModelInfer; raises what went wrong."""
+    async def infer(
+        self, client: ClientId, model: ServedModel, plan: InferencePlan
+    ) -> tuple[Inferred, tuple[MetSizes, ...]]:
+        """The result of ModelInfer, and the sizes that the model's parts met; raises what went wrong."""
         arrived = time.monotonic()
         work = PendingRequest(call=plan.for_worker, regions=plan.regions, open=plan.open)
         [answer] = await self._ask(client, model, plan.priority, plan.timeout, work)
@@ -46,7 +49,7 @@ class Asking:
         if not plan.open and ran.manifest.times is not None:  # nothing else is compared with it
             ms = answer.infer_ns / 1e6
             self.handle(events.InferenceTimed(model=ran.number, engine=work.engine, ms=ms))
-        return self.noted(model, plan, work, answer, arrived)
+        return self.noted(model, plan, work, answer, arrived), answer.met
 
     async def ask_for(
         self,
@@ -88,7 +91,6 @@ class Asking:
             launches=ran.compiled.launches if ran.compiled and work.engine == ran.device else 0,
         )
         model.statistics.served(served, now, time.time_ns() // 1_000_000)
-        plan.met.extend(answer.met)
         kind = "cpu" if is_cpu(work.engine) else ran.compiled_kind
         model.statistics.answered_by(kind)
         return plan.result(answer, round(queued * 1e6), kind)

@@ -162,7 +162,7 @@ class Batcher:
     async def _alone(self, entry: ServedModel, waiting: _Waiting) -> Inferred | HonedError:
         runner = self._variants.runner_of(entry, _shapes([waiting.plan]))
         try:
-            result = await self._pool.asking.infer(waiting.client, runner, waiting.plan)
+            result, _ = await self._pool.asking.infer(waiting.client, runner, waiting.plan)
         except HonedError as error:
             return error
         self._spent(runner, result.parameters.compute_us / 1e6, fits=not waiting.plan.open)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from honed.protocol.errors import InvalidArgument, ResourceExhausted
 from honed.protocol.methods import DEFAULT_TIMEOUT_US, VERSION
 from honed.protocol.params import ROOM_ALIGN, Data, InferOptions, InferParams, InputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes, TensorMetadata
-from honed.protocol.sizes import MetSizes
 from honed.runtime.dtypes import STRING, dtype
 from honed.runtime.model import PartTensor, Tensor
 
@@ -56,7 +55,6 @@ class InferencePlan:
     raw: tuple[Data, ...]
     max_bytes: int  # of outputs inside the answer
     open: bool
-    met: list[MetSizes] = field(default_factory=list)  # sizes that parts met, once it ran
 
     @property
     def regions(self) -> list[HeldRegion]:

@@ -117,9 +117,9 @@ class Inferring:
                 result = await self.batcher.infer(connection.client, entry, plan)
                 self.variants.served(entry, plan)
                 return result
-            result = await self.pool.asking.infer(connection.client, runner, plan)
+            result, met = await self.pool.asking.infer(connection.client, runner, plan)
         self.variants.served(entry, plan)
-        self.sizes.met(runner, plan.met)
+        self.sizes.met(runner, met)
         unfit = plan.open and runner.compiled is not None  # for what could be tuned
         if self.registry.find(runner.name) is not None and not runner.away and not unfit:
             self.ledger.ran(runner.name, result.parameters.compute_us / 1e6)

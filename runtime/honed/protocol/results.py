@@ -361,21 +361,21 @@ class ModelShown:
     source: ModelSource
     shapes: dict[str, tuple[int, ...]]
     precision: str
-    notes: tuple[str, ...]
-    compiler: dict[str, str]
+    notes: tuple[str, ...] = ()
+    compiler: dict[str, str] = field(default_factory=dict)
     device: DeviceIdentity
     inputs: tuple[TensorMetadata, ...]
     outputs: tuple[TensorMetadata, ...]
-    proof: ModelProof | None
+    proof: ModelProof | None = None
     placement: ModelPlacement
-    checked: ModelChecked | None
-    kernels: tuple[ShownKernel, ...]
-    launches: int
-    copies: int
-    host_calls: int
-    constant_bytes: int
-    arena_bytes: int
-    prepared_bytes: int
+    checked: ModelChecked | None = None
+    kernels: tuple[ShownKernel, ...] = ()
+    launches: int = 0
+    copies: int = 0
+    host_calls: int = 0
+    constant_bytes: int = 0
+    arena_bytes: int = 0
+    prepared_bytes: int = 0
     variants: tuple[ShownVariant, ...] = ()
     parts: tuple[ShownPart, ...] = ()
     sequence_state: dict[str, str] = field(default_factory=dict)
