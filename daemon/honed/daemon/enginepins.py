@@ -55,9 +55,7 @@ class EnginePins:
                 raise Unavailable(f"model {entry.name!r} has no compiled form that could be pinned: {reason}")
             await self._loaded(self.pool.device_of(entry), entry.manifest, entry.key)
             return EngineChosen(model=entry.number, engine="gpu", why=why, pinned=engine)
-        cpu = self.pool.cpu_for(entry.manifest.owner)
-        if cpu is None:
-            raise Unavailable("the CPU engine is not installed; install honed-cpu (apt install honed-cpu)")
+        cpu = self.pool.needed_cpu(entry.manifest.owner)
         if not entry.manifest.sources:
             raise Unavailable(f"{entry.name} was added compiled, so the CPU engine has no file to run")
         proof = await self._loaded(cpu, entry.manifest, entry.manifest.source_key)

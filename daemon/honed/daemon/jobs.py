@@ -147,15 +147,12 @@ class Jobs:
         Raises ModelRefused where it must and cannot, MissingFiles where data files are not there. It must
         where it was asked for, and where the file is a user's own.
         """
-        policy, cpu = wanted or self._policy, self._pool.cpu_for(staged.owner)
+        policy = wanted or self._policy
         if policy == "gpu" or not staged.sources:
             return None
         must = policy == "cpu" or staged.owner is not None
+        cpu = self._pool.needed_cpu(staged.owner) if must else self._pool.cpu_for(staged.owner)
         if cpu is None:
-            if must:
-                raise Unavailable(
-                    "the CPU engine is not installed; install honed-cpu (apt install honed-cpu)"
-                )
             return None
         manifest = as_given(job.name, staged, wanted, self._registry.find(job.name))
         job.report("load", RECEIVED, "loading it into the CPU engine")

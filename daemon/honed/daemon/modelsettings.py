@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from honed.protocol import strict
-from honed.protocol.errors import InvalidArgument, Unavailable
+from honed.protocol.errors import InvalidArgument
 from honed.protocol.params import SetParams
 from honed.protocol.results import ModelSettings
 
@@ -62,9 +62,7 @@ class SettingsKeeper:
         name, manifest = entry.name, entry.manifest
         if wrong := batcher.objection(manifest.interface):
             raise InvalidArgument(f"requests for {name!r} cannot be run together: {wrong}")
-        cpu = self.pool.cpu_for(manifest.owner)
-        if cpu is None:
-            raise Unavailable("the CPU engine is not installed; install honed-cpu (apt install honed-cpu)")
+        cpu = self.pool.needed_cpu(manifest.owner)
         assert manifest.interface is not None
         key = manifest.source_key
         with self.pool.keeping(cpu, key):

@@ -121,6 +121,13 @@ class Pool:
         self._make_servers()
         return self.servers[name] if name is not None else None
 
+    def needed_cpu(self, owner: int | None) -> DeviceServer:
+        """The same; raises Unavailable where it is missing."""
+        found = self.cpu_for(owner)
+        if found is None:
+            raise Unavailable("the CPU engine is not installed; install honed-cpu (apt install honed-cpu)")
+        return found
+
     def _make_servers(self) -> None:
         """For engines that the machine has thought of meanwhile."""
         for name, engine in self._machine.engines.items():

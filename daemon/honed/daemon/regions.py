@@ -59,6 +59,11 @@ class Regions(Protocol):
         """The region of that name; raises NotFound."""
 
 
+def unknown(name: str) -> NotFound:
+    """What a request is told that names a region which is not there."""
+    return NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
+
+
 class RegionTable:
     """The regions of one connection by name."""
 
@@ -84,7 +89,7 @@ class RegionTable:
         """The region of that name; raises NotFound."""
         found = self._regions.get(name)
         if found is None:
-            raise NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
+            raise unknown(name)
         return found
 
     def select(self, name: str | None) -> list[HeldRegion]:

@@ -208,8 +208,8 @@ class ModelSettings:
     """How a model is served, as its user set it; also the result of ModelSet.
 
     Up to `max_batch` rows of several requests are run together, 0: no requests are; each waits for others
-    for `batch_delay_us` at most. `warm_up` runs on zeros are made when it is loaded, before it serves; in
-    `warm_up_shapes` where its file leaves sizes open, else in the shapes it was added for, or 1.
+    for `batch_delay_us` at most. `warm_up` runs on zeros are made when the CPU engine loads it, before it
+    serves; in `warm_up_shapes` where its file leaves sizes open, else in the shapes it was added for, or 1.
     """
 
     max_batch: int = 0

@@ -18,12 +18,12 @@ from typing import Protocol
 from honed.daemon.blocking import in_thread
 from honed.daemon.inference import InferencePlan, RegionRange, nbytes_of
 from honed.daemon.interface import Interface, OpenTensor
-from honed.daemon.regions import HeldRegion, Regions
+from honed.daemon.regions import HeldRegion, Regions, unknown
 from honed.daemon.serving.registry import Registry
 from honed.daemon.serving.states import ServedModel
 from honed.protocol import strict
 from honed.protocol.chains import ChainStep
-from honed.protocol.errors import DeadlineExceeded, HonedError, NotFound, ResourceExhausted, Unavailable
+from honed.protocol.errors import DeadlineExceeded, HonedError, ResourceExhausted, Unavailable
 from honed.protocol.methods import VERSION
 from honed.protocol.params import Data, InferOptions, InferParams, InputTensor, OutputTensor, RegionPlace
 from honed.protocol.results import Inferred, InferredOutput, InferTimes
@@ -67,7 +67,7 @@ class _ChainRegions:
         """Raises NotFound."""
         found = self._by_name.get(name)
         if found is None:
-            raise NotFound(f"there is no region {name[:80]!r} on this connection; register it first")
+            raise unknown(name)
         return found
 
     def add(self, step: str, region: HeldRegion) -> None:

@@ -20,6 +20,7 @@ from honed.protocol.strict import to_plain
 from honed.runtime import profilefile
 from honed.runtime.kernellog import Reader
 from honed.runtime.leaseclient import LeaseHolder
+from honed.runtime.profile import DeviceProfile
 from honed.runtime.surveying import Survey, survey
 from honed.runtime.version import own_version
 from honed.tuner.measure.candidate import Workload
@@ -130,14 +131,7 @@ class MeasuringBoard:
 
     def greet(self) -> rows.Greeting:
         """As in `Board`."""
-        return rows.Greeting(
-            version=rows.VERSION,
-            honed=own_version(),
-            host=socket.gethostname(),
-            bench="",
-            depth=DEPTH,
-            profile=profilefile.to_dict(self._profile),
-        )
+        return _greeting(self._profile, depth=DEPTH)
 
     def load(self, memory: rows.Memory) -> rows.Answer:
         """As in `Board`."""
@@ -217,14 +211,7 @@ class BenchBoard:
 
     def greet(self) -> rows.Greeting:
         """As in `Board`."""
-        return rows.Greeting(
-            version=rows.VERSION,
-            honed=own_version(),
-            host=socket.gethostname(),
-            bench=self._bench,
-            depth=DEPTH * self.threads,
-            profile=profilefile.to_dict(self._profile),
-        )
+        return _greeting(self._profile, depth=DEPTH * self.threads, bench=self._bench)
 
     def load(self, memory: rows.Memory) -> rows.Answer:
         """As in `Board`; there are no files, as nothing runs."""
@@ -316,3 +303,14 @@ def judge(trial: bytes) -> bytes:
 def settle() -> bytes:
     """Gives an answer."""
     return PLACE.answer("", lambda board: board.settle())
+
+
+def _greeting(profile: DeviceProfile, *, depth: int, bench: str = "") -> rows.Greeting:
+    return rows.Greeting(
+        version=rows.VERSION,
+        honed=own_version(),
+        host=socket.gethostname(),
+        bench=bench,
+        depth=depth,
+        profile=profilefile.to_dict(profile),
+    )
