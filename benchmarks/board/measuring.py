@@ -20,9 +20,8 @@ from honed.protocol import strict
 from honed.protocol.errors import DeviceError
 from honed.runtime import devices
 from honed.runtime.devices import Device
-from honed.runtime.opencl import cl, context, driver_call
+from honed.runtime.opencl import cl, context, driver_call, event_seconds
 from honed.runtime.programs import OPTIONS
-from honed.runtime.timing import event_seconds
 
 from .kernels import Program, in_turns, load
 

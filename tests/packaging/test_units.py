@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from honed.daemon.apps.settings import AppsSettings
-from honed.daemon.config import CpuSettings
 from honed.daemon.limits import Limits
+from honed.daemon.tables import CpuSettings
 from honed.daemon.tunerchild import TunerSettings
 from honed.frigate.settings import FrigateSettings
 from honed.http.settings import HttpSettings

@@ -17,7 +17,7 @@ import math
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -32,7 +32,8 @@ from .limits import Limits
 from .placement import Placement
 from .places import Places, drop_in_dir, places
 from .sequences import SequenceSettings
-from .settings import RESTART, Setting, of_table, setting
+from .settings import Setting, of_table
+from .tables import CpuSettings, ServeSettings, Service
 from .tomllines import lines_of
 from .tunerchild import TunerSettings
 from .variants.settings import VariantSettings
@@ -41,61 +42,6 @@ MAX_FILE_BYTES = 256 << 10
 _MAX_DOTS = 200  # on a line: what TOML's parser takes for a key grows with the square of its parts
 DEFAULT_ORIGIN: Final = "default"
 _ENVIRONMENT: Final = {"socket": "HONED_SOCKET", "device": "HONED_DEVICE"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Service:
-    """The [service] table.
-
-    A device is a spec as `honed.runtime.devices.select` takes it ("0", or part of a name).
-
-    device: where models go that are not placed elsewhere; "": the first of `devices`, else a GPU before an
-    accelerator before a CPU.
-    devices: more that are used at the same time.
-    placement: by model, one of these.
-    fallback: serves the models of a device that is lost; "cpu": the first CPU, "": none.
-    """
-
-    socket: Path = field(metadata=RESTART)
-    state_dir: Path = field(metadata=RESTART)
-    cache_dir: Path = field(metadata=RESTART)
-    device: str = field(metadata=RESTART)
-    devices: tuple[str, ...] = field(metadata=RESTART)
-    placement: dict[str, str] = field(metadata=RESTART)
-    fallback: str = field(metadata=RESTART)
-
-
-ENGINES: Final = ("fastest", "gpu", "cpu")
-
-
-def check_engine(name: str) -> None:
-    """Raise InvalidArgument for what is none of ENGINES."""
-    if name not in ENGINES:
-        raise InvalidArgument(f"use one of {', '.join(ENGINES)}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServeSettings:
-    """The [serve] table.
-
-    engine: which serves models that do not ask for one: "fastest", by comparison; "gpu", compiled forms only;
-    "cpu", the CPU engine wherever it can.
-    """
-
-    engine: str = setting("fastest", effect="restart", check=check_engine)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuSettings:
-    """The [cpu] table, of the CPU engine.
-
-    threads: of one run of a model or part; 0: as many as ONNX Runtime takes by itself, one for each core.
-    memory_mib: what its process, the one that tries models out, and those that run parts of models may each
-        write, MiB; 0: no limit.
-    """
-
-    threads: int = setting(0, minimum=0, effect="restart")
-    memory_mib: int = setting(4096, unit="MiB", minimum=0, effect="restart")
 
 
 TABLES: Final[Mapping[str, type[Any]]] = MappingProxyType(

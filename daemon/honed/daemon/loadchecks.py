@@ -9,7 +9,7 @@ from honed.protocol.methods import check_name
 from honed.protocol.params import LoadOptions, LoadParams
 
 from .apps.names import is_own
-from .config import ENGINES
+from .tables import ENGINES
 
 PRECISIONS = ("auto", "fp32", "fp16")
 MAX_SHAPES, MAX_RANK, MAX_INPUT_NAME = 256, 32, 1024

@@ -20,7 +20,6 @@ from . import installed
 from .apps.viewer import Viewer
 from .asking import Asking
 from .commits import Commits
-from .config import CpuSettings, Service
 from .deviceserver import DeviceServer
 from .dispatch import Dispatcher
 from .engines import choose, compare_again
@@ -37,6 +36,7 @@ from .serving.registry import Registry
 from .serving.states import CPU_ENGINE, Engine, ServedModel, is_cpu
 from .servinglog import write
 from .store import Store
+from .tables import CpuSettings, Service
 from .workercalls import UnloadModel
 from .workerprocess import Program, device_program
 

@@ -22,7 +22,7 @@ except ImportError as error:
 # Some compilers remark on every kernel they build; what fails raises.
 warnings.filterwarnings("ignore", category=cl.CompilerWarning)
 
-__all__ = ["LOADER", "cl", "context", "driver_call", "failure", "most_work_items", "refused"]
+__all__ = ["LOADER", "cl", "context", "driver_call", "event_seconds", "failure", "most_work_items", "refused"]
 
 # The loader that pyopencl itself calls, wherever it came with it: found through what pyopencl's own library
 # is linked to. The interpreter's lock is kept during a call, as pyopencl keeps it while it enqueues.
@@ -70,3 +70,17 @@ def refused(doing: str, routine: str, code: int) -> DeviceError:
     """The DeviceError for an error code of one of the driver's routines."""
     name = cl.status_code.to_string(code, "unknown error %d")
     return DeviceError(f"the OpenCL driver could not {doing} ({routine}: {name}, {code}); see `hone doctor`")
+
+
+def event_seconds(event: Any) -> float:
+    """How long a profiled command ran, by the device's clock.
+
+    Raises DeviceError unless it is complete and did not end before it started.
+    """
+    status = event.command_execution_status
+    if status != cl.command_execution_status.COMPLETE:
+        raise DeviceError(f"a command did not complete (its status is {status}); see `hone doctor`")
+    start, end = event.profile.start, event.profile.end
+    if end < start:
+        raise DeviceError(f"the device's clock runs backwards ({start} to {end} ns); update its driver")
+    return float(end - start) * 1e-9

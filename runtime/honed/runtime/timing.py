@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from honed.protocol.errors import DeviceError
 from honed.protocol.results import ProfiledRow
 
 from . import bounds
 from .model import CompiledModel, Kernel
-from .opencl import cl
+from .opencl import event_seconds
 from .profile import DevicePeaks
 
 
@@ -78,20 +77,6 @@ class _Row:
     kind: Literal["kernel", "copy", "host"]
     count: int = 0
     seconds: float = 0.0
-
-
-def event_seconds(event: Any) -> float:
-    """How long a profiled command ran, by the device's clock.
-
-    Raises DeviceError unless it is complete and did not end before it started.
-    """
-    status = event.command_execution_status
-    if status != cl.command_execution_status.COMPLETE:
-        raise DeviceError(f"a command did not complete (its status is {status}); see `hone doctor`")
-    start, end = event.profile.start, event.profile.end
-    if end < start:
-        raise DeviceError(f"the device's clock runs backwards ({start} to {end} ns); update its driver")
-    return float(end - start) * 1e-9
 
 
 def summarise(

@@ -6,9 +6,8 @@ from typing import Any
 
 from honed.protocol.errors import DeviceError
 from honed.runtime.devices import Device
-from honed.runtime.opencl import cl, context
+from honed.runtime.opencl import cl, context, event_seconds
 from honed.runtime.profile import DeviceLimits
-from honed.runtime.timing import event_seconds
 
 PATIENCE = 8  # launches
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from honed.protocol.errors import DeviceError
-from honed.runtime.opencl import cl
-from honed.runtime.timing import event_seconds
+from honed.runtime.opencl import cl, event_seconds
 
 from .bench import PATIENCE, Bench
 
